@@ -1,0 +1,29 @@
+"""Shrink pretrained networks by Fisher-weighted SVD."""
+
+from facts import search
+from facts.compression import CompressionResult, Summary, compress
+from facts.cost import Cost, count_cost
+from facts.decomposition import Decomposition, decompose, low_rank_factors
+from facts.estimators import KroneckerFactors
+from facts.factors import estimate_factors
+from facts.lowrank import LowRankLinear
+from facts.storage import load_compressed, save_compressed
+from facts.version import __version__
+
+__all__ = [
+    "CompressionResult",
+    "Cost",
+    "Decomposition",
+    "KroneckerFactors",
+    "LowRankLinear",
+    "Summary",
+    "__version__",
+    "compress",
+    "count_cost",
+    "decompose",
+    "estimate_factors",
+    "load_compressed",
+    "low_rank_factors",
+    "save_compressed",
+    "search",
+]

@@ -1,0 +1,98 @@
+"""What a network costs: floating-point operations and parameters, by the paper's rule and in full."""
+
+import copy
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import timm.layers
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from facts.lowrank import LowRankLinear
+from facts.models.mambavision import SelectiveScan
+
+Rule = Literal["paper", "full"]
+CostName = Literal["flops", "params"]
+COST_NAMES = get_args(CostName)
+
+STEMS = ("stem", "patch_embed")
+LAYER_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 1  # operations per element
+SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations for the given input (None where it is not known), and parameters of the network."""
+
+    flops: int | None
+    params: int
+
+
+def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
+    """Count one forward pass on the meta device, where nothing is computed.
+
+    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. Both rules take two operations per
+    multiply-accumulate and leave out biases and additions.
+
+    - `paper`: linear layers, 2-D convolutions, GELU, LayerNorm and BatchNorm, the stem's own normalisation excepted.
+      What mixes tokens without a weight matrix is not counted: attention's products, a Mamba mixer's 1-D convolution
+      and scan.
+    - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
+    """
+    if rule not in ("paper", "full"):
+        raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
+    shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
+    skeleton = copy.deepcopy(model).to("meta").eval()
+    products = FlopCounterMode(display=False)
+    counts = []
+
+    def record(operations: Callable[..., int]) -> Callable[..., None]:
+        return lambda module, args, output: counts.append(operations(module, args, output))
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for name, module in skeleton.named_modules():
+            operations = _elementwise(name, module, rule) or (_product(module) if rule == "paper" else None)
+            if operations:
+                module.register_forward_hook(record(operations))
+        if rule == "full":
+            stack.enter_context(products)
+        skeleton(torch.empty(shape, dtype=_dtype(skeleton), device="meta"))
+    return Cost(sum(counts) + products.get_total_flops(), count_params(model))
+
+
+def count_params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _product(module: nn.Module) -> Callable[..., int] | None:
+    match module:
+        case LowRankLinear():
+            return lambda m, _, out: 2 * out.numel() // m.out_features * m.rank * (m.in_features + m.out_features)
+        case nn.Linear():
+            return lambda m, _, out: 2 * out.numel() * m.in_features
+        case nn.Conv2d():
+            return lambda m, _, out: 2 * out.numel() * m.weight[0].numel()
+    return None
+
+
+def _elementwise(name: str, module: nn.Module, rule: Rule) -> Callable[..., int] | None:
+    if rule == "paper" and name.startswith(STEMS) and isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
+        return None
+    match module:
+        case nn.GELU() | timm.layers.GELU() | timm.layers.GELUTanh():
+            return lambda _, args, out: GELU_OPS * out.numel()
+        case nn.LayerNorm():
+            return lambda _, args, out: LAYER_NORM_OPS * out.numel()
+        case nn.BatchNorm2d():
+            return lambda _, args, out: BATCH_NORM_OPS * out.numel()
+        case SelectiveScan() if rule == "full":
+            return lambda _, args, out: SCAN_OPS * out.numel() * args[2].shape[1]  # A is [channels, states]
+    return None
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -1,0 +1,20 @@
+"""KFAC-expand: tokens as independent samples, activations and gradients decoupled (paper, eq. kfac_expand)."""
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
+from facts.moments import GradGram, InputGram, LayerMoments
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class KFACExpand(TwoSidedEstimator):
+    """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ."""
+
+    @property
+    def moments(self):
+        return InputGram(), GradGram()
+
+    def factors(self, moments: LayerMoments) -> KroneckerFactors:
+        (A,), (B,) = moments[InputGram()], moments[GradGram()]
+        return KroneckerFactors(A=A / moments.num_tokens, B=B / moments.num_samples)

@@ -1,0 +1,19 @@
+"""PELA's decomposition: the plain truncated SVD of the weight."""
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.estimators.base import Estimator, KroneckerFactors
+from facts.moments import LayerMoments
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class PELA(Estimator):
+    """A = B = I, and no data."""
+
+    @property
+    def moments(self):
+        return ()
+
+    def factors(self, moments: LayerMoments) -> KroneckerFactors:
+        return KroneckerFactors()

@@ -1,0 +1,81 @@
+"""One layer's batch, and the intermediate products that several moments share.
+
+Legend: N samples, T tokens, n = d_in, m = d_out; D_k = G_kᵀ X_k [m, n] is the weight gradient of sample k.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class LayerBatch:
+    """`x [N, T, n]` and `g [N, T, m]` (None where no moment needs gradients), in float32 or better."""
+
+    def __init__(self, x: Tensor, g: Tensor | None):
+        self.x = at_least_float32(x)
+        self.g = None if g is None else at_least_float32(g)
+
+    @property
+    def num_samples(self) -> int:
+        return self.x.shape[0]
+
+    @cached_property
+    def x_energy(self) -> Tensor:
+        """‖x_t‖² `[N, T]`."""
+        return torch.linalg.vector_norm(self.x, dim=-1).square()
+
+    @cached_property
+    def g_energy(self) -> Tensor:
+        """‖g_t‖² `[N, T]`."""
+        return torch.linalg.vector_norm(self.g, dim=-1).square()
+
+    @cached_property
+    def tokens_are_cheaper(self) -> bool:
+        """Whether products through `[T, T]` Gram matrices take fewer operations than each sample's D_k `[m, n]`."""
+        tokens, n = self.x.shape[1:]
+        m = self.g.shape[2]
+        through_tokens = 2 * tokens**2 * (m + n) + tokens * (m**2 + n**2) / 2
+        through_gradients = tokens * m * n + m * n * (m + n) / 2
+        return through_tokens < through_gradients
+
+    @cached_property
+    def mixed_inputs(self) -> Tensor:
+        """G_k G_kᵀ X_k `[N, T, n]`, so that D_kᵀ D_k = X_kᵀ times it."""
+        return (self.g @ self.g.mT) @ self.x
+
+    @cached_property
+    def mixed_grads(self) -> Tensor:
+        """X_k X_kᵀ G_k `[N, T, m]`, so that D_k D_kᵀ = G_kᵀ times it."""
+        return (self.x @ self.x.mT) @ self.g
+
+    @cached_property
+    def sample_grads(self) -> Tensor:
+        """D_k `[N, m, n]`."""
+        return self.g.mT @ self.x
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+SYMMETRIC_BLOCKS = 8
+MIN_BLOCKED_SIZE = 512
+
+
+def add_symmetric(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total [d, d] += leftᵀ right` for `[..., d]` tensors whose product is symmetric; only its lower blocks are made.
+
+    With eight block rows that is 56 % of the products. `mirror` fills in the rest once, at the end.
+    """
+    left, right = left.flatten(0, -2), right.flatten(0, -2)
+    size = len(total)
+    step = -(-size // SYMMETRIC_BLOCKS) if size >= MIN_BLOCKED_SIZE else size
+    for start in range(0, size, step):
+        end = min(start + step, size)
+        total[start:end, :end].addmm_(left[:, start:end].T, right[:, :end])
+
+
+def mirror(total: Tensor) -> Tensor:
+    """The symmetric matrix of which `total` holds the lower triangle."""
+    return total.tril() + total.tril(-1).T

@@ -1,0 +1,250 @@
+"""The moments: each a sum over batches, named by what it sums.
+
+Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]` is the weight gradient of sample k.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from facts.cache import Cache, content_key
+from facts.moments.batch import LayerBatch, add_symmetric, mirror
+from facts.whitening import shrink
+
+
+@dataclass(frozen=True)
+class Moment(ABC):
+    """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
+
+    needs_grads: ClassVar[bool] = True
+
+    @property
+    def key(self) -> str:
+        """A file name for this moment and its fields."""
+        return f"{type(self).__name__}-{content_key(self)}"
+
+    @abstractmethod
+    def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the tensors that make up the sum."""
+
+    def start(self, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
+        """An empty sum in the type and on the device of `like`; a moment too large for memory may use `file`."""
+        return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
+
+    @abstractmethod
+    def add(self, total: Any, batch: LayerBatch) -> None:
+        """Add one batch, in place."""
+
+    def finish(self, total: Any) -> Any:
+        """The sum in the form that estimators read."""
+        return total
+
+    def save(self, cache: Cache, totals: dict[str, Any]) -> None:
+        """Keep the sums of all layers."""
+        cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
+
+    def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
+        """The sums kept before, or None."""
+        tensors = cache.load(self.key)
+        if tensors is None:
+            return None
+        num_tensors = len(self.shapes(0, 0))
+        return {name: tuple(tensors[f"{name}/{i}"].to(device) for i in range(num_tensors)) for name in layers}
+
+
+@dataclass(frozen=True)
+class Counts(Moment):
+    """Numbers of samples and of tokens `[2]`."""
+
+    needs_grads = False
+
+    def shapes(self, d_in, d_out):
+        return ((2,),)
+
+    def start(self, like, d_in, d_out, file):
+        return (like.new_zeros(2, dtype=torch.float64),)  # whole numbers beyond float32's 2^24
+
+    def add(self, total, batch):
+        num_samples, num_tokens = batch.x.shape[:2]
+        total[0].add_(total[0].new_tensor([num_samples, num_samples * num_tokens]))
+
+
+class SymmetricMoment(Moment):
+    """A sum of symmetric matrices, of which only the lower half is computed."""
+
+    def finish(self, total: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(mirror(matrix) for matrix in total)
+
+
+class InputMoment(SymmetricMoment):
+    def shapes(self, d_in, d_out):
+        return ((d_in, d_in),)
+
+
+class GradMoment(SymmetricMoment):
+    def shapes(self, d_in, d_out):
+        return ((d_out, d_out),)
+
+
+@dataclass(frozen=True)
+class InputGram(InputMoment):
+    """Σ x_t x_tᵀ `[n, n]`."""
+
+    needs_grads = False
+
+    def add(self, total, batch):
+        add_symmetric(total[0], batch.x, batch.x)
+
+
+@dataclass(frozen=True)
+class GradGram(GradMoment):
+    """Σ g_t g_tᵀ `[m, m]`."""
+
+    def add(self, total, batch):
+        add_symmetric(total[0], batch.g, batch.g)
+
+
+@dataclass(frozen=True)
+class MeanInputGram(InputMoment):
+    """Σ_k x̄_k x̄_kᵀ `[n, n]`, x̄_k the mean over the tokens of sample k."""
+
+    needs_grads = False
+
+    def add(self, total, batch):
+        mean = batch.x.mean(dim=1)
+        add_symmetric(total[0], mean, mean)
+
+
+@dataclass(frozen=True)
+class SummedGradGram(GradMoment):
+    """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
+
+    def add(self, total, batch):
+        summed = batch.g.sum(dim=1)
+        add_symmetric(total[0], summed, summed)
+
+
+@dataclass(frozen=True)
+class ClippedGradMoment(SymmetricMoment):
+    """A moment in which the output gradient of each sample has at most the Frobenius norm `grad_clip`."""
+
+    grad_clip: float | None = None
+
+    def clipped(self, energy: Tensor, batch: LayerBatch) -> Tensor:
+        """A weight per token `[N, T]` that stands beside two factors of g, with the clipping worked in."""
+        if self.grad_clip is None:
+            return energy
+        norms = batch.g_energy.sum(dim=1).sqrt()
+        return energy * (self.grad_clip / norms.clamp(min=self.grad_clip)).square()[:, None]
+
+
+@dataclass(frozen=True)
+class GradWeightedInputGram(ClippedGradMoment):
+    """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch is divided by its trace first."""
+
+    normalize: Literal["none", "batch"] = "none"
+
+    def shapes(self, d_in, d_out):
+        return ((d_in, d_in),)
+
+    def add(self, total, batch):
+        weights = self.clipped(batch.g_energy, batch)
+        if self.normalize == "batch":
+            trace = (weights * batch.x_energy).sum()
+            weights = weights / trace.clamp(min=torch.finfo(trace.dtype).tiny)
+        add_symmetric(total[0], weights[..., None] * batch.x, batch.x)
+
+
+@dataclass(frozen=True)
+class InputWeightedGradGram(ClippedGradMoment):
+    """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
+
+    def shapes(self, d_in, d_out):
+        return ((d_out, d_out),)
+
+    def add(self, total, batch):
+        weights = self.clipped(batch.x_energy, batch)
+        add_symmetric(total[0], weights[..., None] * batch.g, batch.g)
+
+
+@dataclass(frozen=True)
+class SampleGradGrams(SymmetricMoment):
+    """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`."""
+
+    def shapes(self, d_in, d_out):
+        return (d_in, d_in), (d_out, d_out)
+
+    def add(self, total, batch):
+        inputs, outputs = total
+        if batch.tokens_are_cheaper:
+            add_symmetric(inputs, batch.x, batch.mixed_inputs)
+            add_symmetric(outputs, batch.g, batch.mixed_grads)
+        else:
+            grads = batch.sample_grads
+            add_symmetric(inputs, grads, grads)
+            add_symmetric(outputs, grads.mT, grads.mT)
+
+
+@dataclass(frozen=True)
+class SampleGradEnergy(Moment):
+    """Σ_k Σ_i D_k[i, j]² `[n]`: the diagonal of the empirical Fisher, summed over outputs."""
+
+    def shapes(self, d_in, d_out):
+        return ((d_in,),)
+
+    def add(self, total, batch):
+        if batch.tokens_are_cheaper:
+            total[0].add_((batch.x * batch.mixed_inputs).sum(dim=(0, 1)))
+        else:
+            total[0].add_(batch.sample_grads.square().sum(dim=(0, 1)))
+
+
+@dataclass(frozen=True)
+class InputFourthMoment(Moment):
+    """Σ ‖x_t‖⁴, a scalar."""
+
+    needs_grads = False
+
+    def shapes(self, d_in, d_out):
+        return ((),)
+
+    def add(self, total, batch):
+        total[0].add_(batch.x_energy.square().sum())
+
+
+@dataclass(frozen=True)
+class InputMagnitude(Moment):
+    """Σ over batches of mean or max |x| per feature `[n]`. The only moment for which the batch size matters (max)."""
+
+    statistic: Literal["mean", "max"]
+    needs_grads = False
+
+    def shapes(self, d_in, d_out):
+        return ((d_in,),)
+
+    def add(self, total, batch):
+        magnitude = batch.x.abs().flatten(0, 1)
+        total[0].add_(magnitude.mean(dim=0) if self.statistic == "mean" else magnitude.amax(dim=0))
+
+
+@dataclass(frozen=True)
+class LiteralShrunkGram(InputMoment):
+    """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
+
+    T = mean(diag S) I has the trace of S, so that λ is rounding error (forks of the paper, FLAR's published code).
+    """
+
+    needs_grads = False
+
+    def add(self, total, batch):
+        x = batch.x.flatten(0, 1).double()
+        gram = x.T @ x / batch.num_samples
+        target = gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        distance = (gram - target).square().sum()
+        amount = (1e10 * (gram.trace() - target.trace()) / distance).nan_to_num().clip(0, 1)
+        total[0].add_(shrink(gram, amount.item()))

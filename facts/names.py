@@ -1,0 +1,13 @@
+"""Choices by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def by_name(value: Any, known: Mapping[str, type], what: str) -> Any:
+    """An instance: `value` itself, or the default one of the class it names. Raises `ValueError` with the choices."""
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}; choose one of {', '.join(known)}, or pass an instance")
+    return known[value]()
