@@ -44,7 +44,13 @@ class TimmModel(Recipe):
     tag: str
 
     def architecture(self, pretrained: bool = False) -> nn.Module:
-        return timm.create_model(self.tag, pretrained=pretrained, **self.arguments)
+        try:
+            return timm.create_model(self.tag, pretrained=pretrained, **self.arguments)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"the weights of {self.tag} could not be fetched ({error}). Connect this machine to their hub once, or set "
+                "weights to a checkpoint file."
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -104,7 +104,7 @@ def test_runs_on_the_meta_device():
 
 
 def test_unknown_variant_says_what_is_allowed():
-    with pytest.raises(ValueError, match="'XL'.*T, S, B, L"):
+    with pytest.raises(ValueError, match=r"'XL'.*T, S, B, L"):
         MambaVision.from_variant("XL")
 
 

@@ -1,0 +1,76 @@
+"""The shape of a configuration: every key that exists, with its type. Methods check their own fields."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+CONF = str(Path(__file__).parents[1] / "conf")
+
+
+@dataclass
+class ByProfile:
+    """A choice with one target a profile: what the paper uses, and what stands in for it."""
+
+    name: str = MISSING
+    title: str = ""
+    paper: dict[str, Any] = MISSING
+    mini: dict[str, Any] = MISSING
+
+
+@dataclass
+class Profile:
+    name: str = MISSING
+    comparable: bool = MISSING
+
+
+@dataclass
+class Hardware:
+    device: str = MISSING
+    precision: str = "float32"
+    matmul_precision: str = "highest"
+    num_threads: int | None = None
+
+
+@dataclass
+class Tracking:
+    mode: str = MISSING
+    project: str = "facts"
+
+
+@dataclass
+class Experiment:
+    """A table: rows and columns of overrides, the figures of the paper, and how to show them."""
+
+    name: str = MISSING
+    title: str = ""
+    task: str = ""
+    metrics: dict[str, str] = field(default_factory=dict)
+    ranked_by: str = ""
+    overrides: list[str] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    rows: dict[str, list[str]] = field(default_factory=dict)
+    unranked: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    paper: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+
+
+@dataclass
+class Config:
+    model: ByProfile = MISSING
+    estimator: dict[str, Any] = MISSING
+    search: dict[str, Any] = MISSING
+    task: ByProfile = MISSING
+    profile: Profile = MISSING
+    hardware: Hardware = MISSING
+    tracking: Tracking = MISSING
+    experiment: Experiment | None = None
+    ratio: float = 0.5
+    cost: str = "flops"
+    seed: int = 0
+    results: str = "results"
+
+
+ConfigStore.instance().store(name="schema", node=Config)

@@ -1,0 +1,101 @@
+"""The JSON record of one cell: the truth about what was run, on what, and what came out."""
+
+import importlib.metadata
+import json
+import logging
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from facts.files import replacing
+from facts.version import __version__
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`."""
+
+    fingerprint: str
+    status: Literal["done", "failed"]
+    config: dict[str, Any]
+    model_hash: str
+    data_hash: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    plan: dict[str, int | None] = field(default_factory=dict)
+    repaired: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    attempt: int = 1
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+    git: dict[str, Any] = field(default_factory=lambda: git_state())
+    machine: dict[str, str] = field(default_factory=lambda: machine())
+
+
+def write_record(record: Record, folder: Path) -> None:
+    with replacing(folder / f"{record.fingerprint}.json") as path:
+        path.write_text(json.dumps(asdict(record), indent=1))
+
+
+def read_record(fingerprint: str, folder: Path) -> Record | None:
+    try:
+        return Record(**json.loads((folder / f"{fingerprint}.json").read_text()))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, TypeError) as error:
+        log.warning("the record %s is damaged (%s): its cell is run again", fingerprint, error)
+        return None
+
+
+@cache
+def versions() -> dict[str, str]:
+    return {
+        "facts": __version__,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+
+
+@cache
+def machine() -> dict[str, str]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "platform": platform.platform(),
+        "processor": processor(),
+        "gpu": gpu,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+@cache
+def git_state() -> dict[str, Any]:
+    """Commit, and whether the working tree differs from it outside `results/`; empty outside a git checkout."""
+    try:
+        sha = _git("rev-parse", "HEAD")
+        return {"sha": sha, "dirty": bool(_git("status", "--porcelain", "--", ".", ":!results"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

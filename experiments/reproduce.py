@@ -1,0 +1,179 @@
+"""Whole tables: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
+
+Which cells does a table need, which are done, run the others, render. What was finished is never done again.
+"""
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.config import CONF, Config, Experiment
+from experiments.record import Record
+from experiments.report import write_report
+from experiments.run import Cell, run_cell
+from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
+from experiments.tracking import tracked
+from facts.compression import moment_cache
+from facts.files import writable_folder
+from facts.layers import select_layers
+from facts.moments import collect_moments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Place:
+    """One row and column of one table: its configuration, or why there is none, and in the end its record."""
+
+    experiment: str
+    row: str
+    column: str
+    config: DictConfig | None
+    status: Status = "missing"
+    record: Record | None = None
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
+def main(config: Config) -> None:
+    folder = writable_folder(Path(config.results) / config.profile.name)
+    experiments = chosen_experiments(config)
+    places = [place for experiment in experiments for place in places_of(experiment)]
+    existing = [place for place in places if place.config is not None]
+    log.info(
+        "%d tables, %d cells, %d of them not available yet", len(experiments), len(places), len(places) - len(existing)
+    )
+
+    columns = defaultdict(list)
+    for place in existing:
+        columns[place.config.model.name, place.config.task.name].append(place)
+    for (model, task), column in columns.items():
+        log.info("%s, %s: %d cells", model, task, len(column))
+        run_column(column)
+
+    console = Console()
+    for experiment in experiments:
+        entries = entries_of(experiment, places, config.profile.comparable)
+        write_tables(experiment, entries, folder / "tables")
+        console.print(screen_table(experiment, entries))
+        with tracked(config.tracking, folder, f"table-{experiment.name}", group=experiment.name) as track:
+            track(lambda run, entries=entries: log_table(run, entries))
+    write_report(experiments, [place.record for place in places if place.record], folder)
+    console.print(f"Tables: {folder / 'tables'}")
+    if failed := [place for place in places if place.status == "failed"]:
+        raise SystemExit(
+            f"{len(failed)} of {len(places)} cells failed; their records say why. Run again to retry them."
+        )
+
+
+def chosen_experiments(config: DictConfig) -> list[Experiment]:
+    """The experiment of the configuration, or every file of `conf/experiment`."""
+    if config.experiment.name != "all":
+        return [config.experiment]
+    options = GlobalHydra.instance().config_loader().get_group_options("experiment")
+    names = [name for name in options if name != "all" and not name.startswith("_")]
+    return [compose(f"experiment={name}").experiment for name in names]
+
+
+def places_of(experiment: Experiment) -> list[Place]:
+    """Every row and column of a table. A choice that does not exist yet leaves its cell without a configuration."""
+    places = []
+    for row, row_overrides in experiment.rows.items():
+        for column, column_overrides in experiment.columns.items():
+            overrides = [f"experiment={experiment.name}", f"task={experiment.task}"]
+            overrides += [*experiment.overrides, *column_overrides, *row_overrides]
+            try:
+                config = compose(*overrides)
+            except MissingConfigException as error:
+                log.debug("%s, %s, %s: %s", experiment.name, row, column, error)
+                config = None
+            places.append(Place(experiment.name, row, column, config))
+    return places
+
+
+def compose(*overrides: str) -> DictConfig:
+    """A cell's configuration: what the command line says, and on top of it what the table says."""
+    given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
+    return hydra.compose("config", overrides=[*given, *overrides])
+
+
+def run_column(places: list[Place]) -> None:
+    """Run the cells that share a model and a task, after one data pass for all their estimators together.
+
+    A cell that fails is recorded as failed and does not stop the others.
+    """
+    cells: list[tuple[Place, Cell]] = []
+    for place in places:
+        try:
+            cells.append((place, Cell.of(place.config)))
+        except Exception as error:
+            place.status = "failed"
+            log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
+    try:
+        share_data_pass([cell for _, cell in cells])
+    except Exception as error:
+        log.error("the shared data pass failed (%s); each cell tries on its own", error)
+    for place, cell in cells:
+        try:
+            place.record = run_cell(cell)
+            place.status = "done"
+        except Exception as error:
+            place.record, place.status = cell.earlier_record(), "failed"
+            log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
+
+
+def share_data_pass(cells: list[Cell]) -> None:
+    """Put the union of the moments that the unfinished cells need into the cache."""
+    unfinished = [cell for cell in cells if not ((record := cell.earlier_record()) and record.status == "done")]
+    moments = [moment for cell in unfinished if cell.estimator for moment in cell.estimator.moments]
+    if not moments:
+        return
+    cell = unfinished[0]
+    layers, calibration = select_layers(cell.model), cell.task.calibration(cell.model)
+    cache = moment_cache(cell.folder / "cache", cell.model, layers, calibration, cell.task.loss, cell.precision)
+    collect_moments(
+        cell.model, layers, calibration, moments, loss=cell.task.loss, precision=cell.precision, cache=cache
+    )
+
+
+def entries_of(experiment: Experiment, places: list[Place], comparable: bool) -> list[Entry]:
+    """The long table: every metric of every place, the rank correlations last."""
+    entries = []
+    for place in places:
+        if place.experiment != experiment.name:
+            continue
+        for metric in experiment.metrics:
+            ours = place.record.metrics.get(metric) if place.record else None
+            paper = experiment.paper.get(place.row, {}).get(place.column, {}).get(metric)
+            known = comparable and ours is not None and paper is not None
+            entries.append(
+                Entry(
+                    row=place.row,
+                    column=place.column,
+                    metric=metric,
+                    ours=ours,
+                    paper=paper,
+                    difference=ours - paper if known else None,
+                    status=place.status,
+                    fingerprint=place.record.fingerprint if place.record else "",
+                )
+            )
+    return entries + rank_correlations(experiment, entries)
+
+
+def log_table(run, entries: list[Entry]) -> None:
+    import pandas as pd
+    import wandb
+
+    run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries))})
+
+
+if __name__ == "__main__":
+    main()

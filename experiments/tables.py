@@ -1,0 +1,96 @@
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with the paper's figures beside ours."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+from rich.table import Table
+from scipy.stats import spearmanr
+
+from experiments.config import Experiment
+from facts.files import replacing
+
+Status = Literal["done", "failed", "missing"]
+RANK_CORRELATION = "Spearman"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of a table; `difference` is ours minus the paper's, only where the data are the paper's."""
+
+    row: str
+    column: str
+    metric: str
+    ours: float | None
+    paper: float | None
+    difference: float | None
+    status: Status
+    fingerprint: str
+
+
+def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[Entry]:
+    """Spearman's correlation of our ranking of the methods with the paper's, one for each column."""
+    table = pd.DataFrame(map(asdict, entries))
+    ranked = table[(table.metric == experiment.ranked_by) & ~table.row.isin(experiment.unranked)]
+    correlations = []
+    for column in experiment.columns:
+        both = ranked[ranked.column == column][["ours", "paper"]].dropna()
+        if len(both) > 2 and both.nunique().min() > 1:
+            value = float(spearmanr(both.ours, both.paper).statistic)
+            correlations.append(Entry(RANK_CORRELATION, column, experiment.ranked_by, value, None, None, "done", ""))
+    return correlations
+
+
+def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
+    """`<name>.csv`, `<name>.md` and `<name>.tex`."""
+    wide = wide_table(experiment, entries)
+    caption = f"{experiment.title}. " + " ".join(experiment.notes)
+    contents = {
+        "csv": pd.DataFrame(map(asdict, entries)).to_csv(index=False),
+        "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"
+        + "".join(f"- {note}\n" for note in experiment.notes),
+        "tex": wide.to_latex(index=False, escape=True, caption=caption, label=f"tab:{experiment.name}"),
+    }
+    for suffix, content in contents.items():
+        with replacing(folder / f"{experiment.name}.{suffix}") as path:
+            path.write_text(content)
+
+
+def wide_table(experiment: Experiment, entries: Iterable[Entry]) -> pd.DataFrame:
+    """One line a row of the paper's table; for each column and metric, ours and the paper's as text."""
+    by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
+    lines = []
+    for row in (*experiment.rows, RANK_CORRELATION):
+        line = {"Method": row}
+        for column in experiment.columns:
+            for metric, title in experiment.metrics.items():
+                entry = by_place.get((row, column, metric))
+                line[f"{column} {title}"] = _ours(entry)
+                if metric == experiment.ranked_by:
+                    line[f"{column} {title} (paper)"] = _number(entry and entry.paper)
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def screen_table(experiment: Experiment, entries: Iterable[Entry]) -> Table:
+    wide = wide_table(experiment, entries)
+    table = Table(title=experiment.title)
+    for name in wide.columns:
+        table.add_column(name, justify="left" if name == "Method" else "right")
+    for line in wide.itertuples(index=False):
+        table.add_row(*line)
+    return table
+
+
+def _ours(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    return _number(entry.ours) if entry.status == "done" else entry.status
+
+
+def _number(value: float | None) -> str:
+    if value is None or pd.isna(value):
+        return ""
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"

@@ -1,0 +1,189 @@
+"""Image classification: top-1 accuracy on digits that ship with scikit-learn, or on ImageNet-1k."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import timm.data
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from facts.cache import content_key
+from facts.moments.collect import summed_cross_entropy, to_device
+from facts.tasks.base import Task
+from facts.tasks.digits import load_images
+
+Count = Annotated[int, Field(ge=1)]
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Classification(Task):
+    """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels."""
+
+    num_calibration: Count
+    batch_size: Count = 64
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return summed_cross_entropy(outputs, targets)
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, *model.pretrained_cfg["input_size"])
+
+    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
+        return {"top1": top1(model, self.evaluation(model), precision)}
+
+
+def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """Percent of samples whose largest logit is their label."""
+    device = next(model.parameters()).device
+    correct, total = torch.zeros((), device=device, dtype=torch.int64), 0
+    model.eval()
+    for batch in track(batches, "evaluation", transient=True, console=Console(stderr=True)):
+        images, labels = to_device(batch, device)
+        with torch.inference_mode(), torch.autocast(device.type, precision, enabled=precision != torch.float32):
+            correct += (model(images).argmax(dim=-1) == labels).sum()
+        total += len(labels)
+    return 100 * correct.item() / total
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Digits(Classification):
+    """Handwritten digits: 1,198 images to train and calibrate on, 599 others to test on."""
+
+    num_calibration: Annotated[int, Field(ge=1, le=1198)] = 1024
+
+    def content_key(self, model: nn.Module) -> str:
+        return content_key(self, input_size(model))
+
+    def calibration(self, model: nn.Module) -> list[Batch]:
+        images, labels = load_images("train", input_size(model))
+        return _split(images[: self.num_calibration], labels[: self.num_calibration], self.batch_size)
+
+    def evaluation(self, model: nn.Module) -> list[Batch]:
+        return _split(*load_images("test", input_size(model)), 599)
+
+
+def input_size(model: nn.Module) -> int:
+    """Side of the square images that the model expects."""
+    return model.pretrained_cfg["input_size"][-1]
+
+
+def _split(images: Tensor, labels: Tensor, batch_size: int) -> list[Batch]:
+    return list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ImageNet(Classification):
+    """ImageNet-1k as class folders `root/train` and `root/val`.
+
+    Of one seeded shuffle of the training images the first `num_sensitivity` are left for rank searches, the next
+    `num_calibration` give the factors (paper, section 5.1). Images are resized to 256 (bicubic) and cropped to 224,
+    or in proportion for another input size. `augmentation: train` calibrates on timm's training transform instead,
+    `train_cutmix` with CutMix on top.
+    """
+
+    root: Path
+    num_calibration: Count = 16384
+    num_sensitivity: Count = 512
+    augmentation: Literal["none", "train", "train_cutmix"] = "none"
+    num_workers: Annotated[int, Field(ge=0)] = 8
+    seed: int = 0
+
+    def content_key(self, model: nn.Module) -> str:
+        return content_key(self._files("train").content_key, self._files("val").content_key, self._settings(model))
+
+    def calibration(self, model: nn.Module) -> "ImageBatches":
+        training = self._files("train", self._transform(model, self.augmentation != "none"))
+        needed = self.num_sensitivity + self.num_calibration
+        if len(training) < needed:
+            raise ValueError(
+                f"{self.root / 'train'} holds {len(training)} images; num_sensitivity + num_calibration needs {needed}"
+            )
+        order = torch.randperm(len(training), generator=torch.Generator().manual_seed(self.seed))
+        chosen = order[self.num_sensitivity : needed].tolist()
+        mixup = None
+        if self.augmentation == "train_cutmix":
+            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=len(training.classes))
+        key = content_key(training.content_key, chosen, self._settings(model))
+        return ImageBatches(self._loader(Subset(training, chosen)), key, mixup)
+
+    def evaluation(self, model: nn.Module) -> DataLoader:
+        return self._loader(self._files("val", self._transform(model, augment=False)))
+
+    def _settings(self, model: nn.Module) -> tuple:
+        config = timm.data.resolve_model_data_config(model)
+        return (
+            self.num_calibration,
+            self.num_sensitivity,
+            self.batch_size,
+            self.augmentation,
+            self.seed,
+            *(config[key] for key in ("input_size", "mean", "std")),
+        )
+
+    def _files(self, split: str, transform=None) -> "HashedFolder":
+        folder = self.root / split
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"no ImageNet at {self.root}: expected the folders train/ and val/, each with one folder a class. "
+                "Set task.paper.root to where they are."
+            )
+        return HashedFolder(folder, transform)
+
+    def _transform(self, model: nn.Module, augment: bool):
+        config = timm.data.resolve_model_data_config(model)
+        if augment:
+            return timm.data.create_transform(**config, is_training=True)
+        size = config["input_size"][-1]
+        return transforms.Compose(
+            [
+                transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC),
+                transforms.CenterCrop(size),
+                transforms.ToTensor(),
+                transforms.Normalize(config["mean"], config["std"]),
+            ]
+        )
+
+    def _loader(self, images) -> DataLoader:
+        return DataLoader(
+            images,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+
+class HashedFolder(ImageFolder):
+    """An image folder that knows a hash of its file names, relative to itself."""
+
+    @property
+    def content_key(self) -> str:
+        names = "\n".join(str(Path(path).relative_to(self.root)) for path, _ in self.samples)
+        return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+@plain_dataclass(frozen=True)
+class ImageBatches:
+    """Batches from a loader, under a key that spares hashing the pixels."""
+
+    loader: DataLoader
+    content_key: str
+    mixup: timm.data.Mixup | None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels in self.loader:
+            yield (images, labels) if self.mixup is None else self.mixup(images, labels)

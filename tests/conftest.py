@@ -1,0 +1,24 @@
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.networks import image_batches, make_model
+
+settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
+settings.load_profile("suite")
+
+
+@pytest.fixture
+def model():
+    return make_model()
+
+
+@pytest.fixture
+def batches():
+    """Seven samples in batches of 3, 3 and 1."""
+    return image_batches([3, 3, 1])
+
+
+@pytest.fixture(autouse=True)
+def one_seed():
+    torch.manual_seed(0)

@@ -1,0 +1,103 @@
+"""Every estimator equals its formula on per-sample gradients, from tensors and through a network."""
+
+import pytest
+import torch
+
+import facts
+from facts.estimators import ASVD, ESTIMATORS, FACTS, FLAR, FWSVD, GFWSVD
+from facts.layers import select_layers
+from facts.moments import collect_moments
+from facts.moments.collect import summed_cross_entropy
+from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
+from tests.oracles.factors import ORACLES
+from tests.oracles.samples import model_samples, tensor_samples
+
+# Float64 sums in another order differ by some 1e-15; cancellation in tiny sums costs a few digits.
+EXACT = 1e-12
+# Lanczos stops at a relative residual of 1e-9; the gap to the second pair decides what that means for the vectors.
+LANCZOS = 1e-7
+
+TENSORS = {"tokens": (5, 4), "grid": (4, 2, 3), "windows": (3, 2, 4), "vectors": (6,)}
+NETWORKS = {
+    "every_shape": (make_model, (3, 8, 8)),
+    "swin": (make_swin, (3, 16, 16)),
+    "convnext": (make_convnext, (3, 32, 32)),
+}
+VARIANTS = {
+    **{name: (estimator(), ORACLES[name], {}) for name, estimator in ESTIMATORS.items()},
+    "facts clipped": (FACTS(grad_clip=0.3), ORACLES["facts"], {"grad_clip": 0.3}),
+    "facts normalised": (FACTS(normalize="batch"), ORACLES["facts"], {"normalize": "batch"}),
+    "facts clipped and normalised": (
+        FACTS(grad_clip=0.3, normalize="batch"),
+        ORACLES["facts"],
+        {"grad_clip": 0.3, "normalize": "batch"},
+    ),
+    "gfwsvd groups of 1": (GFWSVD(group_size=1), ORACLES["gfwsvd"], {"group_size": 1}),
+    "gfwsvd groups of 3": (GFWSVD(group_size=3), ORACLES["gfwsvd"], {"group_size": 3}),
+    "gfwsvd on the device": (GFWSVD(group_size=3, store="device"), ORACLES["gfwsvd"], {"group_size": 3}),
+    "asvd max": (ASVD(statistic="max"), ORACLES["asvd"], {"statistic": "max"}),
+    "asvd alpha": (ASVD(alpha=1.0), ORACLES["asvd"], {"alpha": 1.0}),
+    "fwsvd exponent": (FWSVD(exponent=0.5), ORACLES["fwsvd"], {"exponent": 0.5}),
+}
+variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def assert_same_factors(actual, expected, variant):
+    tolerance = LANCZOS if "gfwsvd" in variant else EXACT
+    for side, (ours, literal) in zip("AB", zip((actual.A, actual.B), expected, strict=True), strict=True):
+        assert (ours is None) == (literal is None), side
+        if literal is not None:
+            assert relative_error(ours, literal) < tolerance, side
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), [(5, 3), (3, 6), (4, 4)])
+@pytest.mark.parametrize("shape", TENSORS.values(), ids=TENSORS)
+@variants
+def test_factors_of_tensors(variant, shape, d_in, d_out):
+    estimator, oracle, options = VARIANTS[variant]
+    inputs = torch.randn(*shape, d_in, dtype=torch.float64)
+    grads = torch.randn(*shape, d_out, dtype=torch.float64)
+    if len(shape) == 1:  # estimate_factors reads [N, T, d]
+        inputs, grads = inputs[:, None], grads[:, None]
+    expected = oracle([tensor_samples(inputs, grads)], **options)
+    assert_same_factors(facts.estimate_factors(estimator, inputs, grads), expected, variant)
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def passed(request):
+    """One pass for the union of all variants over seven samples in batches of 3, 3 and 1, and every sample alone."""
+    make, shape = NETWORKS[request.param]
+    model = make().eval()
+    batches = image_batches([3, 3, 1], shape=shape)
+    layers = select_layers(model)
+    moments = [moment for estimator, _, _ in VARIANTS.values() for moment in estimator.moments]
+    return collect_moments(model, layers, batches, moments), model_samples(model, batches, summed_cross_entropy)
+
+
+@variants
+def test_factors_through_a_network(passed, variant):
+    moments, samples = passed
+    estimator, oracle, options = VARIANTS[variant]
+    assert moments
+    for layer in moments:
+        assert_same_factors(estimator.factors(moments[layer]), oracle(samples[layer], **options), variant)
+
+
+def test_network_covers_every_layout(passed, request):
+    """The brute force sees the tokens of a whole sample: 16 in the windows of `EveryShape`, 32 in its shared layer."""
+    moments, samples = passed
+    for layer, values in moments.items():
+        assert values.num_samples == 7
+        assert values.num_tokens == sum(len(sample.X) for batch in samples[layer] for sample in batch)
+    if "windows" in moments:
+        tokens = {layer: values.num_tokens // 7 for layer, values in moments.items()}
+        assert tokens == {"grid": 16, "windows": 16, "rows": 16, "tokens": 16, "shared": 32, "vector": 1}
+
+
+def test_flar_literal_shrinks_by_rounding_error_alone(passed):
+    """The amount is 0 or whatever rounding makes of 0: the result is a blend of each batch's Gram and its target."""
+    moments, samples = passed
+    estimator = FLAR(covariance_shrinkage="literal")
+    model_tokens = {layer: values.num_tokens for layer, values in moments.items()}
+    assert estimator.shrinkage(next(iter(moments.values()))) == (0.0, 0.0)
+    assert model_tokens

@@ -1,0 +1,96 @@
+"""Every file of `conf/` composes, and what it names can be built."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+from experiments.config import CONF
+from experiments.run import instantiate
+from facts import compress
+from facts.estimators import ESTIMATORS
+from facts.search import SEARCHES
+
+ROOT = Path(CONF).parent
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (Path(CONF) / group).glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def test_every_estimator_and_search_has_a_file_and_a_name():
+    assert [name for name in options("estimator") if name != "none"] == sorted(ESTIMATORS)
+    assert options("search") == sorted(SEARCHES)
+
+
+@pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES)])
+def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
+    for name, cls in known.items():
+        assert instantiate(cell_config(f"{group}={name}")[group]) == cls()
+
+
+@pytest.mark.parametrize("name", [name for name in options("estimator") if name != "none"])
+def test_every_estimator_file_compresses_a_network(cell_config, name):
+    model = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.GELU(), torch.nn.Linear(16, 10))
+    batches = [(torch.randn(8, 12), torch.randint(0, 10, (8,))) for _ in range(2)]
+    result = compress(model, batches, estimator=instantiate(cell_config(f"estimator={name}").estimator))
+    assert result.model(batches[0][0]).isfinite().all()
+    assert result.summary.after.params < result.summary.before.params
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_every_model_has_a_mini_that_runs_and_a_paper_recipe_that_builds(cell_config, name):
+    config = cell_config(f"model={name}").model
+    mini = instantiate(config.mini).build()
+    assert mini(torch.zeros(2, *mini.pretrained_cfg["input_size"])).shape == (2, 10)
+    with torch.device("meta"):
+        paper = instantiate(OmegaConf.merge(config.paper, {"weights": "random"})).build()
+        assert paper(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("name", [name for name in options("experiment") if name != "all"])
+def test_every_experiment_names_its_rows_and_columns_as_the_paper_does(cell_config, name):
+    experiment = cell_config(f"experiment={name}").experiment
+    assert experiment.name == name
+    assert list(experiment.paper) == list(experiment.rows)
+    assert all(list(row) == list(experiment.columns) for row in experiment.paper.values())
+    assert set(experiment.unranked) <= set(experiment.rows)
+
+
+@pytest.mark.parametrize("group", ["hardware", "profile", "task", "tracking"])
+def test_every_other_choice_composes_and_resolves(cell_config, group):
+    for name in options(group):
+        assert OmegaConf.to_container(cell_config(f"{group}={name}"), resolve=True)
+
+
+@pytest.mark.parametrize(
+    "override", ["estimator.alpha_R=0.5", "ratoi=0.5", "hardware.devise=cpu", "model=deit", "ratio=half"]
+)
+def test_an_unknown_option_is_refused_before_any_work(override):
+    with initialize_config_dir(CONF, version_base="1.3"), pytest.raises(ConfigCompositionException):
+        compose("config", overrides=[override])
+
+
+def test_the_command_line_prints_a_resolved_configuration_and_completes():
+    printed = subprocess.run(
+        [sys.executable, "-m", "experiments.run", "--cfg", "job", "--resolve", "estimator=flar", "ratio=0.25"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    config = OmegaConf.create(printed)
+    assert config.estimator["_target_"] == "facts.estimators.FLAR" and config.ratio == 0.25
+    completed = subprocess.run(
+        [sys.executable, "-m", "experiments.run", "-sc", "query=bash"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"COMP_LINE": "facts-run estimator=f", "COMP_POINT": "21", "PATH": ""},
+    ).stdout
+    assert {"estimator=facts", "estimator=flar", "estimator=fwsvd"} == set(completed.split())

@@ -1,0 +1,117 @@
+"""Whole tables: killed and started again, with failing cells, and with one data pass for a column."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import experiments.reproduce
+from experiments.config import CONF
+from experiments.reproduce import Place, run_column, share_data_pass
+from experiments.run import Cell
+
+ROOT = Path(CONF).parent
+NUM_AVAILABLE, NUM_MISSING = 4 * 8, 4  # of classification_50: FACTS + CoRS has no search yet
+
+
+def reproduce(results: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "experiments.reproduce", "experiment=classification_50", "tracking=off"]
+    return subprocess.Popen(
+        [*command, f"results={results}"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def stamps(results: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (results / "mini/records").glob("*.json")}
+
+
+def test_killed_at_any_moment_and_started_again_nothing_is_lost_or_repeated(tmp_path):
+    results = tmp_path / "results"
+    for enough in (1, 5, 11):
+        process = reproduce(results)
+        while len(stamps(results)) < enough and process.poll() is None:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        before = stamps(results)
+        assert enough <= len(before) < NUM_AVAILABLE
+        assert all(json.loads((results / "mini/records" / name).read_text())["status"] == "done" for name in before)
+
+    process = reproduce(results)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    after = stamps(results)
+    assert len(after) == NUM_AVAILABLE
+    assert {name: after[name] for name in before} == before
+
+    table = pd.read_csv(results / "mini/tables/classification_50.csv")
+    cells = table[table.metric.eq("top1") & table.row.ne("Spearman")]
+    assert cells.status.value_counts().to_dict() == {"done": NUM_AVAILABLE, "missing": NUM_MISSING}
+    assert cells[cells.row == "FACTS + CoRS"].status.eq("missing").all()
+    assert table.difference.isna().all()
+    assert len(table[table.row == "Spearman"]) == 4
+    for suffix in ("md", "tex"):
+        assert (results / f"mini/tables/classification_50.{suffix}").exists()
+    assert "PELA" in (results / "mini/report.md").read_text()
+    assert "FACTS" in output
+
+
+def place(config) -> Place:
+    return Place("demo", "row", "column", config)
+
+
+def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
+    places = [place(cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
+    places.append(place(cell_config("estimator.shrinkage_row=3")))
+    real = experiments.reproduce.run_cell
+
+    def failing(cell: Cell):
+        if type(cell.estimator).__name__ == "PELA":
+            raise RuntimeError("no luck")
+        return real(cell)
+
+    monkeypatch.setattr(experiments.reproduce, "run_cell", failing)
+    run_column(places)
+    assert [p.status for p in places] == ["failed", "done", "failed"]
+    assert places[1].record.metrics["top1"] > 10
+
+
+def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkeypatch):
+    cells = [Cell.of(cell_config(f"estimator={name}")) for name in ("facts", "kfac_expand", "gfwsvd", "asvd")]
+    passes = []
+    real = experiments.reproduce.collect_moments.__globals__["DataPass"].run
+
+    def counted(self, calibration):
+        passes.append(self)
+        return real(self, calibration)
+
+    monkeypatch.setattr("facts.moments.collect.DataPass.run", counted)
+    share_data_pass(cells)
+    for cell in cells:
+        experiments.reproduce.run_cell(cell)
+    assert len(passes) == 1
+
+
+def test_an_experiment_that_does_not_exist_is_refused_with_the_choices(tmp_path):
+    command = [sys.executable, "-m", "experiments.reproduce", "experiment=classification_55", f"results={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "classification_50" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_sweeps_run_every_combination(tmp_path, launcher):
+    command = [sys.executable, "-m", "experiments.run", "-m", "model=deit_b", "estimator=svd_llm,pela"]
+    command += ["search=uniform", "ratio=0.4,0.5", f"hydra/launcher={launcher}", f"results={tmp_path}", "tracking=off"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    records = [json.loads(path.read_text()) for path in (tmp_path / "mini/records").glob("*.json")]
+    swept = {
+        (record["config"]["estimator"]["_target_"].rpartition(".")[2], record["config"]["ratio"]) for record in records
+    }
+    assert swept == {("SVDLLM", 0.4), ("SVDLLM", 0.5), ("PELA", 0.4), ("PELA", 0.5)}

@@ -1,0 +1,137 @@
+"""One cell: its record, its fingerprint, what happens when it fails."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import experiments.run
+from experiments.record import Record, read_record, write_record
+from experiments.run import Cell, run_cell
+
+
+def record_files(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "results/mini/records").glob("*.json"))
+
+
+def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, tmp_path):
+    record = run_cell(Cell.of(cell_config("model=deit_b", "estimator=facts", "ratio=0.5")))
+    assert record.status == "done"
+    assert 10 < record.metrics["top1"] <= 100
+    assert record.metrics["gflops"] > 0 and record.metrics["mparams"] > 0
+    assert all(rank >= 1 for rank in record.plan.values()) and record.plan
+    assert {"torch", "timm", "facts"} <= set(record.versions)
+    assert record.config["estimator"]["_target_"] == "facts.estimators.FACTS"
+    assert {"decomposition", "search", "evaluation"} == set(record.seconds)
+    (path,) = record_files(tmp_path)
+    assert json.loads(path.read_text()) == json.loads(json.dumps(asdict(record)))
+
+
+def test_the_dense_network_is_a_cell_and_scores_more(cell_config):
+    dense = run_cell(Cell.of(cell_config("estimator=none")))
+    small = run_cell(Cell.of(cell_config("estimator=pela", "ratio=0.3")))
+    assert dense.metrics["top1"] > small.metrics["top1"]
+    assert dense.metrics["gflops"] > small.metrics["gflops"]
+    assert dense.plan == {}
+
+
+def test_a_finished_cell_is_not_run_again(cell_config, monkeypatch):
+    first = run_cell(Cell.of(cell_config("estimator=pela")))
+    monkeypatch.setattr(experiments.run, "measure", lambda cell: pytest.fail("measured twice"))
+    assert run_cell(Cell.of(cell_config("estimator=pela"))) == first
+
+
+def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_config, tmp_path):
+    base = Cell.of(cell_config()).fingerprint
+    same = ["hardware.num_threads=1", "tracking=offline", f"results={tmp_path / 'elsewhere'}"]
+    other = [
+        "ratio=0.4",
+        "estimator=svd_llm",
+        "estimator.shrinkage_row=0.5",
+        "cost=params",
+        "model=swin_b",
+        "task.mini.num_calibration=512",
+        "hardware.precision=bfloat16",
+        "model.mini.weights=random",
+    ]
+    assert {Cell.of(cell_config(override)).fingerprint for override in same} == {base}
+    assert len({base, *(Cell.of(cell_config(override)).fingerprint for override in other)}) == 1 + len(other)
+
+
+def test_the_dense_cell_is_one_cell_at_every_ratio(cell_config):
+    cells = [Cell.of(cell_config("estimator=none", f"ratio={ratio}")) for ratio in (0.4, 0.6)]
+    assert cells[0].fingerprint == cells[1].fingerprint
+
+
+def test_a_failing_cell_is_recorded_raised_and_tried_again(cell_config, monkeypatch):
+    config = cell_config("estimator=pela")
+    with monkeypatch.context() as patch:
+        patch.setattr(experiments.run, "compress", lambda *args, **kwargs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_cell(Cell.of(config))
+    failed = Cell.of(config).earlier_record()
+    assert failed.status == "failed" and "ZeroDivisionError" in failed.error
+    again = run_cell(Cell.of(config))
+    assert again.status == "done" and again.attempt == 2
+
+
+def test_a_damaged_record_is_run_again(cell_config, tmp_path, caplog):
+    first = run_cell(Cell.of(cell_config("estimator=pela")))
+    (path,) = record_files(tmp_path)
+    path.write_text(path.read_text()[:50])
+    again = run_cell(Cell.of(cell_config("estimator=pela")))
+    assert again.metrics == first.metrics
+    assert "damaged" in caplog.text
+
+
+def test_records_survive_a_write_that_fails(tmp_path, monkeypatch):
+    record = Record(fingerprint="f", status="done", config={}, model_hash="m", data_hash="d", metrics={"top1": 1.0})
+    write_record(record, tmp_path)
+    monkeypatch.setattr("experiments.record.json.dumps", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_record(record, tmp_path)
+    assert read_record("f", tmp_path) == record
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["ratio=0"], r"ratio .* \(0, 1\], got 0"),
+        (["ratio=1.5"], r"ratio .* got 1.5"),
+        (["ratio=nan"], r"ratio .* got nan"),
+        (["cost=latency"], "cost must be one of flops, params"),
+        (["hardware.precision=float16"], "hardware.precision must be one of float32, bfloat16"),
+        (["hardware.matmul_precision=low"], "hardware.matmul_precision must be one of"),
+        (["estimator.shrinkage_row=1.5"], "shrinkage_row"),
+        (["estimator=gfwsvd", "estimator.store=tape"], "store"),
+        (["estimator.normalize=yes"], "normalize"),
+        (["task.mini.num_calibration=5000"], "num_calibration"),
+        (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
+        (["profile=paper", "model.paper.weights=random", "task.paper.root=nowhere"], "no ImageNet at nowhere"),
+        (["profile=paper", "model=mambavision_b"], "no checkpoint 'mambavision_base_1k.pth.tar'"),
+    ],
+)
+def test_bad_values_are_refused_with_the_name_of_the_field(cell_config, overrides, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        run_cell(Cell.of(cell_config(*overrides)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_named(cell_config):
+    with pytest.raises(ValueError, match="torch sees no GPU"):
+        Cell.of(cell_config("hardware=cuda"))
+
+
+def test_a_results_folder_that_cannot_be_written_is_one_clear_error(cell_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write to the folder .*file"):
+        run_cell(Cell.of(cell_config(f"results={tmp_path / 'file'}")))
+
+
+def test_cells_of_another_ratio_share_the_moments(cell_config, monkeypatch):
+    run_cell(Cell.of(cell_config("ratio=0.5")))
+    monkeypatch.setattr("facts.moments.collect.DataPass.run", lambda *args: pytest.fail("a second data pass"))
+    assert run_cell(Cell.of(cell_config("ratio=0.4"))).status == "done"

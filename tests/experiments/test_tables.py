@@ -1,0 +1,71 @@
+"""Tables: what is shown, what is compared, and what is not."""
+
+import pandas as pd
+import pytest
+
+from experiments.config import Experiment
+from experiments.record import Record
+from experiments.reproduce import Place, entries_of
+from experiments.tables import write_tables
+
+METHODS = ["A", "B", "C", "D"]
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return Experiment(
+        name="demo",
+        title="A demonstration",
+        metrics={"gflops": "GFLOPs", "top1": "Top-1"},
+        ranked_by="top1",
+        columns={"Net": []},
+        rows={name: [] for name in ("Baseline", *METHODS, "Later")},
+        unranked=["Baseline", "Later"],
+        notes=["A note."],
+        paper={
+            name: {"Net": {"gflops": 2.0, "top1": top1}}
+            for name, top1 in zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50), strict=True)
+        },
+    )
+
+
+def places(top1: dict[str, float], failed: str | None = None) -> list[Place]:
+    made = [
+        Place("demo", name, "Net", None, "done", Record(name, "done", {}, "m", "d", {"gflops": 1.0, "top1": value}))
+        for name, value in top1.items()
+    ]
+    if failed:
+        made.append(Place("demo", failed, "Net", None, "failed", Record(failed, "failed", {}, "m", "d", error="no")))
+    return [*made, Place("demo", "Later", "Net", None)]
+
+
+def test_the_ranking_of_the_methods_is_compared_by_spearman(experiment):
+    ours = {"Baseline": 99, "A": 1, "B": 3, "C": 2, "D": 4}
+    (correlation,) = [e for e in entries_of(experiment, places(ours), comparable=False) if e.row == "Spearman"]
+    assert correlation.ours == pytest.approx(1 - 6 * 2 / (4 * 15))  # two neighbours swapped
+
+
+def test_ties_and_too_few_methods_give_no_made_up_ranking(experiment):
+    for ours in ({"A": 1, "B": 1, "C": 1}, {"A": 1, "B": 2}):
+        assert not [e for e in entries_of(experiment, places(ours), False) if e.row == "Spearman"]
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, comparable):
+    entries = entries_of(experiment, places({"A": 12.5}), comparable)
+    (top1,) = [entry for entry in entries if entry.row == "A" and entry.metric == "top1"]
+    assert top1.difference == (2.5 if comparable else None)
+
+
+def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
+    entries = entries_of(experiment, places({"A": 12.5, "B": 20.0, "C": 50.0}, failed="D"), comparable=False)
+    write_tables(experiment, entries, tmp_path)
+    table = pd.read_csv(tmp_path / "demo.csv")
+    columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
+    assert list(table.columns) == columns
+    top1 = table[table.metric == "top1"].set_index("row")
+    assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
+    assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 50
+    markdown, latex = ((tmp_path / f"demo.{suffix}").read_text() for suffix in ("md", "tex"))
+    for text in (markdown, latex):
+        assert all(word in text for word in ("12.5", "failed", "missing", "A note.", "Spearman"))

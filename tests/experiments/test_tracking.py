@@ -1,0 +1,44 @@
+"""W&B mirrors a run and never changes it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.run import Cell, run_cell
+
+
+@pytest.fixture
+def offline(cell_config):
+    return cell_config("estimator=pela", "tracking=offline")
+
+
+def test_offline_runs_hold_config_metrics_and_plan(offline, tmp_path):
+    record = run_cell(Cell.of(offline))
+    (log,) = (tmp_path / "results/mini/wandb").glob(f"offline-run-*/run-{record.fingerprint}-1.wandb")
+    content = log.read_bytes()
+    for text in (b"facts.estimators.PELA", b"top1", b"plan", b"gflops"):
+        assert text in content
+
+
+def test_a_finished_cell_starts_no_run(offline, monkeypatch):
+    run_cell(Cell.of(offline))
+    monkeypatch.setattr("wandb.init", lambda **kwargs: pytest.fail("W&B was started for a finished cell"))
+    assert run_cell(Cell.of(offline)).status == "done"
+
+
+@pytest.mark.parametrize("stage", ["init", "log", "missing"])
+def test_tracking_that_fails_changes_no_result(cell_config, offline, monkeypatch, caplog, stage):
+    match stage:
+        case "init":
+            monkeypatch.setattr("wandb.init", lambda **kwargs: 1 / 0)
+        case "log":
+            monkeypatch.setattr("experiments.run.log_record", lambda run, record: 1 / 0)
+        case "missing":
+            monkeypatch.setitem(sys.modules, "wandb", None)
+    record = run_cell(Cell.of(offline))
+    assert record.status == "done" and "goes on without it" in caplog.text
+    monkeypatch.undo()
+    results = Path(offline.results).with_name("other")
+    plain = run_cell(Cell.of(cell_config("estimator=pela", f"results={results}")))
+    assert plain.metrics == record.metrics and plain.fingerprint == record.fingerprint

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from experiments.train_mini import NAMES, augment, main, mini_recipe, train
+from facts.tasks.digits import load_images, split_indices
+
+
+def test_splits_are_fixed_disjoint_and_complete():
+    train_indices, test_indices = split_indices("train"), split_indices("test")
+    assert test_indices.tolist() == list(range(0, 1797, 3))
+    assert sorted(train_indices.tolist() + test_indices.tolist()) == list(range(1797))
+
+
+def test_images_are_normalised_and_enlarged():
+    images, labels = load_images("train", 16)
+    assert images.shape == (1198, 1, 16, 16)
+    assert labels.shape == (1198,)
+    originals, _ = load_images("train", 8)
+    assert abs(originals.mean()) < 0.01
+    assert abs(originals.std() - 1) < 0.01
+
+
+def test_augmentation_keeps_the_background():
+    images, _ = load_images("train", 16)
+    augmented = augment(images[:64], torch.Generator().manual_seed(0))
+    assert augmented.shape == (64, 1, 16, 16)
+    assert augmented.min() >= images.min()
+    assert not torch.equal(augmented, images[:64])
+
+
+def test_training_lowers_the_loss():
+    torch.manual_seed(0)
+    model = mini_recipe("convnext", weights="random").build()
+    losses = train(model, epochs=2)
+    assert losses[1] < losses[0]
+    assert not model.training
+
+
+def test_the_command_writes_a_checkpoint_that_loads(tmp_path, capsys):
+    main(["deit", "--epochs", "1", "--folder", str(tmp_path)])
+    assert "test top-1" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["mini_deit.safetensors"]
+    mini_recipe("deit", weights=str(tmp_path / "mini_deit.safetensors")).build()
+
+
+def test_unknown_names_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["resnet"])
+    message = capsys.readouterr().err
+    assert all(name in message for name in NAMES)

@@ -1,0 +1,14 @@
+import pytest
+
+from experiments.train_mini import NAMES, mini_recipe, top1_on_test
+from facts.models.builders import CHECKPOINTS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_networks_classify_the_test_digits(name):
+    assert top1_on_test(mini_recipe(name).build()) >= 96
+
+
+def test_shipped_checkpoints_are_small():
+    sizes = [(CHECKPOINTS / mini_recipe(name).weights).stat().st_size for name in NAMES]
+    assert sum(sizes) < 12e6

@@ -1,0 +1,70 @@
+"""Small networks that use linear layers in every way the library has to understand."""
+
+import timm
+import torch
+from torch import nn
+
+
+class EveryShape(nn.Module):
+    """Images `[N, 3, 8, 8]`; each layer is named after the tensors it sees.
+
+    `grid` [N, H, W, d] as in ConvNeXt, `windows` [N·4, 4, d] as in Swin, `rows` [N·T, d] as in a Mamba mixer, `tokens`
+    [N, T, d], `shared` [N, T, d] twice in a pass, `vector` [N, d], and a classifier that is not compressed.
+    """
+
+    def __init__(self, dim=6, num_classes=4):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, dim, kernel_size=2, stride=2)
+        self.grid = nn.Linear(dim, 10)
+        self.windows = nn.Linear(10, dim + 5)
+        self.rows = nn.Linear(dim + 5, 12, bias=False)
+        self.tokens = nn.Linear(12, 10)
+        self.shared = nn.Linear(10, 10)
+        self.vector = nn.Linear(10, 14)
+        self.head = nn.Linear(14, num_classes)
+
+    def forward(self, images):
+        x = self.patch_embed(images).permute(0, 2, 3, 1)  # [N, 4, 4, d]
+        num_samples = len(x)
+        x = torch.tanh(self.grid(x))
+        x = x.reshape(num_samples, 2, 2, 2, 2, -1).transpose(2, 3).reshape(num_samples * 4, 4, -1)
+        x = torch.tanh(self.windows(x))
+        x = torch.tanh(self.rows(x.flatten(0, 1))).reshape(num_samples, 16, -1)
+        weights = torch.softmax(x @ x.mT, dim=-1)  # tokens meet, so that their gradients differ
+        x = torch.tanh(self.tokens(weights @ x))
+        x = torch.tanh(self.shared(x))
+        x = torch.tanh(self.shared(x))
+        return self.head(torch.tanh(self.vector(x.mean(dim=1))))
+
+
+LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
+
+
+def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, seed=1):
+    """Batches of the given sizes, the same images whatever the sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(sum(sizes), *shape, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(num_classes, (sum(sizes),), generator=generator)
+    return list(zip(images.split(sizes), labels.split(sizes), strict=True))
+
+
+def make_model(dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    return EveryShape().to(dtype)
+
+
+def make_swin(dtype=torch.float64):
+    torch.manual_seed(0)
+    return timm.models.SwinTransformer(
+        img_size=16, patch_size=2, num_classes=4, embed_dim=10, depths=(2,), num_heads=(2,), window_size=4
+    ).to(dtype)
+
+
+def make_convnext(dtype=torch.float64):
+    torch.manual_seed(0)
+    return timm.models.ConvNeXt(num_classes=4, depths=(1, 1, 1, 1), dims=(4, 6, 8, 10), ls_init_value=0.5).to(dtype)
+
+
+def relative_error(actual, expected):
+    """Of two tensors, in the Frobenius norm."""
+    return float((actual - expected).norm() / expected.norm())
