@@ -1,7 +1,9 @@
 """Files that are whole or not there: written under another name first, then renamed."""
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,14 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+class ScratchFolder:
+    """A temporary folder `path` that is removed when nothing refers to this object any more."""
+
+    def __init__(self):
+        self.path = Path(tempfile.mkdtemp(prefix="facts-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def writable_folder(path: Path) -> Path:

@@ -48,8 +48,8 @@ class TimmModel(Recipe):
             return timm.create_model(self.tag, pretrained=pretrained, **self.arguments)
         except OSError as error:
             raise FileNotFoundError(
-                f"the weights of {self.tag} could not be fetched ({error}). Connect this machine to their hub once, or set "
-                "weights to a checkpoint file."
+                f"the weights of {self.tag} could not be fetched ({error}). Connect this machine to their hub once, "
+                "or set weights to a checkpoint file."
             ) from error
 
 

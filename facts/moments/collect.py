@@ -1,6 +1,5 @@
 """The data pass over calibration batches."""
 
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from facts.cache import Cache, content_key
 from facts.capture import Capture, capturing
+from facts.files import ScratchFolder
 from facts.layers import batch_size
 from facts.moments.batch import LayerBatch
 from facts.moments.statistics import Counts, Moment
@@ -32,7 +32,7 @@ class LayerMoments:
     """The moments of one layer, read as `moments[InputGram()]`."""
 
     totals: dict[Moment, Any]
-    workspace: Any = None  # keeps temporary files as long as the moments that lie in them
+    scratch: ScratchFolder | None = None  # kept as long as the moments, some of which lie in it
 
     def __getitem__(self, moment: Moment) -> Any:
         return self.totals[moment]
@@ -67,13 +67,13 @@ def collect_moments(
     wanted = dict.fromkeys([Counts(), *moments])
     known = {moment: moment.load(cache, layers, device) for moment in wanted} if cache else {}
     missing = [moment for moment in wanted if known.get(moment) is None]
-    workspace = None if cache else tempfile.TemporaryDirectory(prefix="facts-")
+    scratch = None if cache else ScratchFolder()
     if missing:
-        data_pass = DataPass(model, layers, missing, loss, precision, cache.folder if cache else Path(workspace.name))
+        data_pass = DataPass(model, layers, missing, loss, precision, cache.folder if cache else scratch.path)
         known.update(data_pass.run(calibration))
         for moment in missing if cache else ():
             moment.save(cache, known[moment])
-    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, workspace) for name in layers}
+    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, scratch) for name in layers}
 
 
 class DataPass:
