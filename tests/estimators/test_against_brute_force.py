@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import facts
-from facts.estimators import ASVD, ESTIMATORS, FACTS, FLAR, FWSVD, GFWSVD
+from facts.estimators import ASVD, ESTIMATORS, FACTS, FWSVD, GFWSVD
 from facts.layers import select_layers
 from facts.moments import collect_moments
 from facts.moments.collect import summed_cross_entropy
@@ -83,8 +83,8 @@ def test_factors_through_a_network(passed, variant):
         assert_same_factors(estimator.factors(moments[layer]), oracle(samples[layer], **options), variant)
 
 
-def test_network_covers_every_layout(passed, request):
-    """The brute force sees the tokens of a whole sample: 16 in the windows of `EveryShape`, 32 in its shared layer."""
+def test_tokens_are_counted_by_sample(passed):
+    """The brute force, one sample at a time, sees the tokens of a whole sample: 16 in the windows of `EveryShape`, 32 in its shared layer."""
     moments, samples = passed
     for layer, values in moments.items():
         assert values.num_samples == 7
@@ -92,12 +92,3 @@ def test_network_covers_every_layout(passed, request):
     if "windows" in moments:
         tokens = {layer: values.num_tokens // 7 for layer, values in moments.items()}
         assert tokens == {"grid": 16, "windows": 16, "rows": 16, "tokens": 16, "shared": 32, "vector": 1}
-
-
-def test_flar_literal_shrinks_by_rounding_error_alone(passed):
-    """The amount is 0 or whatever rounding makes of 0: the result is a blend of each batch's Gram and its target."""
-    moments, samples = passed
-    estimator = FLAR(covariance_shrinkage="literal")
-    model_tokens = {layer: values.num_tokens for layer, values in moments.items()}
-    assert estimator.shrinkage(next(iter(moments.values()))) == (0.0, 0.0)
-    assert model_tokens
