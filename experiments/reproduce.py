@@ -15,10 +15,10 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 from rich.console import Console
 
+from experiments.cell import Cell, run_cell
 from experiments.config import CONF, Config, Experiment
 from experiments.record import Record
 from experiments.report import write_report
-from experiments.run import Cell, run_cell
 from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
 from experiments.tracking import tracked
 from facts.compression import moment_cache

@@ -75,13 +75,20 @@ def wide_table(experiment: Experiment, entries: Iterable[Entry]) -> pd.DataFrame
 
 
 def screen_table(experiment: Experiment, entries: Iterable[Entry]) -> Table:
-    wide = wide_table(experiment, entries)
-    table = Table(title=experiment.title)
-    for name in wide.columns:
-        table.add_column(name, justify="left" if name == "Method" else "right")
-    for line in wide.itertuples(index=False):
-        table.add_row(*line)
+    """The ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
+    by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
+    table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}, in brackets the paper's")
+    table.add_column("Method", no_wrap=True)
+    for column in experiment.columns:
+        table.add_column(column, justify="right")
+    for row in (*experiment.rows, RANK_CORRELATION):
+        line = [by_place.get((row, column)) for column in experiment.columns]
+        table.add_row(row, *(f"{_ours(entry)}{_bracketed(entry)}" for entry in line))
     return table
+
+
+def _bracketed(entry: Entry | None) -> str:
+    return "" if entry is None or entry.paper is None else f" ({_number(entry.paper)})"
 
 
 def _ours(entry: Entry | None) -> str:

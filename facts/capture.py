@@ -30,7 +30,8 @@ class Capture:
     """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
 
     Weight gradients are not needed for that and are not computed. A layer that is used several times in a forward pass
-    is handed over once, its tokens joined. Without gradients the second tensor is None and the hand-over is immediate.
+    is handed over once, its tokens joined: as soon as its gradients are there, or, without gradients, where the second
+    tensor is None, at the end of the batch.
     """
 
     def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
@@ -45,20 +46,19 @@ class Capture:
         self.layers.clear()
 
     def finish_batch(self) -> None:
-        """Hand over the layers of which one call had no influence on the loss; its gradient is zero."""
+        """Hand over what is left: without gradients all layers, otherwise those of which one call had no influence on
+        the loss; its gradient is zero."""
         for name, layer in list(self.layers.items()):
-            if layer.num_grads == 0:
+            if self.with_grads and layer.num_grads == 0:
                 raise ValueError(f"layer {name} ran, but the loss does not depend on it; leave it out of the layers")
             self._hand_over(name)
 
     def forward_hook(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         self.ever_ran.add(name)
-        inputs = args[0].detach()
-        if not self.with_grads:
-            self.consume(name, split_samples(inputs, self.num_samples, name), None)
-            return None
-        call = _Call(inputs, output.shape)
+        call = _Call(args[0].detach().clone(), output.shape)  # a copy: the network may go on to change it in place
         self.layers.setdefault(name, _Layer()).calls.append(call)
+        if not self.with_grads:
+            return None
         if not output.requires_grad:  # the first layers: the graph starts here, nothing before them needs one
             output = output.detach().requires_grad_().clone()
         output.register_hook(partial(self._grad_hook, name, call))
@@ -74,10 +74,11 @@ class Capture:
     def _hand_over(self, name: str) -> None:
         inputs, grads = [], []
         for call in self.layers.pop(name).calls:
-            grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
             inputs.append(split_samples(call.inputs, self.num_samples, name))
-            grads.append(split_samples(grad, self.num_samples, name))
-        self.consume(name, _join(inputs), _join(grads))
+            if self.with_grads:
+                grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
+                grads.append(split_samples(grad, self.num_samples, name))
+        self.consume(name, _join(inputs), _join(grads) if self.with_grads else None)
 
 
 def _join(tensors: list[Tensor]) -> Tensor:

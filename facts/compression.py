@@ -166,7 +166,9 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 
 def _shape_of(calibration: Iterable[tuple[Any, Any]] | None) -> tuple[int, ...] | None:
-    inputs = None if calibration is None else next(iter(calibration))[0]
+    if calibration is None:
+        return None
+    inputs, _ = next(iter(calibration), (None, None))
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
         return (1, *inputs.shape[1:])
     return None

@@ -1,5 +1,6 @@
 """The module that takes a linear layer's place."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,8 +16,9 @@ class LowRankLinear(nn.Module):
         super().__init__()
         if left.shape[1] != right.shape[0]:
             raise ValueError(f"left {list(left.shape)} and right {list(right.shape)} must share their rank")
-        self.left = nn.Parameter(left.detach().clone())
-        self.right = nn.Parameter(right.detach().clone())
+        # Rows in order, as a loaded file has them: outputs depend on the layout in their last bit.
+        self.left = nn.Parameter(left.detach().clone(memory_format=torch.contiguous_format))
+        self.right = nn.Parameter(right.detach().clone(memory_format=torch.contiguous_format))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
 
     @property

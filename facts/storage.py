@@ -47,27 +47,31 @@ def load_compressed(folder: Path | str, model: nn.Module | None = None) -> Compr
     folder = Path(folder)
     try:
         description = json.loads((folder / DESCRIPTION).read_text())
-        recipe, plan, summary = description["recipe"], description["plan"], description["summary"]
+        recipe, plan, summary = description["recipe"], dict(description["plan"]), dict(description["summary"])
+        summary["before"], summary["after"] = Cost(**summary["before"]), Cost(**summary["after"])
+        summary = Summary(**summary)
         dtype = getattr(torch, description["dtype"])
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder} holds no {DESCRIPTION}; give a folder that save_compressed wrote") from error
-    except (json.JSONDecodeError, KeyError, AttributeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / DESCRIPTION} is damaged ({error}); save the model again") from error
     if model is None:
         model = _rebuild(recipe, folder)
     model = model.to(dtype)
-    for name, rank in plan.items():
-        if rank is not None:
-            dense = model.get_submodule(name)
-            left = dense.weight.new_empty(dense.out_features, rank)
-            right = dense.weight.new_empty(rank, dense.in_features)
-            model.set_submodule(name, LowRankLinear(left, right, dense.bias))
+    try:
+        for name, rank in plan.items():
+            if rank is not None:
+                dense = model.get_submodule(name)
+                left = dense.weight.new_empty(dense.out_features, rank)
+                right = dense.weight.new_empty(rank, dense.in_features)
+                model.set_submodule(name, LowRankLinear(left, right, dense.bias))
+    except AttributeError as error:
+        raise ValueError(f"{folder} was saved from another network than {type(model).__name__}: {error}") from error
     try:
         load_model(model, folder / WEIGHTS)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged or of another network: {error}") from error
-    summary["before"], summary["after"] = Cost(**summary["before"]), Cost(**summary["after"])
-    return CompressionResult(model.eval(), plan, Summary(**summary))
+    return CompressionResult(model.eval(), plan, summary)
 
 
 def _recipe_of(model: nn.Module) -> Recipe | None:
@@ -105,6 +109,9 @@ def _rebuild(description: dict | None, folder: Path) -> nn.Module:
     if library not in RECIPES:
         raise ValueError(f"{folder} was saved for {library!r}, which this version cannot build; pass model=")
     try:
-        return RECIPES[library](**fields).architecture()
+        recipe = RECIPES[library](**fields)
+        model = recipe.architecture()
+        model.recipe = recipe
+        return model
     except ValidationError as error:
         raise ValueError(f"{folder / DESCRIPTION} is damaged: {error}") from error

@@ -67,4 +67,4 @@ def make_convnext(dtype=torch.float64):
 
 def relative_error(actual, expected):
     """Of two tensors, in the Frobenius norm."""
-    return float((actual - expected).norm() / expected.norm())
+    return float((actual - expected).detach().norm() / expected.detach().norm())

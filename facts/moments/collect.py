@@ -119,12 +119,12 @@ class DataPass:
             loss = self.loss(outputs, targets) if self.needs_grads else None
         if loss is not None:
             loss.backward()
-            capture.finish_batch()
+        capture.finish_batch()
 
     def _add(self, name: str, x: Tensor, g: Tensor | None) -> None:
         batch = LayerBatch(x, g)
         # Left on the device and read once a batch: a check here would make the device wait at every layer.
-        self.finite[name] = tuple(t.sum().isfinite() for t in (x, g) if t is not None)
+        self.finite[name] = tuple(t.sum().isfinite() for t in (batch.x, batch.g) if t is not None)
         for moment, totals in self.totals.items():
             if name not in totals:
                 file = self.folder / f"{moment.key}-{content_key(name)}"
@@ -132,13 +132,15 @@ class DataPass:
             moment.add(totals[name], batch)
 
     def _check_finite(self, batch_number: int) -> None:
-        for name, flags in self.finite.items():
-            for what, finite in zip(("activations", "output gradients"), flags, strict=False):
-                if not finite:
-                    raise ValueError(
-                        f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
-                        "check the data and the weights, or use precision float32"
-                    )
+        # The first layer of the forward pass, then of the backward one, is the nearest to the cause.
+        activations = [(name, "activations", 0) for name in self.layers]
+        grads = [(name, "output gradients", 1) for name in reversed(self.layers)]
+        for name, what, index in activations + (grads if self.needs_grads else []):
+            if name in self.finite and not self.finite[name][index]:
+                raise ValueError(
+                    f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
+                    "check the data and the weights, or use precision float32"
+                )
         self.finite.clear()
 
 

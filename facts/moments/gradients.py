@@ -118,15 +118,23 @@ class GroupGradients(Moment):
         path = cache.folder / f"{self.key}.json"
         if self.store == "device" or not path.exists():
             return None
-        index = json.loads(path.read_text())
-        stores = {}
-        for name in layers:
-            entry = index[name]
-            like = torch.empty(0, dtype=getattr(torch, entry["dtype"]), device=device)
-            store = stores[name] = GradientStore(like, tuple(entry["shape"]), cache.folder / entry["file"])
-            store.num_gradients = entry["num_gradients"]
+        try:
+            stores = {name: self._store(cache, entry, device) for name, entry in json.loads(path.read_text()).items()}
+            known = {name: stores[name] for name in layers}
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
+            log.warning("the list of gradients %s is damaged: they are collected again", path)
+            path.unlink()
+            return None
+        for store in known.values():
             if not store.is_whole():
                 log.warning("the gradients in %s are cut short: they are collected again", store.path)
                 path.unlink()
                 return None
-        return stores
+        return known
+
+    @staticmethod
+    def _store(cache: Cache, entry: dict, device: torch.device) -> GradientStore:
+        like = torch.empty(0, dtype=getattr(torch, entry["dtype"]), device=device)
+        store = GradientStore(like, tuple(entry["shape"]), cache.folder / entry["file"])
+        store.num_gradients = entry["num_gradients"]
+        return store

@@ -84,7 +84,7 @@ def test_factors_through_a_network(passed, variant):
 
 
 def test_tokens_are_counted_by_sample(passed):
-    """The brute force, one sample at a time, sees the tokens of a whole sample: 16 in the windows of `EveryShape`, 32 in its shared layer."""
+    """What the brute force sees of one sample: 16 tokens in the windows of `EveryShape`, 32 in its shared layer."""
     moments, samples = passed
     for layer, values in moments.items():
         assert values.num_samples == 7

@@ -4,7 +4,7 @@ from sklearn.covariance import ledoit_wolf_shrinkage
 
 from facts.estimators import FLAR, SVDLLM
 from facts.layers import select_layers
-from facts.moments import LayerMoments, LiteralShrunkGram, collect_moments
+from facts.moments import LiteralShrunkGram, collect_moments
 from facts.moments.batch import LayerBatch
 from facts.moments.collect import summed_cross_entropy
 from tests.networks import relative_error
@@ -27,23 +27,6 @@ def test_ledoit_wolf_amount_is_scikit_learns(model, batches, stretch):
         assert col == pytest.approx(expected, rel=1e-9)  # sums of fourth powers against products of matrices
         amounts.append(col)
     assert max(amounts) > 0.01 > min(amounts)
-
-
-def test_ledoit_wolf_is_full_shrinkage_for_one_token():
-    """From one token nothing is learnt about the shape of the covariance but its size."""
-    x = torch.randn(1, 1, 5, dtype=torch.float64)
-    gram, fourth = x[0].T @ x[0], x.square().sum().square()
-    input_gram, input_fourth = FLAR().moments
-    counts = torch.tensor([1.0, 1.0], dtype=torch.float64)
-    moments = collect_counts(counts, {input_gram: (gram,), input_fourth: (fourth,)})
-    expected = ledoit_wolf_shrinkage(x[0].numpy(), assume_centered=True)
-    assert FLAR().shrinkage(moments)[1] == pytest.approx(float(expected), abs=1e-12)
-
-
-def collect_counts(counts, totals):
-    from facts.moments.statistics import Counts
-
-    return LayerMoments({Counts(): (counts,), **totals})
 
 
 def literal(x):

@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
+from experiments.cell import instantiate
 from experiments.config import CONF
-from experiments.run import instantiate
 from facts import compress
 from facts.estimators import ESTIMATORS
 from facts.search import SEARCHES

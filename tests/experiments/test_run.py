@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments.run
+import experiments.cell
+from experiments.cell import Cell, run_cell
 from experiments.record import Record, read_record, write_record
-from experiments.run import Cell, run_cell
 
 
 def record_files(tmp_path: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def test_the_dense_network_is_a_cell_and_scores_more(cell_config):
 
 def test_a_finished_cell_is_not_run_again(cell_config, monkeypatch):
     first = run_cell(Cell.of(cell_config("estimator=pela")))
-    monkeypatch.setattr(experiments.run, "measure", lambda cell: pytest.fail("measured twice"))
+    monkeypatch.setattr(experiments.cell, "measure", lambda cell: pytest.fail("measured twice"))
     assert run_cell(Cell.of(cell_config("estimator=pela"))) == first
 
 
@@ -68,7 +68,7 @@ def test_the_dense_cell_is_one_cell_at_every_ratio(cell_config):
 def test_a_failing_cell_is_recorded_raised_and_tried_again(cell_config, monkeypatch):
     config = cell_config("estimator=pela")
     with monkeypatch.context() as patch:
-        patch.setattr(experiments.run, "compress", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(experiments.cell, "compress", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_cell(Cell.of(config))
     failed = Cell.of(config).earlier_record()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.run import Cell, run_cell
+from experiments.cell import Cell, run_cell
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_tracking_that_fails_changes_no_result(cell_config, offline, monkeypatch
         case "init":
             monkeypatch.setattr("wandb.init", lambda **kwargs: 1 / 0)
         case "log":
-            monkeypatch.setattr("experiments.run.log_record", lambda run, record: 1 / 0)
+            monkeypatch.setattr("experiments.cell.log_record", lambda run, record: 1 / 0)
         case "missing":
             monkeypatch.setitem(sys.modules, "wandb", None)
     record = run_cell(Cell.of(offline))

@@ -1,0 +1,197 @@
+"""One cell: a checked configuration, its fingerprint, and its record once it has run."""
+
+import json
+import logging
+import traceback
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from experiments.record import Record, read_record, write_record
+from experiments.tracking import tracked
+from facts.cache import content_key
+from facts.compression import compress, timed
+from facts.cost import COST_NAMES, count_cost
+from facts.estimators import Estimator
+from facts.files import writable_folder
+from facts.search import Search
+from facts.tasks import Task
+from facts.version import __version__
+
+log = logging.getLogger(__name__)
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MATMUL_PRECISIONS = ("highest", "high", "medium")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A configuration whose parts exist and are within range; `estimator` is None for the dense network."""
+
+    config: DictConfig
+    model: nn.Module
+    task: Task
+    estimator: Estimator | None
+    search: Search
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "Cell":
+        """Check everything before any work starts. Raises `ValueError` or an `OSError` that says what to change."""
+        check(config)
+        set_up(config)
+        profile = config.profile.name
+        search, task = instantiate(config.search), instantiate(config.task[profile])
+        estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
+        recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
+        return cls(config, load_model(recipe, config.hardware.device), task, estimator, search)
+
+    @cached_property
+    def model_hash(self) -> str:
+        return content_key(self.model)
+
+    @cached_property
+    def data_hash(self) -> str:
+        return self.task.content_key(self.model)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all that the result depends on: the same cell is never run twice."""
+        return content_key(__version__, self.identity(), self.model_hash, self.data_hash)
+
+    @property
+    def records(self) -> Path:
+        return writable_folder(self.folder / "records")
+
+    def earlier_record(self) -> Record | None:
+        return read_record(self.fingerprint, self.records)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.results) / self.config.profile.name
+
+    @property
+    def precision(self) -> torch.dtype:
+        return PRECISIONS[self.config.hardware.precision]
+
+    def identity(self) -> dict[str, Any]:
+        """What a result depends on: not the device, not the tracking, not where files lie."""
+        config = self.config
+        numerics = {
+            "precision": config.hardware.precision,
+            "matmul_precision": config.hardware.matmul_precision,
+        }
+        what = {
+            "model": config.model.name,
+            "task": config.task.name,
+            "profile": config.profile.name,
+            "seed": config.seed,
+        }
+        if self.estimator is None:
+            return {**what, **numerics, "estimator": None}
+        compression = {key: OmegaConf.to_container(config[key], resolve=True) for key in ("estimator", "search")}
+        return {**what, **numerics, **compression, "ratio": config.ratio, "cost": config.cost}
+
+
+def check(config: DictConfig) -> None:
+    """The top-level values. Raises `ValueError` with the field's name."""
+    if not 0 < config.ratio <= 1:
+        raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {config.ratio}")
+    for field, value, allowed in (
+        ("cost", config.cost, COST_NAMES),
+        ("hardware.precision", config.hardware.precision, PRECISIONS),
+        ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+    if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
+
+
+def instantiate(node: DictConfig) -> Any:
+    """Build what a node's `_target_` names, from plain containers; errors are those of the thing itself."""
+    try:
+        return hydra.utils.instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        raise error.__cause__ or error from None
+
+
+@lru_cache(maxsize=1)
+def load_model(recipe: str, device: str) -> nn.Module:
+    """The network of a recipe in JSON; the last one is kept, since the cells of a column share it."""
+    return instantiate(OmegaConf.create(recipe)).build().to(device)
+
+
+def run_cell(cell: Cell) -> Record:
+    """Run a cell, or return its record where it is done already. A failure is recorded and raised again."""
+    earlier = cell.earlier_record()
+    if earlier and earlier.status == "done":
+        log.info("%s was done on %s", cell.fingerprint, earlier.time)
+        return earlier
+    config = cell.config
+    base = Record(
+        fingerprint=cell.fingerprint,
+        status="failed",
+        config=OmegaConf.to_container(config, resolve=True),
+        model_hash=cell.model_hash,
+        data_hash=cell.data_hash,
+        attempt=earlier.attempt + 1 if earlier else 1,
+    )
+    group = config.experiment.name if config.experiment else None
+    run_id = f"{cell.fingerprint}-{base.attempt}"
+    with tracked(config.tracking, cell.folder, run_id, group=group, config=base.config) as track:
+        try:
+            record = replace(base, status="done", **measure(cell))
+        except Exception:
+            write_record(replace(base, error=traceback.format_exc()), cell.records)
+            raise
+        write_record(record, cell.records)
+        track(lambda run: log_record(run, record))
+    return record
+
+
+def set_up(config: DictConfig) -> None:
+    """Process-wide settings: seed, threads, precision of matrix products."""
+    torch.manual_seed(config.seed)
+    torch.set_float32_matmul_precision(config.hardware.matmul_precision)
+    if config.hardware.num_threads:
+        torch.set_num_threads(config.hardware.num_threads)
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Compress and evaluate: the fields of the record that this yields."""
+    shape = cell.task.input_shape(cell.model)
+    if cell.estimator is None:
+        model, cost, outcome = cell.model, count_cost(cell.model, shape), {"seconds": {}}
+    else:
+        result = compress(
+            cell.model,
+            cell.task.calibration(cell.model),
+            estimator=cell.estimator,
+            search=cell.search,
+            ratio=cell.config.ratio,
+            cost=cell.config.cost,
+            loss=cell.task.loss,
+            precision=cell.precision,
+            input_shape=shape,
+            cache=cell.folder / "cache",
+        )
+        model, cost = result.model, result.summary.after
+        outcome = {"plan": result.plan, "repaired": result.summary.repaired, "seconds": dict(result.summary.seconds)}
+    with timed(outcome["seconds"], "evaluation"):
+        metrics = cell.task.evaluate(model, cell.precision)
+    return {**outcome, "metrics": {**metrics, "gflops": cost.flops / 1e9, "mparams": cost.params / 1e6}}
+
+
+def log_record(run: Any, record: Record) -> None:
+    """Metrics, timings and the plan of a record as a W&B summary and table."""
+    import wandb
+
+    run.summary.update({**record.metrics, "seconds": record.seconds, "repaired": sum(record.repaired.values())})
+    run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})

@@ -1,0 +1,169 @@
+import pytest
+import torch
+from torch import nn
+
+from facts.estimators import ASVD, ESTIMATORS, FLAR, GFWSVD
+from facts.layers import select_layers
+from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
+from facts.moments.collect import summed_cross_entropy
+from tests.networks import image_batches, make_model, relative_error
+
+# Sums over float64 in another order. Lanczos: a relative residual of 1e-9.
+EXACT, LANCZOS = 1e-12, 1e-7
+
+
+def tolerance_of(name):
+    return LANCZOS if name == "gfwsvd" else EXACT
+
+
+def factors_of(model, batches, estimator, **options):
+    moments = collect_moments(model, select_layers(model), batches, estimator.moments, **options)
+    return {name: estimator.factors(values) for name, values in moments.items()}
+
+
+def assert_same(first, second, tolerance):
+    assert first.keys() == second.keys()
+    for name in first:
+        for side in ("A", "B"):
+            left, right = getattr(first[name], side), getattr(second[name], side)
+            assert (left is None) == (right is None)
+            if left is not None:
+                assert relative_error(left, right) < tolerance, (name, side)
+
+
+@pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5]])
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "asvd"])
+def test_splitting_batches_changes_nothing(model, name, sizes):
+    """All but ASVD, whose published statistic is a sum over batches."""
+    expected = factors_of(model, image_batches([3, 3, 1]), ESTIMATORS[name]())
+    assert_same(factors_of(model, image_batches(sizes), ESTIMATORS[name]()), expected, tolerance_of(name))
+
+
+def test_splitting_batches_does_not_move_group_borders(model):
+    estimator = GFWSVD(group_size=2)
+    expected = factors_of(model, image_batches([7]), estimator)
+    assert_same(factors_of(model, image_batches([3, 3, 1]), estimator), expected, LANCZOS)
+
+
+@pytest.mark.parametrize("estimator", [ASVD(), ASVD(statistic="max"), FLAR(covariance_shrinkage="literal")])
+def test_what_is_defined_by_batch_depends_on_batches(model, estimator):
+    whole, split = (factors_of(model, image_batches(sizes), estimator) for sizes in ([6], [3, 3]))
+    assert relative_error(split["tokens"].A, whole["tokens"].A) > 1e-3
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_permuting_samples_changes_nothing(model, name):
+    """Within one batch, and one group of GFWSVD, as the order is part of both."""
+    ((images, labels),) = image_batches([7])
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    expected = factors_of(model, [(images, labels)], ESTIMATORS[name]())
+    assert_same(factors_of(model, [(images[order], labels[order])], ESTIMATORS[name]()), expected, tolerance_of(name))
+
+
+def test_one_pass_serves_every_estimator(model, batches):
+    """The model runs once a batch, whatever is asked for, and each estimator gets what it gets alone."""
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    estimators = [estimator() for estimator in ESTIMATORS.values()]
+    moments = collect_moments(model, select_layers(model), batches, [m for e in estimators for m in e.moments])
+    assert len(calls) == len(batches)
+    for name, estimator in zip(ESTIMATORS, estimators, strict=True):
+        together = {layer: estimator.factors(values) for layer, values in moments.items()}
+        assert_same(together, factors_of(model, batches, estimator), tolerance_of(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_moments_have_the_type_of_the_model(dtype):
+    model = make_model(dtype)
+    moments = collect_moments(model, select_layers(model), image_batches([3], dtype=dtype), [InputGram(), GradGram()])
+    assert {tensor.dtype for values in moments.values() for tensor in values[GradGram()]} == {dtype}
+    assert moments["tokens"].num_tokens == 48
+
+
+def test_bfloat16_pass_is_near_the_float32_one():
+    """bfloat16 keeps 8 bits: 0.4 % a rounding, a few of which stand between the images and a factor."""
+    model, batches = make_model(torch.float32), image_batches([4, 4], dtype=torch.float32)
+    exact = factors_of(model, batches, ESTIMATORS["facts"]())
+    rounded = factors_of(model, batches, ESTIMATORS["facts"](), precision=torch.bfloat16)
+    assert {values.A.dtype for values in rounded.values()} == {torch.float32}
+    assert_same(rounded, exact, 0.03)
+    assert relative_error(rounded["tokens"].A, exact["tokens"].A) > 1e-6
+
+
+class Paired(nn.Module):
+    """Takes its inputs as a mapping or a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 12)
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, inputs):
+        first, second = inputs.values() if isinstance(inputs, dict) else inputs
+        return self.out(torch.tanh(self.layer(first + second))).mean(dim=1)
+
+
+@pytest.mark.parametrize("pack", [lambda a, b: {"a": a, "b": b}, lambda a, b: (a, b), lambda a, b: [a, b]])
+def test_inputs_may_be_mappings_and_tuples(pack):
+    model = Paired().double()
+    first, second = torch.randn(2, 4, 6, 5, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 0])
+    layers = {"layer": model.layer}
+    moments = collect_moments(model, layers, [(pack(first, second), labels)], [InputGram()])["layer"]
+    assert (moments.num_samples, moments.num_tokens) == (4, 24)
+    summed = (first + second).flatten(0, 1)
+    assert relative_error(moments[InputGram()][0], summed.T @ summed) < EXACT
+
+
+def test_targets_may_be_probabilities(model, batches):
+    soft = [(images, torch.nn.functional.one_hot(labels, 4).double()) for images, labels in batches]
+    expected = factors_of(model, batches, ESTIMATORS["facts"]())
+    assert_same(factors_of(model, soft, ESTIMATORS["facts"]()), expected, EXACT)
+
+
+def test_own_loss(model, batches):
+    """A loss twice as large makes gradients twice as large."""
+    expected = factors_of(model, batches, ESTIMATORS["kfac_expand"]())
+    doubled = factors_of(
+        model, batches, ESTIMATORS["kfac_expand"](), loss=lambda out, target: 2 * summed_cross_entropy(out, target)
+    )
+    for name in expected:
+        assert relative_error(doubled[name].B, 4 * expected[name].B) < EXACT
+
+
+class HalfUsed(nn.Module):
+    """The second call of `layer` has no influence on the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x):
+        used = self.layer(x)
+        self.layer(2 * x)
+        return used.mean(dim=1)
+
+
+def test_a_call_without_influence_has_gradient_zero():
+    model = HalfUsed().double()
+    x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
+    layers = {"layer": model.layer}
+    moments = collect_moments(model, layers, [(x, labels)], [InputGram(), GradGram()])["layer"]
+    flat = x.flatten(0, 1)
+    assert moments.num_tokens == 24
+    assert relative_error(moments[InputGram()][0], 5 * flat.T @ flat) < EXACT
+    outputs = model.layer(x).detach().requires_grad_()
+    (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), labels), outputs)
+    assert relative_error(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1)) < EXACT
+
+
+def test_temporary_gradients_live_as_long_as_the_moments(model, batches):
+    moment = GroupGradients(group_size=2)
+    moments = collect_moments(model, select_layers(model), batches, [moment])
+    path = moments["tokens"][moment].path
+    assert path.stat().st_size == 4 * 10 * 12 * 8  # 4 groups of [10, 12] in float64
+    kept = moments["tokens"]
+    del moments
+    assert path.exists()
+    del kept
+    assert not path.exists()

@@ -1,0 +1,43 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from facts.search import AllocationProblem, Uniform
+from facts.search.base import break_even_rank, rank_of_ratio
+
+sizes = st.integers(1, 5000)
+
+
+@pytest.mark.parametrize(
+    ("d_out", "d_in", "ratio", "expected"),
+    [
+        (768, 768, 0.5, 192),
+        (2304, 768, 0.5, 288),
+        (3072, 768, 0.6, 368),  # int(614 * 0.6)
+        (1024, 4096, 0.4, 327),
+        (10, 1, 0.4, 1),  # never less than one component
+    ],
+)
+def test_rank_of_ratio(d_out, d_in, ratio, expected):
+    assert rank_of_ratio(d_out, d_in, ratio) == expected
+
+
+@given(d_out=sizes, d_in=sizes)
+def test_break_even_rank_is_the_largest_that_saves_nothing_more(d_out, d_in):
+    rank = break_even_rank(d_out, d_in)
+    assert rank * (d_out + d_in) <= d_out * d_in < (rank + 1) * (d_out + d_in)
+    assert rank <= min(d_out, d_in)
+
+
+@given(d_out=st.integers(10, 5000), d_in=st.integers(10, 5000), ratio=st.floats(0.2, 1.0))
+def test_ratio_is_never_exceeded(d_out, d_in, ratio):
+    """From ten features on a rank of one fits into a fifth of the layer."""
+    assert rank_of_ratio(d_out, d_in, ratio) * (d_out + d_in) <= ratio * d_out * d_in * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("cost", ["flops", "params"])
+def test_every_layer_keeps_the_same_fraction(cost):
+    layers = {"a": nn.Linear(40, 120), "b": nn.Linear(64, 64)}
+    assert Uniform().allocate(AllocationProblem(layers, 0.5, cost)) == {"a": 15, "b": 16}
+    assert Uniform().allocate(AllocationProblem(layers, 1.0, cost)) == {"a": None, "b": None}

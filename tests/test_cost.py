@@ -1,0 +1,136 @@
+import copy
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import facts
+from facts.models import MambaVisionModel, TimmModel
+from tests.networks import make_convnext, make_swin
+
+IMAGE = (3, 224, 224)
+RECIPES = {
+    "DeiT-B distilled": TimmModel(tag="deit_base_distilled_patch16_224", weights="random"),
+    "DeiT-B plain": TimmModel(tag="deit_base_patch16_224", weights="random"),
+    "Swin-B": TimmModel(tag="swin_base_patch4_window7_224", weights="random"),
+    "ConvNeXt-B": TimmModel(tag="convnext_base", weights="random"),
+    "MambaVision-B": MambaVisionModel(variant="B", weights="random"),
+}
+# GFLOPs of the dense network, and at 60, 50 and 40 % (readings of the paper).
+PUBLISHED = {
+    "DeiT-B distilled": (33.89, 20.41, 17.07, 13.68),
+    "DeiT-B plain": (33.72, 20.30, 16.98, 13.61),
+    "Swin-B": (30.30, 18.40, 15.47, 12.47),
+    "ConvNeXt-B": (30.75, 18.85, 15.90, 12.92),
+    "MambaVision-B": (29.94, 23.15, 21.47, 19.77),
+}
+NUM_LAYERS = {"DeiT-B distilled": 48, "DeiT-B plain": 48, "Swin-B": 96, "ConvNeXt-B": 72}
+
+
+@pytest.fixture(scope="module")
+def networks():
+    with torch.device("meta"):
+        return {name: recipe.build() for name, recipe in RECIPES.items()}
+
+
+@pytest.mark.parametrize("column", range(4), ids=["dense", "60 %", "50 %", "40 %"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_gflops(networks, name, column):
+    ratio = (1.0, 0.6, 0.5, 0.4)[column]
+    result = facts.compress(networks[name], estimator="pela", ratio=ratio, input_shape=IMAGE)
+    counted = facts.count_cost(result.model, IMAGE).flops
+    assert f"{counted / 1e9:.2f}" == f"{PUBLISHED[name][column]:.2f}"
+    assert result.summary.after.flops == counted
+    assert f"{result.summary.before.flops / 1e9:.2f}" == f"{PUBLISHED[name][0]:.2f}"
+
+
+@pytest.mark.parametrize(("name", "millions"), [("DeiT-B distilled", "87.3"), ("MambaVision-B", "97.69")])
+def test_published_parameters(networks, name, millions):
+    params = facts.count_cost(networks[name], IMAGE).params / 1e6
+    assert f"{params:.{len(millions.partition('.')[2])}f}" == millions
+
+
+@pytest.mark.parametrize(("name", "expected"), NUM_LAYERS.items())
+def test_published_numbers_of_layers(networks, name, expected):
+    result = facts.compress(networks[name], estimator="pela", input_shape=IMAGE)
+    assert len(result.plan) == expected
+
+
+@pytest.mark.parametrize("name", ["DeiT-B distilled", "DeiT-B plain"])
+def test_full_rule_adds_attention_and_nothing_else(networks, name):
+    paper, full = (facts.count_cost(networks[name], IMAGE, rule).flops for rule in ("paper", "full"))
+    tokens, dim, depth = {"DeiT-B distilled": 198, "DeiT-B plain": 197}[name], 768, 12
+    assert full - paper == 2 * 2 * tokens**2 * dim * depth  # QKᵀ and AV
+
+
+def test_full_rule_adds_mambavisions_mixing(networks):
+    paper, full = (facts.count_cost(networks["MambaVision-B"], IMAGE, rule).flops for rule in ("paper", "full"))
+    attention = 5 * 4 * 196**2 * 512 + 2 * 4 * 49**2 * 1024  # blocks, products, tokens, width
+    convolutions = 5 * 2 * 2 * 3 * 196 * 256 + 3 * 2 * 2 * 3 * 49 * 512  # mixers, branches, operations, taps, ...
+    scan = 5 * 9 * 8 * 196 * 256 + 3 * 9 * 8 * 49 * 512  # mixers, operations, states, tokens, channels
+    stem_norms = 4 * (64 * 112**2 + 128 * 56**2)
+    assert full - paper == attention + convolutions + scan + stem_norms
+
+
+def test_full_rule_follows_the_compressed_products(networks):
+    """What compression saves is the same under both rules."""
+    dense = networks["DeiT-B plain"]
+    compressed = facts.compress(dense, estimator="pela", input_shape=IMAGE).model
+    saved = [
+        facts.count_cost(dense, IMAGE, rule).flops - facts.count_cost(compressed, IMAGE, rule).flops
+        for rule in ("paper", "full")
+    ]
+    assert saved[0] == saved[1] > 16e9
+
+
+@pytest.mark.parametrize(("make", "image"), [(make_swin, (3, 16, 16)), (make_convnext, (3, 32, 32))])
+@pytest.mark.parametrize("rule", ["paper", "full"])
+def test_real_networks_agree_with_the_meta_device(make, image, rule):
+    model = make(torch.float32)
+    assert facts.count_cost(model, image, rule) == facts.count_cost(copy.deepcopy(model).to("meta"), image, rule)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+def test_by_hand():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 2, stride=2, bias=False),  # 4 x 4 maps
+        nn.BatchNorm2d(8),
+        nn.GELU(),
+        nn.Flatten(2),
+        nn.LayerNorm(16),
+        nn.Linear(16, 5),
+    )
+    products = 2 * 16 * 8 * (3 * 2 * 2) + 2 * 8 * 16 * 5
+    elementwise = (4 + 1 + 5) * 8 * 16
+    params = 3 * 8 * 4 + 2 * 8 + 2 * 16 + 16 * 5 + 5
+    for rule in ("paper", "full"):
+        assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
+
+
+def test_batch_axis_multiplies_operations():
+    model = make_swin(torch.float32)
+    one, four = (facts.count_cost(model, shape) for shape in ((3, 16, 16), (4, 3, 16, 16)))
+    assert four.flops == 4 * one.flops
+    assert four.params == one.params
+
+
+def test_low_rank_layer():
+    layer = facts.LowRankLinear(torch.ones(7, 3), torch.ones(3, 5), torch.ones(7))
+    for rule in ("paper", "full"):
+        cost = facts.count_cost(layer, (2, 4, 6, 5), rule)
+        assert cost == facts.Cost(flops=2 * 48 * 3 * (5 + 7), params=3 * (5 + 7) + 7)
+
+
+def test_counting_leaves_the_network_alone():
+    model = timm.create_model("vit_tiny_patch16_224", depth=1).train()
+    facts.count_cost(model, IMAGE)
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(math.isfinite(parameter.sum().item()) for parameter in model.parameters())
+
+
+def test_unknown_rule():
+    with pytest.raises(ValueError, match="rule must be 'paper' or 'full', got 'fvcore'"):
+        facts.count_cost(nn.Linear(2, 2), (1, 2), rule="fvcore")
