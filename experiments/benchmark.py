@@ -44,11 +44,10 @@ def plain_pass(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
         summed_cross_entropy(model(images), labels).backward()
 
 
-def moment_pass(model: nn.Module, batches: list[tuple[Tensor, Tensor]], estimators: list[Estimator]) -> None:
-    """The data pass for some estimators, without a cache."""
+def moment_pass(model: nn.Module, estimators: list[Estimator], folder: Path) -> DataPass:
+    """A data pass for some estimators. Its sums are allocated once, as they are over the thousands of images of a run."""
     moments = list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
-    with tempfile.TemporaryDirectory() as folder:
-        DataPass(model, select_layers(model), moments, summed_cross_entropy, torch.float32, Path(folder)).run(batches)
+    return DataPass(model, select_layers(model), moments, summed_cross_entropy, torch.float32, folder)
 
 
 def calibration(args: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
 def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
     """`<name>.csv`, `<name>.md` and `<name>.tex`."""
     wide = wide_table(experiment, entries)
-    caption = f"{experiment.title}. " + " ".join(experiment.notes)
+    caption = f"{experiment.title}. {' '.join(experiment.notes)}".replace("%", r"\%")
     contents = {
         "csv": pd.DataFrame(map(asdict, entries)).to_csv(index=False),
         "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"

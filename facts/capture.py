@@ -16,6 +16,7 @@ class _Call:
     """One use of a layer in a forward pass; the gradient arrives later."""
 
     inputs: Tensor
+    inputs_version: int
     output_shape: torch.Size
     output_grad: Tensor | None = None
 
@@ -40,6 +41,17 @@ class Capture:
         self.num_samples = 0
         self.layers: dict[str, _Layer] = {}
         self.ever_ran: set[str] = set()
+        self.copied: set[str] = set()
+
+    def inputs_have_changed(self) -> bool:
+        """Whether the network went on to change a layer's input in place; from now on that layer's input is copied."""
+        changed = {
+            name
+            for name, layer in self.layers.items()
+            if any(call.inputs._version != call.inputs_version for call in layer.calls)
+        }
+        self.copied |= changed
+        return bool(changed)
 
     def start_batch(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -55,7 +67,10 @@ class Capture:
 
     def forward_hook(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         self.ever_ran.add(name)
-        call = _Call(args[0].detach().clone(), output.shape)  # a copy: the network may go on to change it in place
+        inputs = args[0].detach()
+        if name in self.copied:
+            inputs = inputs.clone()
+        call = _Call(inputs, inputs._version, output.shape)
         self.layers.setdefault(name, _Layer()).calls.append(call)
         if not self.with_grads:
             return None

@@ -63,17 +63,20 @@ SYMMETRIC_BLOCKS = 8
 MIN_BLOCKED_SIZE = 512
 
 
-def add_symmetric(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total [d, d] += leftᵀ right` for `[..., d]` tensors whose product is symmetric; only its lower blocks are made.
+def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
+    """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and `[...]` weights.
 
-    With eight block rows that is 56 % of the products. `mirror` fills in the rest once, at the end.
+    Only the lower blocks are made: with eight block rows that is 56 % of the products. `mirror` fills in the rest once,
+    at the end. Weights are applied block by block, which spares a copy of the whole tensor.
     """
     left, right = left.flatten(0, -2), right.flatten(0, -2)
+    weights = None if weights is None else weights.reshape(-1, 1)
     size = len(total)
     step = -(-size // SYMMETRIC_BLOCKS) if size >= MIN_BLOCKED_SIZE else size
     for start in range(0, size, step):
         end = min(start + step, size)
-        total[start:end, :end].addmm_(left[:, start:end].T, right[:, :end])
+        block = left[:, start:end]
+        total[start:end, :end].addmm_((block if weights is None else block * weights).T, right[:, :end])
 
 
 def mirror(total: Tensor) -> Tensor:

@@ -96,26 +96,32 @@ class DataPass:
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""
-        num_batches = 0
-        with capturing(self.model, self.layers, self._add, self.needs_grads) as capture:
-            for inputs, targets in track(calibration, "calibration", transient=True, console=Console(stderr=True)):
-                capture.start_batch(batch_size(inputs))
-                with torch.set_grad_enabled(self.needs_grads):
-                    self._pass(capture, to_device(inputs, self.device), to_device(targets, self.device))
-                self._check_finite(num_batches)
-                num_batches += 1
-        if not num_batches:
-            raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
-        if silent := [name for name in self.layers if name not in capture.ever_ran]:
-            raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
+        self.accumulate(track(calibration, "calibration", transient=True, console=Console(stderr=True)))
         return {
             moment: {name: moment.finish(total) for name, total in layers.items()}
             for moment, layers in self.totals.items()
         }
 
+    def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        """Add batches to the totals."""
+        number = -1
+        with capturing(self.model, self.layers, self._add, self.needs_grads) as capture:
+            for number, (inputs, targets) in enumerate(batches):
+                capture.start_batch(batch_size(inputs))
+                with torch.set_grad_enabled(self.needs_grads):
+                    self._pass(capture, to_device(inputs, self.device), to_device(targets, self.device))
+                self._check_finite(number)
+        if number < 0:
+            raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
+        if silent := [name for name in self.layers if name not in capture.ever_ran]:
+            raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
+
     def _pass(self, capture: Capture, inputs: Any, targets: Any) -> None:
         with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
             outputs = self.model(inputs)
+            if capture.inputs_have_changed():  # nothing is added yet: run the batch once more, with copies
+                capture.start_batch(capture.num_samples)
+                outputs = self.model(inputs)
             loss = self.loss(outputs, targets) if self.needs_grads else None
         if loss is not None:
             loss.backward()

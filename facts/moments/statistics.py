@@ -157,7 +157,7 @@ class GradWeightedInputGram(ClippedGradMoment):
         if self.normalize == "batch":
             trace = (weights * batch.x_energy).sum()
             weights = weights / trace.clamp(min=torch.finfo(trace.dtype).tiny)
-        add_symmetric(total[0], weights[..., None] * batch.x, batch.x)
+        add_symmetric(total[0], batch.x, batch.x, weights)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class InputWeightedGradGram(ClippedGradMoment):
 
     def add(self, total, batch):
         weights = self.clipped(batch.x_energy, batch)
-        add_symmetric(total[0], weights[..., None] * batch.g, batch.g)
+        add_symmetric(total[0], batch.g, batch.g, weights)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ METHODS = ["A", "B", "C", "D"]
 def experiment() -> Experiment:
     return Experiment(
         name="demo",
-        title="A demonstration",
+        title="A demonstration at 50 %",
         metrics={"gflops": "GFLOPs", "top1": "Top-1"},
         ranked_by="top1",
         columns={"Net": []},
@@ -67,5 +67,6 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
     assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 50
     markdown, latex = ((tmp_path / f"demo.{suffix}").read_text() for suffix in ("md", "tex"))
+    assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note.", "Spearman"))
