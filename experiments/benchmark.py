@@ -5,9 +5,9 @@ Variants take turns, A B C A B C, and medians are compared, so that a busy machi
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from facts.cost import count_params
 from facts.estimators import ESTIMATORS, Estimator
+from facts.files import ScratchFolder
 from facts.layers import select_layers
 from facts.moments.collect import DataPass, summed_cross_entropy
 
@@ -45,7 +46,7 @@ def plain_pass(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def moment_pass(model: nn.Module, estimators: list[Estimator], folder: Path) -> DataPass:
-    """A data pass for some estimators. Its sums are allocated once, as they are over the thousands of images of a run."""
+    """A data pass for some estimators, its sums allocated once for all rounds, as a run does for its many batches."""
     moments = list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
     return DataPass(model, select_layers(model), moments, summed_cross_entropy, torch.float32, folder)
 
@@ -60,11 +61,16 @@ def calibration(args: argparse.Namespace) -> None:
         (torch.randn(args.batch_size, *size, device=device), torch.randint(0, 1000, (args.batch_size,), device=device))
         for _ in range(args.batches)
     ]
+    facts = [ESTIMATORS["facts"]()]
     every = [estimator() for estimator in ESTIMATORS.values()]
+    scratch = ScratchFolder()
+    passes = {
+        "FACTS": moment_pass(model, facts, scratch.path),
+        "all ten estimators": moment_pass(model, every, scratch.path),
+    }
     variants = {
         "forward + backward": lambda: plain_pass(model, batches),
-        "FACTS": lambda: moment_pass(model, batches, [ESTIMATORS["facts"]()]),
-        "all ten estimators": lambda: moment_pass(model, batches, every),
+        **{name: partial(data_pass.accumulate, batches) for name, data_pass in passes.items()},
     }
     console = Console()
     for precision in args.matmul_precisions:
@@ -89,9 +95,9 @@ def main() -> None:
     command = commands.add_parser("calibration", help=calibration.__doc__)
     command.add_argument("--model", default="deit_base_distilled_patch16_224", help="any timm model")
     command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    command.add_argument("--batch-size", type=int, default=8)
+    command.add_argument("--batch-size", type=int, default=16)
     command.add_argument("--batches", type=int, default=1)
-    command.add_argument("--repeats", type=int, default=5)
+    command.add_argument("--repeats", type=int, default=3)
     command.add_argument("--matmul-precisions", nargs="+", default=["highest"], choices=["highest", "high", "medium"])
     command.set_defaults(run=calibration)
     args = parser.parse_args()

@@ -151,9 +151,15 @@ def moment_cache(
     loss: Loss,
     precision: torch.dtype,
 ) -> Cache:
-    """The part of a cache folder that belongs to this model, these layers, data, loss and precision."""
+    """The part of a cache folder that belongs to this model, these layers, data, loss and precision.
+
+    Raises `ValueError` for a loss without a name of its own, which could not be told from another one.
+    """
+    loss_name = getattr(loss, "__qualname__", "<unnamed>")
+    if "<" in loss_name:
+        raise ValueError("cache= needs a loss with a name of its own: define it as a function at the top of a module")
     data = None if calibration is None else calibration_key(calibration)
-    key = content_key(model, list(layers), data, getattr(loss, "__qualname__", repr(loss)), precision)
+    key = content_key(repr(model), model, list(layers), data, loss.__module__, loss_name, precision)
     return Cache(Path(folder) / key)
 
 

@@ -96,7 +96,7 @@ def _dense_shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def _describe(recipe: Recipe | None) -> dict | None:
-    return recipe and {"library": recipe.library, **asdict(recipe), "weights": "random"}
+    return recipe and {"kind": recipe.kind, **asdict(recipe), "weights": "random"}
 
 
 def _rebuild(description: dict | None, folder: Path) -> nn.Module:
@@ -105,11 +105,11 @@ def _rebuild(description: dict | None, folder: Path) -> nn.Module:
             f"{folder} names no architecture that can be built from JSON; pass the dense network as model="
         )
     fields = dict(description)
-    library = fields.pop("library", None)
-    if library not in RECIPES:
-        raise ValueError(f"{folder} was saved for {library!r}, which this version cannot build; pass model=")
+    kind = fields.pop("kind", None)
+    if kind not in RECIPES:
+        raise ValueError(f"{folder} was saved for {kind!r}, which this version cannot build; pass model=")
     try:
-        recipe = RECIPES[library](**fields)
+        recipe = RECIPES[kind](**fields)
         model = recipe.architecture()
         model.recipe = recipe
         return model

@@ -16,6 +16,10 @@ from facts.moments.collect import summed_cross_entropy
 from tests.networks import EveryShape, image_batches, make_model
 
 
+def sum_of_outputs(outputs, targets):
+    return outputs.sum()
+
+
 class Counting(EveryShape):
     """Counts forward passes of the original, not of its copies."""
 
@@ -105,6 +109,10 @@ class TestCompress:
         for estimator in estimators:
             assert passes(model, batches, estimator=estimator, cache=folder)[1] == 0
 
+    def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
+        with pytest.raises(ValueError, match="name of its own"):
+            facts.compress(model, batches, loss=lambda outputs, targets: outputs.sum(), cache=folder)
+
     def test_other_content_is_another_key(self, model, batches, folder):
         def num_keys(changed_model=model, data=batches, **options):
             facts.compress(changed_model, data, estimator="svd_llm", cache=folder, **options)
@@ -117,7 +125,7 @@ class TestCompress:
         assert num_keys(data=[(images, labels.roll(1)) for images, labels in batches]) == 4
         assert num_keys(layers=["tokens", "rows"]) == 5
         assert num_keys(precision=torch.bfloat16) == 6
-        assert num_keys(loss=lambda outputs, targets: outputs.sum()) == 7
+        assert num_keys(loss=sum_of_outputs) == 7
         changed = make_model(torch.float32)
         assert num_keys(changed_model=changed) == 8  # another class
         changed.tokens.weight.data[0, 0] += 1e-6

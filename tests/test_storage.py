@@ -111,7 +111,7 @@ def test_folder_holds_no_code(saved):
     _, folder = saved
     assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
     description = json.loads((folder / DESCRIPTION).read_text())
-    assert description["recipe"]["library"] == "timm"
+    assert description["recipe"]["kind"] == "timm"
     assert description["recipe"]["weights"] == "random"  # loading fetches nothing
     header = (folder / WEIGHTS).read_bytes()
     assert header[8:9] == b"{"  # safetensors: a length, then JSON
@@ -187,8 +187,8 @@ class TestDamage:
         with pytest.raises(ValueError, match=r"saved from another network than EveryShape: .* no attribute `blocks`"):
             facts.load_compressed(saved[1], model=make_model())
 
-    def test_unknown_library(self, saved):
-        edit(saved[1], lambda description: description["recipe"].update(library="keras"))
+    def test_unknown_kind_of_recipe(self, saved):
+        edit(saved[1], lambda description: description["recipe"].update(kind="keras"))
         with pytest.raises(ValueError, match="was saved for 'keras', which this version cannot build; pass model="):
             facts.load_compressed(saved[1])
 

@@ -40,7 +40,7 @@ class Recipe:
 class TimmModel(Recipe):
     """A model of timm by its tag, such as `swin_base_patch4_window7_224.ms_in22k_ft_in1k`."""
 
-    library: ClassVar[str] = "timm"
+    kind: ClassVar[str] = "timm"
     tag: str
 
     def architecture(self, pretrained: bool = False) -> nn.Module:
@@ -57,7 +57,7 @@ class TimmModel(Recipe):
 class MambaVisionModel(Recipe):
     """A MambaVision of this package; NVIDIA publishes its weights as a file, so `pretrained` has no meaning here."""
 
-    library: ClassVar[str] = "mambavision"
+    kind: ClassVar[str] = "mambavision"
     variant: str
 
     def architecture(self, pretrained: bool = False) -> nn.Module:
@@ -69,7 +69,7 @@ class MambaVisionModel(Recipe):
         return MambaVision.from_variant(self.variant, **self.arguments)
 
 
-RECIPES = {recipe.library: recipe for recipe in (TimmModel, MambaVisionModel)}
+RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel)}
 
 
 def find_checkpoint(weights: str) -> Path:
