@@ -58,8 +58,12 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
             path.write_text(content)
 
 
-def wide_table(experiment: Experiment, entries: Iterable[Entry]) -> pd.DataFrame:
-    """One line a row of the paper's table; for each column and metric, ours and the paper's as text."""
+def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
+    """One line a row of the paper's table; for each column and metric, ours and the paper's as text.
+
+    The ranked metric has its difference to the paper too, where any is known.
+    """
+    comparable = any(entry.difference is not None for entry in entries)
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
     lines = []
     for row in (*experiment.rows, RANK_CORRELATION):
@@ -70,6 +74,8 @@ def wide_table(experiment: Experiment, entries: Iterable[Entry]) -> pd.DataFrame
                 line[f"{column} {title}"] = _ours(entry)
                 if metric == experiment.ranked_by:
                     line[f"{column} {title} (paper)"] = _number(entry and entry.paper)
+                    if comparable:
+                        line[f"{column} {title} (difference)"] = _number(entry and entry.difference)
         lines.append(line)
     return pd.DataFrame(lines)
 

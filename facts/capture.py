@@ -58,8 +58,10 @@ class Capture:
         self.layers.clear()
 
     def finish_batch(self) -> None:
-        """Hand over what is left: without gradients all layers, otherwise those of which one call had no influence on
-        the loss; its gradient is zero."""
+        """Hand over what is left: all layers, or with gradients those with a call that did not reach the loss.
+
+        The gradient of such a call is zero. Raises `ValueError` for a layer none of whose calls reached it.
+        """
         for name, layer in list(self.layers.items()):
             if self.with_grads and layer.num_grads == 0:
                 raise ValueError(f"layer {name} ran, but the loss does not depend on it; leave it out of the layers")

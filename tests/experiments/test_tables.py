@@ -57,6 +57,14 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, compa
     assert top1.difference == (2.5 if comparable else None)
 
 
+@pytest.mark.parametrize("comparable", [True, False])
+def test_the_written_table_shows_the_difference_where_there_is_one(experiment, tmp_path, comparable):
+    write_tables(experiment, entries_of(experiment, places({"A": 12.5}), comparable), tmp_path)
+    markdown = (tmp_path / "demo.md").read_text()
+    assert ("Net Top-1 (difference)" in markdown) == comparable
+    assert ("| 2.5 " in markdown) == comparable
+
+
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
     entries = entries_of(experiment, places({"A": 12.5, "B": 20.0, "C": 50.0}, failed="D"), comparable=False)
     write_tables(experiment, entries, tmp_path)
