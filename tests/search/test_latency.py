@@ -17,8 +17,8 @@ def test_times_follow_the_size():
 
 
 def test_each_shape_is_measured_once(monkeypatch):
-    layers = {"one": nn.Linear(8, 16), "same": nn.Linear(8, 16), "turned": nn.Linear(16, 8)}
-    layers["plain"] = nn.Linear(8, 16, bias=False)
+    layers = {name: nn.Linear(8, 16) for name in ("one", "same", "longer")}
+    layers |= {"turned": nn.Linear(16, 8), "plain": nn.Linear(8, 16, bias=False)}
     measured = []
 
     def measure(layer, rows, rank):
@@ -26,14 +26,19 @@ def test_each_shape_is_measured_once(monkeypatch):
         return float(len(measured))
 
     monkeypatch.setattr(LayerTimes, "_measure", staticmethod(measure))
-    times = LayerTimes(layers, {"one": 4, "same": 4, "turned": 4, "plain": 4})
+    times = LayerTimes(layers, {**dict.fromkeys(layers, 4), "longer": 8})
     for _ in range(2):
-        assert [times(name, None) for name in layers] == [1, 1, 2, 3]
-        assert [times("one", rank) for rank in (2, 3, None)] == [4, 5, 1]
-    assert measured == [(8, 16, True, 4, None), (16, 8, True, 4, None), (8, 16, False, 4, None)] + [
-        (8, 16, True, 4, rank) for rank in (2, 3)
+        assert [times(name, None) for name in layers] == [1, 1, 2, 3, 4]
+        assert [times("same", rank) for rank in (2, 3, None)] == [5, 6, 1]
+        assert times("one", 2) == 5
+    assert measured == [
+        (8, 16, True, 4, None),
+        (8, 16, True, 8, None),
+        (16, 8, True, 4, None),
+        (8, 16, False, 4, None),
+        (8, 16, True, 4, 2),
+        (8, 16, True, 4, 3),
     ]
-    assert LayerTimes(layers, {"one": 4, "same": 8})("same", None) == 6  # more rows
 
 
 def test_a_layer_is_left_as_it_is():

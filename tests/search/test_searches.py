@@ -3,13 +3,26 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import facts
-from facts.search import SEARCHES, ASVDSearch, ComCatSearch, CoRS, FLARSearch, MemViTSearch, Uniform
+from facts.compression import decompose_layers
+from facts.estimators import PELA
+from facts.search import (
+    SEARCHES,
+    AllocationProblem,
+    ASVDSearch,
+    ComCatSearch,
+    CoRS,
+    FLARSearch,
+    MemViTSearch,
+    Uniform,
+    interpolate_profile,
+)
 from facts.search.base import candidate_ranks
-from facts.search.flar import _equal_error
 from facts.search.sensitivity import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import make_problem
@@ -28,6 +41,18 @@ def compress(name, **options):
     return facts.compress(model, batches, search=QUICK.get(name, name), **{"ratio": 0.7, **options})
 
 
+def wide_problem(**fields):
+    """Three layers of 21 components at full cost: wide enough that most ranks are not measured."""
+    torch.manual_seed(0)
+    linears = [nn.Linear(40, 48), nn.Linear(48, 40), nn.Linear(40, 48)]
+    model = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in linears), nn.Linear(48, 4)).double()
+    layers = {f"{number}.0": layer for number, layer in enumerate(linears)}
+    decompositions = decompose_layers(model, layers, None, PELA())
+    batches = [(torch.randn(20, 40, dtype=torch.float64), None)]
+    rows = dict.fromkeys(layers, 1)
+    return AllocationProblem(model, layers, decompositions, rows=rows, sensitivity=batches, **fields)
+
+
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_budget_is_kept_and_is_what_the_network_costs(name, bounds):
@@ -42,6 +67,12 @@ def test_the_budget_is_kept_and_is_what_the_network_costs(name, bounds):
     assert all(rank is None or rank >= 1 for rank in result.plan.values())
     if summary.solution:
         assert summary.solution["status"] == "optimal" and summary.solution["gap"] == 0
+
+
+def test_uniform_keeps_the_tightest_ratio():
+    problem = make_problem(bounds={"flops": 0.9, "params": 0.4})
+    assert Uniform().allocate(problem).plan == Uniform().allocate(make_problem(bounds={"flops": 0.4})).plan
+    assert Uniform().allocate(problem).plan != Uniform().allocate(make_problem(bounds={"flops": 0.9})).plan
 
 
 @pytest.mark.parametrize("name", SEARCHES)
@@ -60,23 +91,22 @@ def test_errors_that_decided_are_told(name):
         assert all(ratio == rank / problem.full_rank(layer) and error >= 0 for rank, ratio, error in entries)
 
 
-@pytest.mark.parametrize("interpolation", ["windows", "linear", "none"])
+@pytest.mark.parametrize("interpolation", ["windows", "cubic", "linear", "none"])
 def test_cors_finds_the_best_plan_there_is(interpolation):
-    names = ("windows", "rows", "vector")
-    full = make_problem()
-    problem = make_problem(
-        layers={name: full.layers[name] for name in names},
-        decompositions={name: full.decompositions[name] for name in names},
-        bounds={"flops": 0.6, "params": 0.65},
-    )
-    search = CoRS(interpolation=interpolation)
-    result = search.allocate(problem)
-    measured = Sensitivity(problem).profile(problem.ranks_of_ratios(search.ratios))
+    """Among all the ranks on offer, with errors interpolated from those that were measured."""
+    problem = wide_problem(bounds={"flops": 0.6, "params": 0.65})
+    result = CoRS(interpolation=interpolation, rank_multiple=2).allocate(problem)
+    measured = Sensitivity(problem).profile({name: [2, 6, 10, 14, 18] for name in problem.layers})
     assert result.profile == measured
     errors = measured
     if interpolation != "none":
-        errors = {name: search._interpolated(problem, name, measured[name]) for name in names}
-    plans = [dict(zip(names, ranks, strict=True)) for ranks in itertools.product(*([*errors[n], None] for n in names))]
+        errors = {}
+        for name, points in measured.items():
+            ratios, offered = np.array(list(points)) / 21, np.arange(4, 19, 2)
+            values = interpolate_profile(ratios, list(points.values()), offered / 21, interpolation)
+            errors[name] = dict(zip(offered.tolist(), values, strict=True))
+    choices = itertools.product(*([*errors[name], None] for name in problem.layers))
+    plans = [dict(zip(problem.layers, ranks, strict=True)) for ranks in choices]
     totals = [
         math.fsum(errors[name][rank] for name, rank in plan.items() if rank) for plan in plans if problem.fits(plan)
     ]
@@ -116,40 +146,49 @@ def test_asvd_takes_the_best_cut_through_the_sorted_errors():
     assert result.plan == fitting[-1] and len(fitting) < len(plans)
 
 
-def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold():
-    problem = make_problem(bounds={"flops": 0.7})
-    plan = FLARSearch().allocate(problem).plan
-    offered = {name: candidate_ranks(problem.full_rank(name), 8, 5, between=(0, 1)) for name in problem.layers}
+@pytest.mark.parametrize("ratio", [0.4, 0.6, 0.8])
+def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold(ratio):
+    """The smallest threshold that meets the budget, read off a table of all errors."""
+    problem = wide_problem(bounds={"flops": ratio})
+    result = FLARSearch(rank_multiple=4).allocate(problem)
+    offered = {name: [4, 8, 12, 16, 20] for name in problem.layers}
     errors = Sensitivity(problem, of="features").profile(offered)
-    taken = [errors[name][rank] for name, rank in plan.items() if rank]
-    threshold = max(taken)
-    for name, rank in plan.items():
-        smaller = [other for other in offered[name] if rank is None or other < rank]
-        assert all(errors[name][other] > threshold for other in smaller), name
-    assert problem.fits(plan)
-    under = _equal_error(Sensitivity(problem, of="features"), offered, threshold / 1.0011)
-    assert not problem.fits(under)  # the search goes on until a thousandth is left
+    for profile in errors.values():
+        assert list(profile.values()) == sorted(profile.values(), reverse=True)  # as binary searches need it
+
+    def under(threshold):
+        ranks = {name: [rank for rank in offered[name] if errors[name][rank] <= threshold] for name in offered}
+        return {name: min(ranks[name], default=None) for name in offered}
+
+    thresholds = sorted(error for profile in errors.values() for error in profile.values())
+    assert result.plan == next(plan for plan in map(under, thresholds) if problem.fits(plan))
+    for name, profile in result.profile.items():
+        assert profile.items() <= errors[name].items()
 
 
-def test_memvit_keeps_more_energy_than_uniform_ranks_do():
-    problem = make_problem(bounds={"flops": 0.7})
+@pytest.mark.parametrize("bounds", [{"flops": 0.7}, {"params": 0.5}, {"flops": 0.8, "params": 0.6}])
+def test_memvit_keeps_more_energy_with_every_move(bounds):
+    """From what uniform ranks keep, never above the budget."""
+    problem = make_problem(bounds=bounds)
 
     def energy(plan):
         values = {name: problem.decompositions[name].energies.sqrt() for name in plan}
         return sum((values[name][:rank].sum() / values[name].sum()).item() for name, rank in plan.items())
 
-    plan = MemViTSearch().allocate(problem).plan
-    assert energy(plan) > energy(Uniform().allocate(problem).plan)
-    assert problem.fits(plan)
+    plans = [MemViTSearch(num_iterations=number).allocate(problem).plan for number in (*range(1, 30), 500)]
+    assert all(problem.fits(plan) for plan in plans)
+    energies = [energy(plan) for plan in (Uniform().allocate(problem).plan, *plans)]
+    assert energies == sorted(energies)
+    assert energies[-1] > energies[0]
 
 
 def test_comcat_moves_ranks_to_the_layer_that_matters():
     """Of two layers of one shape the outputs of one are all but ignored; the other ends with more of the budget."""
 
-    class Fork(torch.nn.Module):
+    class Fork(nn.Module):
         def __init__(self):
             super().__init__()
-            self.used, self.ignored = torch.nn.Linear(12, 12), torch.nn.Linear(12, 12)
+            self.used, self.ignored = nn.Linear(12, 12), nn.Linear(12, 12)
 
         def forward(self, images):
             x = images.flatten(1)[:, :12]
@@ -197,7 +236,7 @@ def test_latency_is_a_cost_like_any_other(name):
 def test_a_layer_that_no_rank_makes_smaller(name):
     """One input: even a single component costs more than the layer."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(1, 24), torch.nn.Tanh(), torch.nn.Linear(24, 24))
+    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24))
     batches = [(torch.randn(16, 1), torch.randint(24, (16,)))]
     result = facts.compress(model, batches, search=QUICK.get(name, name), ratio=0.7)
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
@@ -208,11 +247,11 @@ def test_a_layer_that_no_rank_makes_smaller(name):
 def test_networks_of_tokens(name):
     """Inputs `[N, T, d]`, to a module that takes nothing else."""
 
-    class Attention(torch.nn.Module):
+    class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            self.into, self.out = torch.nn.Linear(16, 16), torch.nn.Linear(16, 12)
-            self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+            self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 12)
+            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
 
         def forward(self, tokens):
             x = self.into(tokens)
@@ -230,7 +269,7 @@ def test_networks_of_tokens(name):
 def test_cors_offers_the_measured_ranks_where_no_multiple_lies_between(ratios):
     """At ratios so close together, of 48 components 14 (and 15) are measured, and 8 and 16 are the next multiples."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 192), torch.nn.Tanh(), torch.nn.Linear(192, 64))
+    model = nn.Sequential(nn.Linear(64, 192), nn.Tanh(), nn.Linear(192, 64))
     batches = [(torch.randn(16, 64), torch.randint(64, (16,)))]
     result = facts.compress(model, batches, search=CoRS(ratios=ratios), ratio=0.5)
     assert set(result.plan.values()) <= {14, 15}
@@ -246,6 +285,6 @@ def test_ranks_on_offer():
 
 def test_ratios_are_taken_as_they_are_written():
     """0.7 of 10 is 7, though the nearest float to it is less."""
-    layer = torch.nn.Linear(10, 1, bias=False)
+    layer = nn.Linear(10, 1, bias=False)
     problem = facts.search.AllocationProblem(layer, {"": layer}, {}, {"params": 0.7}, rows={"": 1})
     assert problem.budget == (7,)
