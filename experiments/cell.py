@@ -16,11 +16,14 @@ from torch import nn
 
 from experiments.record import Record, read_record, write_record
 from experiments.tracking import tracked
+from facts.analysis import Analysis, Subject
 from facts.cache import content_key
 from facts.compression import all_bounds, compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
 from facts.files import writable_folder
+from facts.layers import select_layers
+from facts.losses import Loss, SampledLabels
 from facts.search import Search
 from facts.tasks import Task
 from facts.version import __version__
@@ -28,6 +31,7 @@ from facts.version import __version__
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
@@ -40,6 +44,7 @@ class Cell:
     task: Task
     estimator: Estimator | None
     search: Search
+    analysis: Analysis | None = None
 
     @classmethod
     def of(cls, config: DictConfig) -> "Cell":
@@ -49,8 +54,9 @@ class Cell:
         profile = config.profile.name
         search, task = instantiate(config.search), instantiate(config.task[profile])
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
+        analysis = instantiate(config.analysis[profile]) if config.analysis else None
         recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
-        return cls(config, load_model(recipe, config.hardware.device), task, estimator, search)
+        return cls(config, load_model(recipe, config.hardware.device), task, estimator, search, analysis)
 
     @cached_property
     def model_hash(self) -> str:
@@ -77,6 +83,15 @@ class Cell:
         return Path(self.config.results) / self.config.profile.name
 
     @property
+    def cache(self) -> Path | None:
+        return self.folder / "cache" if self.config.cache else None
+
+    @property
+    def loss(self) -> Loss:
+        """What gradients are taken of."""
+        return SampledLabels(self.task.loss, self.config.seed) if self.config.labels == "sampled" else self.task.loss
+
+    @property
     def precision(self) -> torch.dtype:
         return PRECISIONS[self.config.hardware.precision]
 
@@ -92,6 +107,8 @@ class Cell:
             "task": config.task.name,
             "profile": config.profile.name,
             "seed": config.seed,
+            "labels": config.labels,
+            "analysis": self.analysis and repr(self.analysis),
         }
         if self.estimator is None:
             return {**what, **numerics, "estimator": None}
@@ -104,6 +121,7 @@ def check(config: DictConfig) -> None:
     """The top-level values. Raises `ValueError` with the field's name."""
     all_bounds(config.ratio, config.cost, config.bounds)
     for field, value, allowed in (
+        ("labels", config.labels, LABELS),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
         ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
     ):
@@ -173,7 +191,28 @@ def measure(cell: Cell) -> dict[str, Any]:
     with timed(outcome["seconds"], "evaluation"):
         metrics = cell.task.evaluate(model, cell.precision)
     metrics |= {"gflops": cost.flops / 1e9, "mparams": cost.params / 1e6, **outcome.pop("metrics", {})}
+    if cell.analysis:
+        with timed(outcome["seconds"], "analysis"):
+            findings = cell.analysis.run(subject_of(cell, model))
+        metrics |= findings.metrics
+        outcome["analysis"] = findings.values
     return {**outcome, "metrics": metrics}
+
+
+def subject_of(cell: Cell, result: nn.Module) -> Subject:
+    """What the cell's analysis looks at."""
+    calibration, held_out = cell.task.analysis(cell.model)
+    return Subject(
+        model=cell.model,
+        layers=select_layers(cell.model),
+        calibration=calibration,
+        held_out=held_out,
+        loss=cell.loss,
+        precision=cell.precision,
+        estimator=cell.estimator,
+        compressed=None if cell.estimator is None else result,
+        cache=cell.cache,
+    )
 
 
 def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
@@ -188,11 +227,11 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
         cost=config.cost,
         bounds=dict(config.bounds),
         sensitivity=cell.task.sensitivity(cell.model),
-        loss=cell.task.loss,
+        loss=cell.loss,
         output_error=cell.task.output_error,
         precision=cell.precision,
         input_shape=input_shape,
-        cache=cell.folder / "cache" if config.cache else None,
+        cache=cell.cache,
     )
     summary, metrics = result.summary, {}
     if "flops" in summary.budget:

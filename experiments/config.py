@@ -44,15 +44,19 @@ class Tracking:
 class Experiment:
     """A table or a figure: rows and columns of overrides, the figures of the paper, and how to show them.
 
-    `figure` is the name of its drawing in `experiments/figures.py`, empty for a table. `not_applicable` says, by row
-    and column, why a cell is left out.
+    With `metrics` it is a table; with `figure`, the name of a drawing in `experiments/figures.py`, a figure, or both.
+    `axis` says what an ablation's rows vary. `properties` are attributes of the estimators, with their titles, that the
+    table shows beside their rows.
+    `not_applicable` says, by row and column, why a cell is left out.
     """
 
     name: str = MISSING
     title: str = ""
     task: str = ""
     figure: str = ""
+    axis: str = ""
     metrics: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
     ranked_by: str = ""
     overrides: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -72,9 +76,11 @@ class Config:
     profile: Profile = MISSING
     hardware: Hardware = MISSING
     tracking: Tracking = MISSING
+    analysis: ByProfile | None = None
     experiment: Experiment | None = None
     ratio: float = 0.5
     cost: str = "flops"
+    labels: str = "given"
     bounds: dict[str, float] = field(default_factory=dict)
     cache: bool = True
     seed: int = 0

@@ -26,7 +26,8 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "h
 class Record:
     """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
 
-    `spent`, `budget`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`.
+    `spent`, `budget`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`; `analysis`
+    holds the values that an analysis found, beside its metrics.
     """
 
     fingerprint: str
@@ -41,6 +42,7 @@ class Record:
     budget: dict[str, float] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    analysis: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     attempt: int = 1

@@ -20,8 +20,10 @@ def write_report(experiments: Iterable[Experiment], records: list[Record], folde
 def report(experiments: Iterable[Experiment], records: list[Record], folder: Path) -> str:
     lines = [f"# Results, profile `{folder.name}`", ""]
     for experiment in experiments:
-        file = f"figures/{experiment.name}.png" if experiment.figure else f"tables/{experiment.name}.md"
-        lines.append(f"- [{experiment.title}]({file})")
+        files = {"table": f"tables/{experiment.name}.md"} if experiment.metrics else {}
+        if experiment.figure:
+            files["figure"] = f"figures/{experiment.name}.png"
+        lines.append(f"- {experiment.title}: {', '.join(f'[{kind}]({file})' for kind, file in files.items())}")
     if not records:
         return "\n".join([*lines, "", "No cell has run yet.", ""])
     latest = max(records, key=lambda record: record.time)

@@ -5,8 +5,10 @@ Which cells does each need, which are done, run the others, render. What was fin
 
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -23,6 +25,7 @@ from experiments.report import write_report
 from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
 from experiments.tracking import tracked
 from facts.compression import moment_cache
+from facts.estimators import Estimator
 from facts.files import writable_folder
 from facts.layers import select_layers
 from facts.moments import collect_moments
@@ -43,9 +46,15 @@ class Place:
 
     @property
     def data(self) -> str:
-        """The network and the data, as text: places of one kind can share a data pass."""
+        """The network, the data and the labels, as text: places of one kind can share a data pass."""
         profile = self.config.profile.name
-        return OmegaConf.to_yaml({"model": self.config.model[profile], "task": self.config.task[profile]}, resolve=True)
+        parts = {"model": self.config.model[profile], "task": self.config.task[profile], "labels": self.config.labels}
+        return OmegaConf.to_yaml(parts, resolve=True)
+
+    @property
+    def estimator(self) -> type[Estimator] | None:
+        target = self.config and self.config.estimator["_target_"]
+        return hydra.utils.get_class(target) if target else None
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
@@ -77,16 +86,16 @@ def main(config: Config) -> None:
 
 
 def show(experiment: Experiment, places: list[Place], folder: Path, config: Config, console: Console) -> None:
-    """Write a table, on the screen too, or draw a figure; W&B gets either."""
+    """Draw the experiment's figure, and write its table, on the screen too; W&B gets both."""
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
             path = draw_figure(experiment, places, folder / "figures")
             track(lambda run: log_figure(run, path))
-            return
-        entries = entries_of(experiment, places, config.profile.comparable)
-        write_tables(experiment, entries, folder / "tables")
-        console.print(screen_table(experiment, entries))
-        track(lambda run: log_table(run, entries))
+        if experiment.metrics:
+            entries = entries_of(experiment, places, config.profile.comparable)
+            write_tables(experiment, entries, folder / "tables", properties_of(experiment, places))
+            console.print(screen_table(experiment, entries))
+            track(lambda run: log_table(run, entries))
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
@@ -150,17 +159,35 @@ def run_column(places: list[Place]) -> None:
 
 def share_data_pass(cells: list[Cell]) -> None:
     """Put the union of the moments that the unfinished cells need into the cache."""
-    cached = [cell for cell in cells if cell.config.cache]
+    cached = [cell for cell in cells if cell.config.cache and cell.estimator]
     unfinished = [cell for cell in cached if not ((record := cell.earlier_record()) and record.status == "done")]
-    moments = [moment for cell in unfinished if cell.estimator for moment in cell.estimator.moments]
+    analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
+    collect_together(unfinished, lambda cell: cell.task.calibration(cell.model))
+    collect_together(analysed, lambda cell: cell.task.analysis(cell.model)[0])
+
+
+def collect_together(cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple[Any, Any]]]) -> None:
+    """The moments that the cells' estimators need of the same data, in one pass."""
+    moments = [moment for cell in cells for moment in cell.estimator.moments]
     if not moments:
         return
-    cell = unfinished[0]
-    layers, calibration = select_layers(cell.model), cell.task.calibration(cell.model)
-    cache = moment_cache(cell.folder / "cache", cell.model, layers, calibration, cell.task.loss, cell.precision)
-    collect_moments(
-        cell.model, layers, calibration, moments, loss=cell.task.loss, precision=cell.precision, cache=cache
-    )
+    cell = cells[0]
+    layers, data = select_layers(cell.model), data_of(cell)
+    settings = {"loss": cell.loss, "precision": cell.precision}
+    cache = moment_cache(cell.cache, cell.model, layers, data, **settings)
+    collect_moments(cell.model, layers, data, moments, **settings, cache=cache)
+
+
+def properties_of(experiment: Experiment, places: list[Place]) -> dict[str, dict[str, str]]:
+    """What the table says of each row's estimator, by row and title."""
+    words = {True: "yes", False: "no"}
+    return {
+        place.row: {
+            title: words.get(getattr(place.estimator, attribute, None), "")
+            for attribute, title in experiment.properties.items()
+        }
+        for place in places
+    }
 
 
 def entries_of(experiment: Experiment, places: list[Place], comparable: bool) -> list[Entry]:

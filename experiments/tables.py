@@ -1,6 +1,6 @@
 """Tables of an experiment: long CSV, and Markdown and LaTeX with the paper's figures beside ours."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -43,9 +43,11 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
     return correlations
 
 
-def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> None:
-    """`<name>.csv`, `<name>.md` and `<name>.tex`."""
-    wide = wide_table(experiment, entries)
+def write_tables(
+    experiment: Experiment, entries: list[Entry], folder: Path, properties: Mapping[str, Mapping[str, str]]
+) -> None:
+    """`<name>.csv`, `<name>.md` and `<name>.tex`; `properties` are texts by row and title."""
+    wide = wide_table(experiment, entries, properties)
     caption = f"{experiment.title}. {' '.join(experiment.notes)}".replace("%", r"\%")
     contents = {
         "csv": pd.DataFrame(map(asdict, entries)).to_csv(index=False),
@@ -58,7 +60,9 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path) -> 
             path.write_text(content)
 
 
-def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
+def wide_table(
+    experiment: Experiment, entries: list[Entry], properties: Mapping[str, Mapping[str, str]]
+) -> pd.DataFrame:
     """One line a row of the paper's table; for each column and metric, ours and the paper's as text.
 
     The ranked metric has its difference to the paper too, where any is known.
@@ -66,8 +70,8 @@ def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
     comparable = any(entry.difference is not None for entry in entries)
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
     lines = []
-    for row in (*experiment.rows, RANK_CORRELATION):
-        line = {"Method": row}
+    for row in _rows(experiment, entries):
+        line = {"Method": row, **properties.get(row, dict.fromkeys(experiment.properties.values(), ""))}
         for column in experiment.columns:
             for metric, title in experiment.metrics.items():
                 entry = by_place.get((row, column, metric))
@@ -80,14 +84,19 @@ def wide_table(experiment: Experiment, entries: list[Entry]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def screen_table(experiment: Experiment, entries: Iterable[Entry]) -> Table:
+def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
+    """The rows of the table, the rank correlations last where there are any."""
+    return [*experiment.rows, *dict.fromkeys(entry.row for entry in entries if entry.row == RANK_CORRELATION)]
+
+
+def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """The ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
     by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}, in brackets the paper's")
     table.add_column("Method", no_wrap=True)
     for column in experiment.columns:
         table.add_column(column, justify="right")
-    for row in (*experiment.rows, RANK_CORRELATION):
+    for row in _rows(experiment, entries):
         line = [by_place.get((row, column)) for column in experiment.columns]
         table.add_row(row, *(f"{_ours(entry)}{_bracketed(entry)}" for entry in line))
     return table

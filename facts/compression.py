@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from facts.cache import Cache, calibration_key, content_key, name_of
 from facts.cost import COST_NAMES, Cost, CostName, count_params, count_pass, count_rows, meta_input
 from facts.decomposition import Decomposition, decompose
 from facts.estimators import ESTIMATORS, Estimator
-from facts.estimators.base import TwoSidedEstimator
+from facts.estimators.base import TwoSidedEstimator, see_data
 from facts.layers import batch_size, select_layers
 from facts.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
 from facts.lowrank import LowRankLinear
@@ -191,11 +192,11 @@ def decompose_layers(
     if cache and (tensors := cache.load(file)):
         return {name: _unpack(tensors, name) for name in layers}
     moments = dict.fromkeys(layers, LayerMoments({}))
+    last = estimator
     if estimator.moments:
-        moments = collect_moments(
-            model, layers, calibration, estimator.moments, loss=loss, precision=precision, cache=cache
-        )
-    decompositions = {name: decompose_layer(name, layer, estimator, moments[name]) for name, layer in layers.items()}
+        collect = partial(collect_moments, model, layers, calibration, loss=loss, precision=precision, cache=cache)
+        last, moments = see_data(estimator, collect)
+    decompositions = {name: decompose_layer(name, layer, last, moments[name]) for name, layer in layers.items()}
     if cache:
         cache.save(file, {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()})
     return decompositions

@@ -6,7 +6,9 @@ from pathlib import Path
 from torch import Tensor
 
 from facts.estimators import ESTIMATORS, Estimator, KroneckerFactors
+from facts.estimators.base import see_data
 from facts.layers import split_samples
+from facts.moments import Moment
 from facts.moments.batch import LayerBatch
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import Counts
@@ -34,9 +36,14 @@ def estimate_factors(
         split_samples(inputs, len(inputs), "inputs"), split_samples(output_grads, len(inputs), "output_grads")
     )
     with tempfile.TemporaryDirectory() as folder:
-        totals = {}
-        for moment in (Counts(), *estimator.moments):
-            total = moment.start(batch.x, d_in, d_out, Path(folder) / moment.key)
-            moment.add(total, batch)
-            totals[moment] = moment.finish(total)
-        return estimator.factors(LayerMoments(totals))
+
+        def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
+            totals = {}
+            for moment in (Counts(), *moments):
+                total = moment.start("layer", batch.x, d_in, d_out, Path(folder) / moment.key)
+                moment.add(total, batch)
+                totals[moment] = moment.finish(total)
+            return {"layer": LayerMoments(totals)}
+
+        estimator, moments = see_data(estimator, collect)
+        return estimator.factors(moments["layer"])

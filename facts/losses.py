@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,30 @@ OutputError = Callable[[Any, Any], Tensor]
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Σ over samples of each one's own cross-entropy; targets are class indices `[N]` or probabilities `[N, C]`."""
     return F.cross_entropy(logits, targets, reduction="sum")
+
+
+class SampledLabels:
+    """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher.
+
+    The given targets go unused. Every data pass draws the same labels for the same batches.
+    """
+
+    def __init__(self, loss: Loss, seed: int = 0):
+        self.loss, self.seed = loss, seed
+        self.generator = torch.Generator().manual_seed(seed)
+        self.__module__, self.__qualname__ = loss.__module__, f"{loss.__qualname__}(labels sampled with seed {seed})"
+
+    def restarted(self) -> "SampledLabels":
+        """The same, before its first draw."""
+        return SampledLabels(self.loss, self.seed)
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """Raises `ValueError` for outputs that are no class logits."""
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim < 2:
+            raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
+        probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
+        labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
+        return self.loss(outputs, labels.to(outputs.device))
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:

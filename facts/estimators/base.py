@@ -1,8 +1,9 @@
 """What an estimator is: which moments it asks for, and the Kronecker factors it makes of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -29,7 +30,14 @@ class KroneckerFactors:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Estimator(ABC):
-    """A method: pure, from the moments of one layer to its Kronecker factors before shrinkage."""
+    """A method: pure, from the moments of one layer to its Kronecker factors before shrinkage.
+
+    `token_local`: no moment joins two tokens of a sample. `couples`: the factors depend on which gradient belongs to
+    which activation. None where the question does not arise (paper, table of estimators).
+    """
+
+    token_local: ClassVar[bool | None] = None
+    couples: ClassVar[bool | None] = None
 
     @property
     @abstractmethod
@@ -43,6 +51,26 @@ class Estimator(ABC):
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
         """Shrinkage of (B, A): row and column."""
         return 0.0, 0.0
+
+    @property
+    def num_passes(self) -> int:
+        """How often the data have to be seen."""
+        return 1
+
+    def refined(self, factors: Mapping[str, KroneckerFactors]) -> "Estimator":
+        """The estimator of the next pass, from the factors of every layer that this one gave."""
+        raise NotImplementedError(f"{type(self).__name__} sees the data once")
+
+
+def see_data(
+    estimator: Estimator, collect: Callable[[tuple[Moment, ...]], dict[str, LayerMoments]]
+) -> tuple[Estimator, dict[str, LayerMoments]]:
+    """Every pass of an estimator, one call of `collect` each: what makes the factors of the last one's moments."""
+    moments = collect(estimator.moments)
+    for _ in range(estimator.num_passes - 1):
+        estimator = estimator.refined({name: estimator.factors(layer) for name, layer in moments.items()})
+        moments = collect(estimator.moments)
+    return estimator, moments
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

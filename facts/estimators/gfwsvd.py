@@ -30,6 +30,9 @@ class GFWSVD(TwoSidedEstimator):
     shrinkage_row: Annotated[float, Field(ge=0, le=1)] = 0.0
     shrinkage_col: Annotated[float, Field(ge=0, le=1)] = 0.0
 
+    token_local = False
+    couples = True
+
     @property
     def moments(self):
         return (GroupGradients(self.group_size, self.store),)

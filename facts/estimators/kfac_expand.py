@@ -11,6 +11,9 @@ from facts.moments import GradGram, InputGram, LayerMoments
 class KFACExpand(TwoSidedEstimator):
     """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ."""
 
+    token_local = True
+    couples = False
+
     @property
     def moments(self):
         return InputGram(), GradGram()

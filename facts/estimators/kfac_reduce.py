@@ -11,6 +11,9 @@ from facts.moments import LayerMoments, MeanInputGram, SummedGradGram
 class KFACReduce(TwoSidedEstimator):
     """A = E[x̄ x̄ᵀ] with x̄ the mean over tokens, B = E[ḡ ḡᵀ] with ḡ the sum over tokens."""
 
+    token_local = False
+    couples = False
+
     @property
     def moments(self):
         return MeanInputGram(), SummedGradGram()

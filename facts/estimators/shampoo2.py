@@ -11,6 +11,9 @@ from facts.moments import LayerMoments, SampleGradGrams
 class Shampoo2(TwoSidedEstimator):
     """A = E[DᵀD], B = E[DDᵀ] / E[‖D‖²] with D = Σ_t g_t x_tᵀ the weight gradient of one sample."""
 
+    token_local = False
+    couples = True
+
     @property
     def moments(self):
         return (SampleGradGrams(),)

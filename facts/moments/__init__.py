@@ -2,6 +2,8 @@
 
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.gradients import GroupGradients
+from facts.moments.power import TokenPowerStep
+from facts.moments.products import FisherProducts, TokenLocalProducts
 from facts.moments.statistics import (
     GradGram,
     GradWeightedInputGram,
@@ -18,6 +20,7 @@ from facts.moments.statistics import (
 )
 
 __all__ = [
+    "FisherProducts",
     "GradGram",
     "GradWeightedInputGram",
     "GroupGradients",
@@ -32,5 +35,7 @@ __all__ = [
     "SampleGradEnergy",
     "SampleGradGrams",
     "SummedGradGram",
+    "TokenLocalProducts",
+    "TokenPowerStep",
     "collect_moments",
 ]

@@ -98,5 +98,5 @@ class MomentPass:
         for moment, totals in self.totals.items():
             if name not in totals:
                 file = self.folder / f"{moment.key}-{content_key(name)}"
-                totals[name] = moment.start(batch.x, batch.x.shape[-1], self.layers[name].out_features, file)
+                totals[name] = moment.start(name, batch.x, batch.x.shape[-1], self.layers[name].out_features, file)
             moment.add(totals[name], batch)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from facts.capture import Capture, capturing
 from facts.layers import batch_size
-from facts.losses import Loss
+from facts.losses import Loss, SampledLabels
 from facts.moments.batch import LayerBatch
 
 
@@ -30,7 +30,8 @@ class DataPass:
         precision: torch.dtype,
         needs_grads: bool,
     ):
-        self.model, self.layers, self.add, self.loss, self.precision = model, layers, add, loss, precision
+        self.model, self.layers, self.add, self.precision = model, layers, add, precision
+        self.loss = loss.restarted() if isinstance(loss, SampledLabels) else loss
         self.needs_grads = needs_grads
         self.device = next(model.parameters()).device
         self.finite: dict[str, tuple[Tensor, ...]] = {}

@@ -79,7 +79,7 @@ class GroupGradients(Moment):
     def shapes(self, d_in, d_out):
         return ((d_out, d_in),)
 
-    def start(self, like: Tensor, d_in: int, d_out: int, file: Path) -> GradientStore:
+    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GradientStore:
         path = file.with_suffix(".gradients") if self.store == "disk" else None
         if path:
             path.unlink(missing_ok=True)  # of a pass that was cut short

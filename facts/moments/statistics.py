@@ -32,8 +32,8 @@ class Moment(ABC):
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
 
-    def start(self, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
-        """An empty sum in the type and on the device of `like`; a moment too large for memory may use `file`."""
+    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
+        """An empty sum for a layer, of `like`'s type and device; a moment too large for memory may use `file`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Counts(Moment):
     def shapes(self, d_in, d_out):
         return ((2,),)
 
-    def start(self, like, d_in, d_out, file):
+    def start(self, layer, like, d_in, d_out, file):
         return (like.new_zeros(2, dtype=torch.float64),)  # whole numbers beyond float32's 2^24
 
     def add(self, total, batch):
@@ -143,6 +143,12 @@ class ClippedGradMoment(SymmetricMoment):
         return energy * (self.grad_clip / norms.clamp(min=self.grad_clip)).square()[:, None]
 
 
+def with_unit_trace(weights: Tensor, batch: LayerBatch) -> Tensor:
+    """Token weights `[N, T]` scaled so that the trace of Σ weight x_t x_tᵀ over the batch is 1."""
+    trace = (weights * batch.x_energy).sum()
+    return weights / trace.clamp(min=torch.finfo(trace.dtype).tiny)
+
+
 @dataclass(frozen=True)
 class GradWeightedInputGram(ClippedGradMoment):
     """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch is divided by its trace first."""
@@ -155,8 +161,7 @@ class GradWeightedInputGram(ClippedGradMoment):
     def add(self, total, batch):
         weights = self.clipped(batch.g_energy, batch)
         if self.normalize == "batch":
-            trace = (weights * batch.x_energy).sum()
-            weights = weights / trace.clamp(min=torch.finfo(trace.dtype).tiny)
+            weights = with_unit_trace(weights, batch)
         add_symmetric(total[0], batch.x, batch.x, weights)
 
 

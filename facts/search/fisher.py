@@ -15,7 +15,7 @@ from torch import Tensor
 from facts.cache import calibration_key, content_key
 from facts.decomposition import Decomposition
 from facts.layers import batch_size
-from facts.losses import Loss
+from facts.losses import SampledLabels
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, shown
 from facts.search.base import AllocationProblem
@@ -63,7 +63,8 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
             num_samples += batch_size(inputs)
             yield inputs, targets
 
-    loss = problem.loss if labels == "given" else _sampled(problem.loss, seed)
+    given = problem.loss.loss if isinstance(problem.loss, SampledLabels) else problem.loss
+    loss = given if labels == "given" else SampledLabels(given, seed)
     data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, needs_grads=True)
     data_pass.run(counted(shown(batches, "Fisher profile")))
     profiles = {name: total.cpu() / num_samples for name, total in totals.items()}
@@ -71,20 +72,6 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
         seconds = torch.tensor(time.perf_counter() - start)
         problem.cache.save(file, {**profiles, SECONDS: seconds})
     return profiles, 0.0
-
-
-def _sampled(loss: Loss, seed: int) -> Loss:
-    """The loss on labels drawn from the network's own output distribution."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def sampled(outputs: Any, targets: Any) -> Tensor:
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim < 2:
-            raise ValueError("labels can only be drawn from class logits: set labels to `given` for this network")
-        probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
-        labels = torch.multinomial(probabilities, 1, generator=generator).view(outputs.shape[:-1])
-        return loss(outputs, labels.to(outputs.device))
-
-    return sampled
 
 
 def _tail_sums(values: Tensor) -> Tensor:

@@ -27,6 +27,10 @@ class Task(ABC):
         """Other batches, on which searches compare a changed network with the original."""
 
     @abstractmethod
+    def analysis(self, model: nn.Module) -> tuple[Iterable[tuple[Any, Any]], Iterable[tuple[Any, Any]]]:
+        """Disjoint parts of the evaluation data, every class alike: for the factors to analyse, and to compare with."""
+
+    @abstractmethod
     def output_error(self, original: Any, changed: Any) -> Tensor:
         """How far the outputs of a changed network lie from the original ones: the sum over samples."""
 

@@ -1,13 +1,15 @@
 """Image classification: top-1 accuracy on digits that ship with scikit-learn, or on ImageNet-1k."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import timm.data
 import torch
+import torch.nn.functional as F
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -29,11 +31,15 @@ Batch = tuple[Tensor, Tensor]
 class Classification(Task):
     """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
 
-    `num_calibration` images give the factors; on `num_sensitivity` others searches compare outputs.
+    `num_calibration` images give the factors; on `num_sensitivity` others searches compare outputs. Analyses take
+    `num_factors_per_class` evaluation images of each class for the factors that they look at, and others,
+    `num_held_out_per_class`, to compare with (paper, supplement on the comparison).
     """
 
     num_calibration: Count
     num_sensitivity: Count
+    num_factors_per_class: Count = 16
+    num_held_out_per_class: Count = 2
     batch_size: Count = 64
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,12 +68,32 @@ def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = to
     return 100 * correct.item() / total
 
 
+def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:
+    """Disjoint index sets, in shuffled order, with `counts` samples of every class each.
+
+    Raises `ValueError` where a class has too few.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    one_hot = F.one_hot(labels[order])
+    fewest = one_hot.sum(dim=0).min().item()
+    if fewest < sum(counts):
+        raise ValueError(
+            f"num_factors_per_class + num_held_out_per_class needs {sum(counts)} evaluation images of every class; one "
+            f"has {fewest}"
+        )
+    place = (one_hot.cumsum(dim=0) * one_hot).sum(dim=1) - 1  # how many of its class came before
+    ends = list(itertools.accumulate(counts, initial=0))
+    return [order[(start <= place) & (place < end)] for start, end in itertools.pairwise(ends)]
+
+
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Digits(Classification):
     """Handwritten digits: 1,198 to train and calibrate on, the last of them for searches, and 599 others to test on."""
 
     num_calibration: Annotated[int, Field(ge=1, le=1198)] = 1024
     num_sensitivity: Count = 128
+    num_factors_per_class: Count = 32
+    num_held_out_per_class: Count = 16
 
     def __post_init__(self):
         if self.num_calibration + self.num_sensitivity > 1198:
@@ -87,6 +113,12 @@ class Digits(Classification):
         images, labels = load_images("train", input_size(model))
         # One batch: on networks this small a call costs more than its data.
         return [(images[-self.num_sensitivity :], labels[-self.num_sensitivity :])]
+
+    def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        images, labels = load_images("test", input_size(model))
+        parts = balanced(labels, (self.num_factors_per_class, self.num_held_out_per_class))
+        factors, held_out = (_split(images[part], labels[part], self.batch_size) for part in parts)
+        return factors, held_out
 
     def evaluation(self, model: nn.Module) -> list[Batch]:
         return _split(*load_images("test", input_size(model)), 599)
@@ -143,9 +175,21 @@ class ImageNet(Classification):
                 f"{self.root / 'train'} holds {len(training)} images; num_sensitivity + num_calibration needs {needed}"
             )
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(self.seed))
-        indices = order[chosen].tolist()
-        key = content_key(training.content_key, indices, self._settings(model))
-        return ImageBatches(self._loader(Subset(training, indices)), key, mixup)
+        return self._batches(model, training, order[chosen].tolist(), mixup)
+
+    def _batches(
+        self, model: nn.Module, files: "HashedFolder", indices: list[int], mixup: timm.data.Mixup | None = None
+    ) -> "ImageBatches":
+        key = content_key(files.content_key, indices, self._settings(model))
+        return ImageBatches(self._loader(Subset(files, indices)), key, mixup)
+
+    def analysis(self, model: nn.Module) -> tuple["ImageBatches", "ImageBatches"]:
+        files = self._files("val", self._transform(model, augment=False))
+        parts = balanced(
+            torch.tensor(files.targets), (self.num_factors_per_class, self.num_held_out_per_class), self.seed
+        )
+        factors, held_out = (self._batches(model, files, part.tolist()) for part in parts)
+        return factors, held_out
 
     def evaluation(self, model: nn.Module) -> DataLoader:
         return self._loader(self._files("val", self._transform(model, augment=False)))
@@ -155,6 +199,8 @@ class ImageNet(Classification):
         return (
             self.num_calibration,
             self.num_sensitivity,
+            self.num_factors_per_class,
+            self.num_held_out_per_class,
             self.batch_size,
             self.augmentation,
             self.seed,

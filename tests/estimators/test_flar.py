@@ -32,7 +32,7 @@ def test_ledoit_wolf_amount_is_scikit_learns(model, batches, stretch):
 def literal(x):
     batch = LayerBatch(x, None)
     moment = LiteralShrunkGram()
-    total = moment.start(batch.x, x.shape[-1], 1, None)
+    total = moment.start("layer", batch.x, x.shape[-1], 1, None)
     moment.add(total, batch)
     return moment.finish(total)[0]
 

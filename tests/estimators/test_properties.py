@@ -80,7 +80,7 @@ def test_gradients_are_read_in_chunks(store, monkeypatch):
 def test_group_gradients_are_means_of_samples_in_order(tmp_path):
     inputs, grads = tensors(7, 3, 5, 4)
     moment = GroupGradients(group_size=3)
-    total = moment.start(inputs, 5, 4, tmp_path / "layer")
+    total = moment.start("layer", inputs, 5, 4, tmp_path / "layer")
     for part in (slice(0, 2), slice(2, 7)):
         moment.add(total, LayerBatch(inputs[part], grads[part]))
     (stored,) = moment.finish(total).chunks()

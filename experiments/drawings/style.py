@@ -1,0 +1,27 @@
+"""What all drawings share: colours that the colour-blind can tell apart, sizes, and records by row and column."""
+
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.config import Experiment
+from experiments.record import Record
+
+# Okabe and Ito's colours.
+BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
+STYLE = {"font.size": 8, "axes.grid": True, "grid.alpha": 0.4, "grid.linestyle": "--", "pdf.fonttype": 42}
+WIDTH = 6.9  # inches: two columns of the paper
+
+Records = dict[tuple[str, str], Record | None]
+Drawing = Callable[[Experiment, Records], tuple[Figure, pd.DataFrame]]
+
+
+def say_missing(axes: Axes) -> None:
+    axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+
+
+def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    """The plotted values as one table, empty where nothing was measured."""
+    return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)

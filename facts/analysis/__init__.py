@@ -1,0 +1,26 @@
+"""Why the approximation matters: what estimators keep and drop of the Fisher, measured on held-out samples."""
+
+from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.cross_moments import CrossMoments
+from facts.analysis.cross_token import cross_token_coupling
+from facts.analysis.dependence import distance_correlations
+from facts.analysis.fisher_similarity import FisherSimilarity
+from facts.analysis.similarity import Estimate, cosine, probe_terms
+from facts.analysis.token_coupling import TokenCoupling
+from facts.analysis.token_store import TokenStore, collect_tokens
+
+__all__ = [
+    "Analysis",
+    "CrossMoments",
+    "Estimate",
+    "Findings",
+    "FisherSimilarity",
+    "Subject",
+    "TokenCoupling",
+    "TokenStore",
+    "collect_tokens",
+    "cosine",
+    "cross_token_coupling",
+    "distance_correlations",
+    "probe_terms",
+]

@@ -1,0 +1,43 @@
+"""The two structures that estimators keep or drop, at one layer: between tokens, and within each token."""
+
+from statistics import fmean
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.analysis.base import Analysis, Findings, Subject
+from facts.analysis.cross_token import cross_token_coupling
+from facts.analysis.dependence import distance_correlations
+from facts.analysis.token_store import collect_tokens
+from facts.layers import select_layers
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class TokenCoupling(Analysis):
+    """Cross-token coupling and activation-gradient dependence of `layer` on the held-out samples.
+
+    Metrics: `off_diagonal`, the mean coupling of two different tokens in units of the mean diagonal, and
+    `distance_correlation`, the mean over tokens. Values: the map `coupling` `[T, T]`, and by token
+    `distance_correlation` and `p_value` (None where a token never varies).
+    """
+
+    layer: str
+
+    def run(self, subject: Subject) -> Findings:
+        layers = select_layers(subject.model, [self.layer])
+        stores = collect_tokens(subject.model, layers, subject.held_out, loss=subject.loss, precision=subject.precision)
+        store = stores[self.layer]
+        coupling = cross_token_coupling(store)
+        correlations, p_values = distance_correlations(store)
+        varying = [value for value in correlations if value is not None]
+        metrics = {"distance_correlation": fmean(varying)} if varying else {}
+        if (num_pairs := store.num_tokens * (store.num_tokens - 1)) > 0:
+            metrics["off_diagonal"] = (coupling.sum() - coupling.trace()).item() / num_pairs
+        values = {
+            "layer": self.layer,
+            "num_samples": store.num_samples,
+            "coupling": [[float(f"{value:.6g}") for value in row] for row in coupling.tolist()],
+            "distance_correlation": correlations,
+            "p_value": p_values,
+        }
+        return Findings(metrics, values)

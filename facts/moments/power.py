@@ -1,0 +1,45 @@
+"""Further token-wise power iterations, from factors instead of the identity (paper, theorem 4.2).
+
+Legend: T tokens, n = d_in, m = d_out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from facts.moments.batch import add_symmetric, mirror
+from facts.moments.statistics import ClippedGradMoment, with_unit_trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPowerStep(ClippedGradMoment):
+    """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for the step before's A and B, and tr A.
+
+    `iteration` tells the steps apart: `previous`, by layer, follows from the data and the other fields.
+    """
+
+    iteration: int
+    previous: Mapping[str, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
+    normalize: Literal["none", "batch"] = "none"
+
+    def shapes(self, d_in, d_out):
+        return (d_in, d_in), (d_out, d_out), ()
+
+    def start(self, layer, like, d_in, d_out, file):
+        A, B = (factor.to(like) for factor in self.previous[layer])
+        return like.new_zeros(d_in, d_in), like.new_zeros(d_out, d_out), A, B
+
+    def add(self, total, batch):
+        inputs, grads, A, B = total
+        of_inputs = self.clipped(((batch.x @ A) * batch.x).sum(dim=-1), batch)
+        of_grads = self.clipped(((batch.g @ B) * batch.g).sum(dim=-1), batch)
+        if self.normalize == "batch":
+            of_grads = with_unit_trace(of_grads, batch)
+        add_symmetric(inputs, batch.x, batch.x, of_grads)
+        add_symmetric(grads, batch.g, batch.g, of_inputs)
+
+    def finish(self, total):
+        inputs, grads, A, _ = total
+        return mirror(inputs), mirror(grads), A.trace()
