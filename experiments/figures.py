@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import fill
 from typing import Protocol
 
 import matplotlib
@@ -17,6 +18,8 @@ from experiments.record import Record
 from facts.files import replacing
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph that it leaves out of a PDF
+
+CHARACTERS_PER_INCH = 15  # of a title
 
 DRAWINGS: dict[str, Drawing] = {
     "ablation": ablation,
@@ -41,7 +44,7 @@ def draw_figure(experiment: Experiment, places: Iterable[Place], folder: Path) -
     records = {(place.row, place.column): place.record for place in places}
     with matplotlib.rc_context(STYLE):
         figure, values = DRAWINGS[experiment.figure](experiment, records)
-        figure.suptitle(experiment.title, fontsize=9)
+        figure.suptitle(fill(experiment.title, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize=9)
         for suffix in ("pdf", "png"):
             with replacing(folder / f"{experiment.name}.{suffix}") as path:
                 figure.savefig(path, format=suffix, dpi=200)

@@ -71,12 +71,15 @@ def wide_table(
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
     lines = []
     for row in _rows(experiment, entries):
-        line = {"Method": row, **properties.get(row, dict.fromkeys(experiment.properties.values(), ""))}
+        line = {
+            experiment.axis or "Method": row,
+            **properties.get(row, dict.fromkeys(experiment.properties.values(), "")),
+        }
         for column in experiment.columns:
             for metric, title in experiment.metrics.items():
                 entry = by_place.get((row, column, metric))
                 line[f"{column} {title}"] = _ours(entry)
-                if metric == experiment.ranked_by:
+                if metric == experiment.ranked_by and experiment.paper:
                     line[f"{column} {title} (paper)"] = _number(entry and entry.paper)
                     if comparable:
                         line[f"{column} {title} (difference)"] = _number(entry and entry.difference)
@@ -92,8 +95,9 @@ def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """The ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
     by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
-    table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}, in brackets the paper's")
-    table.add_column("Method", no_wrap=True)
+    brackets = ", in brackets the paper's" if experiment.paper else ""
+    table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
+    table.add_column(experiment.axis or "Method", no_wrap=True)
     for column in experiment.columns:
         table.add_column(column, justify="right")
     for row in _rows(experiment, entries):

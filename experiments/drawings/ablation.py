@@ -28,5 +28,6 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
         own = values[values.column == column].set_index("row")[metric].reindex(experiment.rows)
         axes.plot(range(len(own)), own, line, color=color, markersize=3, linewidth=0.9, label=column)
     axes.set_xticks(range(len(experiment.rows)), experiment.rows)
+    axes.margins(x=0.08)
     axes.legend()
     return figure, values

@@ -69,7 +69,7 @@ def _estimate(value: Tensor, influence: Tensor) -> Estimate:
 
 
 def _unit(matrix: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(matrix)
+    norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)  # whose square float32 may not hold
     if norm == 0:
         raise ValueError("the cosine is not defined: a layer's gradients, or an estimator's factor, are all zero")
-    return matrix / norm
+    return matrix / norm.to(matrix.dtype)

@@ -1,0 +1,113 @@
+"""The cosine of whole networks: the right samples, the right factors, layer by layer."""
+
+import pytest
+import torch
+
+import facts.analysis.fisher_similarity
+from facts.analysis import FisherSimilarity, Subject
+from facts.analysis.base import groups_within
+from facts.estimators import ESTIMATORS, FACTS
+from facts.layers import select_layers
+from facts.losses import SampledLabels, summed_cross_entropy
+from facts.whitening import shrink
+from tests.networks import LAYERS, image_batches, make_model
+from tests.oracles.factors import ORACLES
+from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine
+from tests.oracles.samples import model_samples
+
+NUM_PROBES = 1024
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A network, batches for factors and others to compare with, and the samples of both."""
+    model = make_model()
+    calibration, held_out = image_batches([4, 4], seed=1), image_batches([5, 1], seed=2)
+    samples = [model_samples(model, batches, summed_cross_entropy) for batches in (calibration, held_out)]
+    return model, calibration, held_out, *samples
+
+
+def subject(data, estimator, **fields):
+    model, calibration, held_out, *_ = data
+    fields = {"layers": select_layers(model), "estimator": estimator, **fields}
+    return Subject(model=model, calibration=calibration, held_out=held_out, **fields)
+
+
+def every(samples):
+    return [sample for batch in samples for sample in batch]
+
+
+def exact(data, name, layer, shrinkage=(0.0, 0.0)):
+    *_, calibration, held_out = data
+    A, B = ORACLES[name](calibration[layer])
+    d_out, d_in = every(held_out[layer])[0].D.shape
+    A, B = (m if m is None else shrink(m, amount) for m, amount in ((A, shrinkage[1]), (B, shrinkage[0])))
+    return matrix_cosine(dense_fisher(every(held_out[layer])), dense_product(A, B, d_in, d_out))
+
+
+@pytest.mark.parametrize("name", ["facts", "kfac_reduce", "gfwsvd", "fwsvd"])
+def test_every_layer_lies_near_its_dense_cosine(data, name):
+    """Within four standard errors; the mean over layers too."""
+    findings = FisherSimilarity(num_probes=NUM_PROBES).run(subject(data, ESTIMATORS[name]()))
+    expected = {layer: exact(data, name, layer) for layer in LAYERS}
+    for layer in LAYERS:
+        found = findings.values[layer]
+        assert abs(found["cosine"] - expected[layer]) < 4 * found["cosine_error"], layer
+    mean = sum(expected.values()) / len(LAYERS)
+    assert abs(findings.metrics["cosine"] - mean) < 4 * findings.metrics["cosine_error"]
+
+
+def test_shrunk_factors_are_those_of_the_decomposition(data):
+    findings = FisherSimilarity(num_probes=NUM_PROBES, factors="shrunk").run(subject(data, FACTS()))
+    for layer in LAYERS:
+        found = findings.values[layer]
+        assert abs(found["cosine"] - exact(data, "facts", layer, (0.7, 0.1))) < 4 * found["cosine_error"], layer
+
+
+def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
+    plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
+    monkeypatch.setattr(facts.analysis.fisher_similarity, "MAX_VALUES", 8 * 150)
+    for _ in range(2):
+        again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), cache=tmp_path))
+        assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)
+    assert list(tmp_path.rglob("FisherProducts*"))
+
+
+def test_the_layers_are_grouped_in_order():
+    layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
+    assert [list(group) for group in groups_within(layers, 7)] == [["3", "4"], ["9"], ["1", "2"]]
+
+
+def test_sampled_labels_give_another_fisher(data):
+    given = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
+    drawn = [
+        FisherSimilarity(num_probes=8).run(subject(data, FACTS(), loss=SampledLabels(summed_cross_entropy, seed=3)))
+        for _ in range(2)
+    ]
+    assert drawn[0] == drawn[1] != given
+
+
+def test_more_power_iterations_come_nearer_on_the_samples_themselves(data):
+    """To the token-local Fisher, that is: of one token, where it is the whole."""
+    model, calibration, *_ = data
+    layers = {"vector": model.vector}
+    cosines = [
+        FisherSimilarity(num_probes=NUM_PROBES)
+        .run(
+            Subject(
+                model=model,
+                layers=layers,
+                calibration=calibration,
+                held_out=calibration,
+                estimator=FACTS(num_iterations=number),
+            )
+        )
+        .metrics["cosine"]
+        for number in (1, 2, 8)
+    ]
+    assert cosines == sorted(cosines) and cosines[0] < cosines[2]
+
+
+def test_without_an_estimator_there_is_nothing_to_compare(data):
+    with pytest.raises(ValueError, match="choose one, or leave the analysis out"):
+        FisherSimilarity().run(subject(data, None))

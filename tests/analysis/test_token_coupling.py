@@ -1,0 +1,168 @@
+"""Cross-token maps and distance correlations against what one would write first."""
+
+import builtins
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from facts.analysis import Subject, TokenCoupling, TokenStore, collect_tokens, cross_token_coupling
+from facts.analysis.dependence import distance_correlations
+from facts.layers import select_layers
+from facts.losses import summed_cross_entropy
+from facts.moments.batch import LayerBatch
+from tests.networks import image_batches, make_model
+from tests.oracles.samples import model_samples
+
+
+def filled(x, g, sizes=None):
+    store = TokenStore()
+    for x_part, g_part in zip(x.split(sizes or len(x)), g.split(sizes or len(g)), strict=True):
+        store.add(LayerBatch(x_part, g_part))
+    return store
+
+
+def tensors(num_samples=30, tokens=5, d_in=4, d_out=3, dtype=torch.float64):
+    x = torch.randn(num_samples, tokens, d_in, dtype=dtype)
+    g = torch.randn(num_samples, tokens, d_out, dtype=dtype) * torch.rand(tokens, 1, dtype=dtype)
+    return x, g
+
+
+def literal_map(x, g):
+    """The Gram matrices of every pair of tokens, one by one."""
+    tokens = x.shape[1]
+    norms = torch.zeros(tokens, tokens, dtype=x.dtype)
+    for t in range(tokens):
+        for s in range(tokens):
+            norms[t, s] = ((x[:, t] @ x[:, s].T) * (g[:, t] @ g[:, s].T)).norm()
+    return norms / norms.diagonal().mean()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 30**2 * 8 * 2, 2**27])
+@pytest.mark.parametrize("sizes", [None, [7, 20, 3]])
+def test_the_map_is_the_literal_one_whatever_the_blocks_and_batches(sizes, max_bytes):
+    x, g = tensors()
+    actual = cross_token_coupling(filled(x, g, sizes), max_bytes)
+    torch.testing.assert_close(actual, literal_map(x, g), rtol=1e-12, atol=0)
+
+
+def test_the_map_holds_the_products_of_the_tokens_own_fishers():
+    """‖K_x ⊙ K_g‖² = ⟨F_t, F_s⟩ with F_t the second moment of vec(g_t x_tᵀ): what the map means."""
+    x, g = tensors()
+    grads = torch.einsum("kti,ktj->tkij", g, x).flatten(2)
+    fishers = grads.mT @ grads
+    squares = torch.einsum("tij,sij->ts", fishers, fishers)
+    expected = squares.sqrt() / squares.diagonal().sqrt().mean()
+    torch.testing.assert_close(cross_token_coupling(filled(x, g)), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_float32_and_the_scale_of_gradients_cost_no_more_than_rounding(scale):
+    """Sums of 900 products in float32: some 1e-6."""
+    x, g = tensors()
+    actual = cross_token_coupling(filled(x.float(), (g * scale).float()))
+    torch.testing.assert_close(actual, literal_map(x, g), rtol=1e-5, atol=0)
+
+
+def test_a_layer_without_gradients_has_a_map_of_zeros():
+    x, g = tensors()
+    assert not cross_token_coupling(filled(x, 0 * g)).any()
+
+
+def test_what_is_stored_is_what_the_layers_see():
+    model, batches = make_model(), image_batches([3, 3, 1])
+    stores = collect_tokens(model, select_layers(model), batches, loss=summed_cross_entropy)
+    samples = model_samples(model, batches, summed_cross_entropy)
+    for name, store in stores.items():
+        every = [sample for batch in samples[name] for sample in batch]
+        for kind, expected in (("inputs", [s.X for s in every]), ("grads", [s.G for s in every])):
+            expected = torch.stack(expected, dim=1)
+            expected = expected / expected.square().mean().sqrt()
+            actual = torch.cat([store.read(kind, t, t + 1) for t in range(store.num_tokens)])
+            torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_batches_of_other_token_counts_are_refused():
+    store = filled(*tensors(tokens=5))
+    with pytest.raises(ValueError, match="5 before, 4 now"):
+        store.add(LayerBatch(*tensors(tokens=4)))
+
+
+def unbiased_distance_correlation(x, g):
+    """The formulas of Székely and Rizzo (2014), word for word."""
+
+    def centred(values):
+        distances = cdist(values, values)
+        n = len(distances)
+        rows, columns = distances.sum(0, keepdims=True) / (n - 2), distances.sum(1, keepdims=True) / (n - 2)
+        centred = distances - rows - columns + distances.sum() / ((n - 1) * (n - 2))
+        np.fill_diagonal(centred, 0)
+        return centred
+
+    a, b = centred(x), centred(g)
+    return (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
+
+
+class TestDistanceCorrelation:
+    @pytest.fixture(autouse=True)
+    def _needs_hyppo(self):
+        pytest.importorskip("hyppo", reason="the extra `analysis` is not installed")
+
+    def test_values_are_those_of_the_definition(self):
+        x, g = tensors(num_samples=40)
+        g[:, 1] += 3 * x[:, 1, :3].square()  # a dependence without correlation
+        correlations, p_values = distance_correlations(filled(x, g))
+        expected = [unbiased_distance_correlation(x[:, t], g[:, t]) for t in range(5)]
+        assert correlations == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert p_values[1] < 0.01 and min(np.delete(p_values, 1)) > 0.01
+
+    def test_tokens_that_never_vary_have_none(self):
+        x, g = tensors()
+        x[:, 0], g[:, 2] = 1.0, 0.0
+        correlations, p_values = distance_correlations(filled(x, g))
+        assert [value is None for value in correlations] == [True, False, True, False, False]
+        assert [value is None for value in p_values] == [True, False, True, False, False]
+
+    def test_findings_of_a_layer(self):
+        model, batches = make_model(), image_batches([20, 15])
+        findings = TokenCoupling(layer="tokens").run(subject(model, batches))
+        coupling = torch.tensor(findings.values["coupling"], dtype=torch.float64)
+        assert coupling.shape == (16, 16) and findings.values["num_samples"] == 35
+        assert coupling.diagonal().mean().item() == pytest.approx(1, rel=1e-5)
+        off_diagonal = coupling[~torch.eye(16, dtype=torch.bool)].mean().item()
+        assert findings.metrics["off_diagonal"] == pytest.approx(off_diagonal, rel=1e-5)
+        correlations = findings.values["distance_correlation"]
+        assert findings.metrics["distance_correlation"] == pytest.approx(sum(correlations) / 16)
+
+    def test_a_layer_of_one_token_has_no_pairs(self):
+        findings = TokenCoupling(layer="vector").run(subject(make_model(), image_batches([30])))
+        assert findings.values["coupling"] == [[1.0]]
+        assert "off_diagonal" not in findings.metrics
+
+
+def subject(model, batches):
+    return Subject(model=model, layers=select_layers(model), calibration=batches, held_out=batches)
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(ValueError, match="at least 21 samples, got 20"):
+        distance_correlations(filled(*tensors(num_samples=20)))
+
+
+def test_without_hyppo_the_error_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_hyppo(name, *args, **kwargs):
+        if name.startswith("hyppo"):
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_hyppo)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'facts\[analysis\]'"):
+        distance_correlations(filled(*tensors()))
+
+
+def test_an_unknown_layer_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=r"no linear layer is called nowhere; the model has grid"):
+        TokenCoupling(layer="nowhere").run(subject(make_model(), image_batches([3])))
