@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.drawings.style import BLUE, GREEN, VERMILION, WIDTH, Records, say_missing
+from experiments.drawings.style import BLUE, GREEN, VERMILION, WIDTH, Records, say
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -22,7 +22,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
         columns=["row", "column", metric],
     )
     if values.empty:
-        say_missing(axes)
+        say(axes)
     formats = (("o-", BLUE), ("^-", VERMILION), ("s-", GREEN))
     for column, (line, color) in zip(experiment.columns, formats, strict=False):
         own = values[values.column == column].set_index("row")[metric].reindex(experiment.rows)

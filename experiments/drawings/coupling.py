@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.drawings.style import BLACK, BLUE, GREY, VERMILION, WIDTH, Records, joined, say_missing
+from experiments.drawings.style import BLACK, BLUE, GREY, VERMILION, WIDTH, Records, joined, say
 from experiments.record import Record
 
 SIGNIFICANT = 0.05
@@ -40,13 +40,16 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
     axes.grid(visible=False)
     if not (record and record.analysis):
         axes.set_title(title)
-        say_missing(axes)
+        say(axes)
         return []
     coupling = np.array(record.analysis["coupling"])
     axes.set_title(f"{title}\n{record.analysis['layer']}", fontsize=7)
-    # Logarithmic, since a few tokens can outweigh all others; pairs that never meet are left blank.
-    image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm="log")
-    axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("coupling / mean diagonal", fontsize=7)
+    if coupling.any():
+        # Logarithmic, since a few tokens can outweigh all others; pairs that never meet are left blank.
+        image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm="log")
+        axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("coupling / mean diagonal", fontsize=7)
+    else:
+        say(axes, "no coupling")
     token, other = np.indices(coupling.shape).reshape(2, -1)
     found = {"column": title, "token": token, "other": other, "coupling": coupling.flatten()}
     return [pd.DataFrame(found).reindex(columns=COLUMNS)]
@@ -55,7 +58,7 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
 def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
     axes.set(xlabel="token index", ylabel="distance correlation")
     if not (record and record.analysis):
-        say_missing(axes)
+        say(axes)
         return []
     tokens = pd.DataFrame({key: record.analysis[key] for key in ("distance_correlation", "p_value")}, dtype=float)
     tokens = tokens.rename_axis("token").reset_index().assign(column=title)
@@ -85,7 +88,7 @@ def _draw_similarity(axes: Axes, records: dict[str, Record | None], column: str)
         if record and "cosine" in record.metrics
     ]
     if not points:
-        say_missing(axes)
+        say(axes)
         return []
     for point in points:
         axes.errorbar(

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.drawings.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, joined, say_missing
+from experiments.drawings.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, joined, say
 
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
@@ -24,7 +24,7 @@ def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.
         axes.set(title=column, xlabel="layer, in order", ylabel="cross-token / token-local")
         record = records[row, column]
         if not (record and record.analysis):
-            say_missing(axes)
+            say(axes)
             continue
         layers = pd.DataFrame.from_dict(record.analysis, orient="index").rename_axis("layer").reset_index()
         for kind, (label, marker, color) in KINDS.items():

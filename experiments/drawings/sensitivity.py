@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from experiments.config import Experiment
-from experiments.drawings.style import BLACK, BLUE, VERMILION, WIDTH, Records, joined, say_missing
+from experiments.drawings.style import BLACK, BLUE, VERMILION, WIDTH, Records, joined, say
 from experiments.record import Record
 from facts.search import interpolate_profile
 from facts.search.base import candidate_ranks
@@ -23,7 +23,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
         axes.set(title=layer, xlabel="ratio that remains", ylabel="KL divergence [nat]")
         measured = np.array(record.profile[layer]) if record and record.profile else np.empty((0, 3))
         if not len(measured):
-            say_missing(axes)
+            say(axes)
             continue
         ranks, ratios, errors = measured.T
         full_rank = round(ranks[-1] / ratios[-1])
@@ -58,7 +58,7 @@ def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure,
             both = measured.merge(_errors(records[prediction, column]), on=["layer", "rank"])
             both = both[(both.error_x > 0) & (both.error_y > 0)]
             if both.empty:
-                say_missing(axes)
+                say(axes)
                 continue
             label = f"{prediction} (rank correlation {spearmanr(both.error_x, both.error_y).statistic:.2f})"
             axes.plot(both.error_x, both.error_y, marker, color=color, markersize=2.5, alpha=0.6, label=label)

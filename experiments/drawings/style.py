@@ -18,8 +18,9 @@ Records = dict[tuple[str, str], Record | None]
 Drawing = Callable[[Experiment, Records], tuple[Figure, pd.DataFrame]]
 
 
-def say_missing(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+def say(axes: Axes, what: str = "not measured") -> None:
+    """Words in place of a drawing."""
+    axes.text(0.5, 0.5, what, ha="center", transform=axes.transAxes)
 
 
 def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:

@@ -14,7 +14,9 @@ from experiments.cell import instantiate
 from experiments.config import CONF
 from experiments.figures import DRAWINGS
 from facts import compress
+from facts.analysis import Analysis
 from facts.estimators import ESTIMATORS
+from facts.layers import select_layers
 from facts.search import SEARCHES
 
 ROOT = Path(CONF).parent
@@ -65,8 +67,26 @@ def test_every_experiment_names_its_rows_and_columns_as_the_paper_does(cell_conf
         assert list(values) == [column for column in columns if column not in left_out]
         assert all(set(value) <= set(experiment.metrics) for value in values.values())
     assert {*experiment.unranked, *experiment.not_applicable} <= set(experiment.rows)
-    assert bool(experiment.figure) != bool(experiment.metrics)
+    assert experiment.figure or experiment.metrics
     assert not experiment.figure or experiment.figure in DRAWINGS
+
+
+@pytest.mark.parametrize("name", ["motivation", "motivation_architectures", "motivation_layers"])
+def test_every_layer_of_the_figures_is_one_of_its_network(cell_config, name):
+    experiment = cell_config(f"experiment={name}").experiment
+    row = next(iter(experiment.rows.values()))
+    for column in experiment.columns.values():
+        config = cell_config(*experiment.overrides, *row, *column)
+        with torch.device("meta"):
+            paper = instantiate(OmegaConf.merge(config.model.paper, {"weights": "random"})).build()
+        for profile, model in (("paper", paper), ("mini", instantiate(config.model.mini).build())):
+            assert config.analysis[profile].layer in select_layers(model)
+
+
+@pytest.mark.parametrize("profile", ["paper", "mini"])
+def test_every_analysis_can_be_built(cell_config, profile):
+    for name in options("analysis"):
+        assert isinstance(instantiate(cell_config(f"analysis={name}").analysis[profile]), Analysis)
 
 
 @pytest.mark.parametrize("group", ["hardware", "profile", "task", "tracking"])

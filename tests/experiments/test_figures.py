@@ -39,11 +39,11 @@ def prediction() -> Experiment:
     return Experiment(name="demo", title="A figure", figure="fisher_prediction", columns={"Net": []}, rows=rows)
 
 
-def assert_drawn(folder):
+def assert_drawn(folder, width=1000):
     """A PDF, and a PNG that is not blank."""
     assert (folder / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(folder / "demo.png").convert("L"))
-    assert pixels.shape[1] > 1000 and 0.001 < (pixels < 128).mean() < 0.5
+    assert pixels.shape[1] > width and 0.001 < (pixels < 128).mean() < 0.5
 
 
 def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve(interpolation, tmp_path):
@@ -76,3 +76,89 @@ def test_predictions_are_paired_with_what_was_measured(prediction, tmp_path):
     values = pd.read_csv(tmp_path / "demo.csv")
     assert set(values.prediction) == {"Kronecker"} and len(values) == 2 * 9
     assert np.allclose(values.predicted, 0.5 * values.measured)
+
+
+def analysed(analysis=None, **metrics) -> Record:
+    return Record("f", "done", {}, "m", "d", metrics=metrics, analysis=analysis or {})
+
+
+COUPLING = {
+    "layer": "blocks.4.mlp.fc2",
+    "num_samples": 30,
+    "coupling": [[2.0, 0.5, 0.0], [0.5, 1.0, 0.1], [0.0, 0.1, 0.0]],
+    "distance_correlation": [0.3, 0.1, None],
+    "p_value": [0.001, 0.2, None],
+}
+
+
+@pytest.fixture
+def couplings() -> Experiment:
+    columns = {"Net": [], "Other": []}
+    return Experiment(name="demo", title="A figure", figure="token_couplings", columns=columns, rows={"coupling": []})
+
+
+def one_column(row: str, entry: Record, *missing: str) -> list[Place]:
+    """A record in the column Net, none in others."""
+    return [Place("demo", row, "Net", None, "done", entry), *(Place("demo", row, column, None) for column in missing)]
+
+
+def test_couplings_show_the_map_and_the_tokens_that_vary(couplings, tmp_path):
+    draw_figure(couplings, one_column("coupling", analysed(COUPLING), "Other"), tmp_path)
+    assert_drawn(tmp_path)
+    values = pd.read_csv(tmp_path / "demo.csv")
+    assert set(values.column) == {"Net"}
+    pairs = values.dropna(subset="coupling").pivot(index="token", columns="other", values="coupling")
+    assert pairs.to_numpy().tolist() == COUPLING["coupling"]
+    tokens = values[values.coupling.isna()].set_index("token")
+    assert tokens.distance_correlation[0] == 0.3 and tokens.p_value[1] == 0.2
+    assert np.isnan(tokens.distance_correlation[2])
+
+
+@pytest.mark.parametrize("coupling", [[[0.0] * 3] * 3, [[1.0]]])
+def test_a_map_without_any_coupling_is_drawn(couplings, tmp_path, coupling):
+    empty = COUPLING | {"coupling": coupling}
+    draw_figure(couplings, one_column("coupling", analysed(empty), "Other"), tmp_path)
+    assert_drawn(tmp_path)
+
+
+def test_the_motivation_sets_similarity_against_accuracy(tmp_path):
+    rows = {"coupling": [], "KFAC": [], "FACTS": []}
+    experiment = Experiment(name="demo", title="A figure", figure="motivation", columns={"Net": []}, rows=rows)
+    similar = analysed(cosine=0.12, cosine_error=0.01, top1=75.0)
+    draw_figure(experiment, places({"coupling": analysed(COUPLING), "KFAC": similar, "FACTS": None}), tmp_path)
+    assert_drawn(tmp_path)
+    estimators = pd.read_csv(tmp_path / "demo.csv").dropna(subset="estimator")
+    (row,) = estimators.to_dict("records")
+    assert (row["estimator"], row["cosine"], row["cosine_error"], row["top1"]) == ("KFAC", 0.12, 0.01, 75.0)
+
+
+def test_cross_moments_are_drawn_layer_by_layer(tmp_path):
+    columns = {"Net": [], "Other": [], "Third": []}
+    experiment = Experiment(name="demo", title="A figure", figure="cross_moments", columns=columns, rows={"FACTS": []})
+    ratios = {"operator": 2.0, "operator_error": 0.1, "input_side": 0.4, "grad_side": 0.3}
+    record = analysed({"first": ratios | {"loss": -0.2}, "second": ratios})  # the second layer was left dense
+    draw_figure(experiment, one_column("FACTS", record, "Other", "Third"), tmp_path)
+    assert_drawn(tmp_path)
+    values = pd.read_csv(tmp_path / "demo.csv").set_index("layer")
+    assert values.loss["first"] == -0.2 and np.isnan(values.loss["second"])
+    assert values.operator.tolist() == [2.0, 2.0]
+
+
+def test_an_ablation_shows_every_measured_value_in_the_order_of_its_rows(tmp_path):
+    experiment = Experiment(
+        name="demo",
+        title="A choice of many words, so many that they take more than a line of so narrow a figure",
+        figure="ablation",
+        axis="alpha",
+        metrics={"top1": "Top-1"},
+        ranked_by="top1",
+        columns={"Net": []},
+        rows={"0.7": [], "0.1": [], "none": []},
+    )
+    draw_figure(experiment, places({"0.7": analysed(top1=90.0), "0.1": None, "none": analysed(top1=80.0)}), tmp_path)
+    assert_drawn(tmp_path, width=600)
+    values = pd.read_csv(tmp_path / "demo.csv", dtype={"row": str})
+    assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 80.0]]
+    draw_figure(experiment, places({"0.7": None}), tmp_path)
+    assert_drawn(tmp_path, width=600)
+    assert pd.read_csv(tmp_path / "demo.csv").empty

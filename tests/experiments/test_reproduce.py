@@ -125,7 +125,7 @@ def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path):
     )
     (left_out,) = places_of(experiment)
     assert (left_out.config, left_out.status) == (None, "n.a.")
-    write_tables(experiment, entries_of(experiment, [left_out], comparable=True), tmp_path)
+    write_tables(experiment, entries_of(experiment, [left_out], comparable=True), tmp_path, {})
     assert "n.a." in (tmp_path / "demo.md").read_text()
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import experiments.cell
-from experiments.cell import Cell, run_cell
+from experiments.cell import Cell, run_cell, subject_of
 from experiments.record import Record, read_record, write_record
+from facts.losses import SampledLabels
 
 
 def record_files(tmp_path: Path) -> list[Path]:
@@ -55,6 +56,8 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
         "task.mini.num_calibration=512",
         "hardware.precision=bfloat16",
         "model.mini.weights=random",
+        "labels=sampled",
+        "analysis=cross_moments",
     ]
     assert {Cell.of(cell_config(override)).fingerprint for override in same} == {base}
     assert len({base, *(Cell.of(cell_config(override)).fingerprint for override in other)}) == 1 + len(other)
@@ -135,3 +138,33 @@ def test_cells_of_another_ratio_share_the_moments(cell_config, monkeypatch):
     run_cell(Cell.of(cell_config("ratio=0.5")))
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", lambda *args: pytest.fail("a second data pass"))
     assert run_cell(Cell.of(cell_config("ratio=0.4"))).status == "done"
+
+
+def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
+    plain = run_cell(Cell.of(cell_config("estimator=facts")))
+    cell = Cell.of(cell_config("estimator=facts", "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
+    record = run_cell(cell)
+    assert record.metrics.items() > plain.metrics.items()
+    assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
+    assert set(record.analysis) == set(record.plan)
+    assert record.seconds["analysis"] > 0
+    assert read_record(record.fingerprint, cell.records) == record
+
+
+def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_config):
+    cell = Cell.of(cell_config("estimator=facts", "analysis=cross_moments"))
+    subject = subject_of(cell, cell.model)
+    factors, held_out, every = (
+        {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
+        for batches in (subject.calibration, subject.held_out, cell.task.evaluation(cell.model))
+    )
+    assert (len(factors), len(held_out)) == (320, 160)
+    assert not factors & held_out and factors | held_out <= every
+
+
+def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
+    given, sampled = (Cell.of(cell_config(f"labels={labels}")) for labels in ("given", "sampled"))
+    assert run_cell(given).metrics["gflops"] == run_cell(sampled).metrics["gflops"]
+    assert isinstance(sampled.loss, SampledLabels) and not isinstance(given.loss, SampledLabels)
+    with pytest.raises(ValueError, match="labels must be one of given, sampled, got 'hard'"):
+        Cell.of(cell_config("labels=hard"))

@@ -1,11 +1,14 @@
 """Tables: what is shown, what is compared, and what is not."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.config import Experiment
 from experiments.record import Record
-from experiments.reproduce import Place, entries_of
+from experiments.reproduce import Place, entries_of, properties_of
 from experiments.tables import write_tables
 
 METHODS = ["A", "B", "C", "D"]
@@ -59,7 +62,7 @@ def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, compa
 
 @pytest.mark.parametrize("comparable", [True, False])
 def test_the_written_table_shows_the_difference_where_there_is_one(experiment, tmp_path, comparable):
-    write_tables(experiment, entries_of(experiment, places({"A": 12.5}), comparable), tmp_path)
+    write_tables(experiment, entries_of(experiment, places({"A": 12.5}), comparable), tmp_path, {})
     markdown = (tmp_path / "demo.md").read_text()
     assert ("Net Top-1 (difference)" in markdown) == comparable
     assert ("| 2.5 " in markdown) == comparable
@@ -67,7 +70,7 @@ def test_the_written_table_shows_the_difference_where_there_is_one(experiment, t
 
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
     entries = entries_of(experiment, places({"A": 12.5, "B": 20.0, "C": 50.0}, failed="D"), comparable=False)
-    write_tables(experiment, entries, tmp_path)
+    write_tables(experiment, entries, tmp_path, {})
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
     assert list(table.columns) == columns
@@ -78,3 +81,28 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note.", "Spearman"))
+
+
+def test_properties_of_the_estimators_stand_beside_their_rows(experiment, tmp_path):
+    experiment.properties = {"token_local": "token-local", "couples": "act-grad coupling"}
+    made = [replace(place, config=config(place.row)) for place in places({"Baseline": 9, "A": 1, "B": 2})]
+    properties = properties_of(experiment, made)
+    assert properties["A"] == {"token-local": "yes", "act-grad coupling": "yes"}
+    assert properties["B"] == {"token-local": "no", "act-grad coupling": "no"}
+    assert properties["Baseline"] == properties["Later"] == {"token-local": "", "act-grad coupling": ""}
+    write_tables(experiment, entries_of(experiment, made, comparable=False), tmp_path, properties)
+    header, _, *rows = (tmp_path / "demo.md").read_text().splitlines()[2:]
+    assert [cell.strip() for cell in header.split("|")[1:4]] == ["Method", "token-local", "act-grad coupling"]
+    assert [cell.strip() for cell in rows[2].split("|")[1:4]] == ["B", "no", "no"]
+
+
+def config(row: str):
+    targets = {"A": "facts.estimators.FACTS", "B": "facts.estimators.KFACReduce"}
+    return OmegaConf.create({"estimator": {"_target_": targets.get(row)}})
+
+
+def test_a_table_that_the_paper_does_not_have_has_no_column_for_it(experiment, tmp_path):
+    experiment.paper, experiment.axis = {}, "alpha"
+    write_tables(experiment, entries_of(experiment, places({"A": 1.5}), comparable=False), tmp_path, {})
+    text = (tmp_path / "demo.md").read_text()
+    assert "(paper)" not in text and "| alpha" in text and "Spearman" not in text

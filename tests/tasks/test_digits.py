@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from experiments.train_mini import mini_recipe
 from facts.tasks import Digits
+from facts.tasks.classification import balanced
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,27 @@ def test_a_smaller_calibration_set_is_the_first_part_of_a_larger_one(network):
 def test_more_images_than_there_are_is_refused():
     with pytest.raises(ValidationError, match=r"may be 1198, .* got 1100 \+ 128"):
         Digits(num_calibration=1100)
+
+
+def test_analyses_see_every_digit_as_often(network):
+    parts = Digits().analysis(network)
+    counts = [torch.bincount(torch.cat([labels for _, labels in batches])) for batches in parts]
+    assert [set(count.tolist()) for count in counts] == [{32}, {16}]
+    first, second = map(images_of, parts)
+    assert torch.cdist(first, second).min() > 0
+    calibration = images_of(Digits().calibration(network))
+    assert torch.cdist(torch.cat([first, second]), calibration).min() > 0
+
+
+def test_balanced_parts_are_disjoint_and_shuffled():
+    labels = torch.arange(60) % 3
+    first, second = balanced(labels, (4, 2))
+    assert len({*first.tolist(), *second.tolist()}) == 18
+    assert torch.bincount(labels[first]).tolist() == [4] * 3 and torch.bincount(labels[second]).tolist() == [2] * 3
+    assert labels[first].diff().any() and not labels[first].equal(labels[first].sort().values)
+    assert not first.equal(balanced(labels, (4, 2), seed=1)[0])
+
+
+def test_too_few_images_of_a_class_are_refused(network):
+    with pytest.raises(ValueError, match="needs 56 evaluation images of every class; one has 51"):
+        Digits(num_factors_per_class=40).analysis(network)

@@ -86,3 +86,13 @@ def test_keys_follow_the_files_and_not_where_they_lie(root, model, tmp_path_fact
 def test_too_few_images_are_counted(root, model):
     with pytest.raises(ValueError, match=r"holds 12 images; .* needs 13"):
         task(root, num_calibration=10).calibration(model)
+
+
+def test_analyses_take_disjoint_validation_images_of_every_class(root, model):
+    imagenet = task(root, num_factors_per_class=1, num_held_out_per_class=1)
+    first, second = imagenet.analysis(model)
+    assert [sorted(labels.tolist()) for part in (first, second) for _, labels in part] == [[0, 1], [0, 1]]
+    assert first.content_key != second.content_key
+    assert sorted(greys(first) + greys(second)) == sorted(greys(imagenet.evaluation(model)))
+    with pytest.raises(ValueError, match="needs 18 evaluation images of every class; one has 2"):
+        task(root).analysis(model)

@@ -1,0 +1,109 @@
+"""FACTS with more than one token-wise power iteration."""
+
+import pytest
+import torch
+
+import facts
+from facts.compression import decompose_layers
+from facts.estimators import FACTS
+from facts.estimators.base import see_data
+from facts.layers import select_layers
+from facts.losses import summed_cross_entropy
+from facts.moments import collect_moments
+from tests.networks import LAYERS, image_batches, make_model, relative_error
+from tests.oracles.fisher import dense_token_local, rearranged
+from tests.oracles.samples import model_samples, tensor_samples
+
+# Float64 sums in another order.
+EXACT = 1e-12
+
+
+def literal_iterations(batches, number, grad_clip=None, normalize="none"):
+    """Loops over samples and tokens; both factors of a step come from those of the step before."""
+    samples = [sample for batch in batches for sample in batch]
+    d_out, d_in = samples[0].D.shape
+    A, B = torch.eye(d_in, dtype=torch.float64), torch.eye(d_out, dtype=torch.float64)
+    for _ in range(number):
+        next_A, next_B = 0, 0
+        for batch in batches:
+            batch_A = 0
+            for sample in batch:
+                G = sample.G if grad_clip is None else sample.G * min(1, grad_clip / sample.G.norm())
+                for x, g in zip(sample.X, G, strict=True):
+                    batch_A = batch_A + (g @ B @ g) * torch.outer(x, x)
+                    next_B = next_B + (x @ A @ x) * torch.outer(g, g)
+            next_A = next_A + (batch_A / batch_A.trace() if normalize == "batch" else batch_A)
+        A, B = next_A, next_B
+    return A / A.trace(), B / B.trace()
+
+
+def assert_proportional(factors, expected):
+    for actual, literal in zip((factors.A, factors.B), expected, strict=True):
+        assert relative_error(actual / actual.trace(), literal) < EXACT
+
+
+@pytest.mark.parametrize("options", [{}, {"grad_clip": 0.3}, {"normalize": "batch"}])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_factors_of_a_network_are_those_of_the_loops(number, options):
+    model, batches = make_model(), image_batches([3, 3, 1])
+    layers = select_layers(model)
+    estimator, moments = see_data(
+        FACTS(num_iterations=number, **options), lambda wanted: collect_moments(model, layers, batches, wanted)
+    )
+    samples = model_samples(model, batches, summed_cross_entropy)
+    for layer in LAYERS:
+        assert_proportional(estimator.factors(moments[layer]), literal_iterations(samples[layer], number, **options))
+
+
+def test_factors_of_tensors_are_those_of_the_loops():
+    x, g = torch.randn(5, 4, 3, dtype=torch.float64), torch.randn(5, 4, 6, dtype=torch.float64)
+    factors = facts.estimate_factors(FACTS(num_iterations=3), x, g)
+    assert_proportional(factors, literal_iterations([tensor_samples(x, g)], 3))
+
+
+def test_they_converge_to_the_nearest_kronecker_product_of_the_token_local_fisher():
+    x = torch.randn(6, 4, 3, dtype=torch.float64)
+    g = torch.randn(6, 4, 5, dtype=torch.float64) * torch.rand(6, 4, 1)
+    local = dense_token_local(tensor_samples(x, g))
+    u, _, vh = torch.linalg.svd(rearranged(local, 3, 5))
+    factors = facts.estimate_factors(FACTS(num_iterations=60), x, g)
+    for factor, vector in ((factors.A, u[:, 0]), (factors.B, vh[0])):
+        cosine = (factor.flatten() @ vector).abs() / factor.norm()
+        assert cosine.item() == pytest.approx(1, abs=1e-10)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_the_product_keeps_the_trace_of_the_token_local_fisher(number):
+    x, g = torch.randn(6, 4, 3, dtype=torch.float64), torch.randn(6, 4, 5, dtype=torch.float64)
+    factors = facts.estimate_factors(FACTS(num_iterations=number), x, g)
+    trace = dense_token_local(tensor_samples(x, g)).trace()
+    assert (factors.A.trace() * factors.B.trace()).item() == pytest.approx(trace.item())
+
+
+def test_decompositions_differ_by_iteration_and_are_the_same_from_the_cache(tmp_path):
+    model, batches = make_model(), image_batches([4])
+    results = [
+        facts.compress(model, batches, estimator=FACTS(num_iterations=number), cache=tmp_path)
+        for number in (1, 2, 3, 2)
+    ]
+    alone = facts.compress(model, batches, estimator=FACTS(num_iterations=3))
+    outputs = [result.model(batches[0][0]) for result in results]
+    assert not outputs[0].allclose(outputs[1]) and not outputs[1].allclose(outputs[2])
+    assert outputs[1].equal(outputs[3])
+    torch.testing.assert_close(outputs[2], alone.model(batches[0][0]), rtol=1e-9, atol=1e-12)
+
+
+def test_shrinkage_is_that_of_the_first_step():
+    model, batches = make_model(), image_batches([4])
+    layers = {"tokens": model.tokens}
+    options = {"num_iterations": 2, "shrinkage_row": 1.0, "shrinkage_col": 1.0}
+    (shrunk,) = decompose_layers(model, layers, batches, FACTS(**options)).values()
+    left, right = shrunk.truncate(3)
+    u, s, vh = torch.linalg.svd(model.tokens.weight.detach())
+    plain = u[:, :3] @ torch.diag(s[:3]) @ vh[:3]
+    assert relative_error(left @ right, plain) < EXACT
+
+
+def test_estimators_of_one_pass_know_no_other():
+    with pytest.raises(NotImplementedError, match="KFACExpand sees the data once"):
+        facts.estimators.KFACExpand().refined({})
