@@ -1,9 +1,10 @@
-"""Speed against the plain way, in one run: `python -m experiments.benchmark calibration`, or `search`.
+"""Speed against the plain way, in one run: `python -m experiments.benchmark calibration`, or `search`, or `coupling`.
 
 Variants take turns, A B C A B C, and medians are compared, so that a busy machine slows all of them alike.
 """
 
 import argparse
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
 
+from facts.analysis import TokenStore, cross_token_coupling
 from facts.compression import decompose_layer
 from facts.cost import count_params
 from facts.estimators import ESTIMATORS, Estimator
@@ -24,6 +26,7 @@ from facts.files import ScratchFolder
 from facts.layers import select_layers
 from facts.losses import kl_divergence, summed_cross_entropy
 from facts.lowrank import LowRankLinear
+from facts.moments.batch import LayerBatch
 from facts.moments.collect import LayerMoments, MomentPass, collect_moments
 from facts.search import AllocationProblem, CoRS
 from facts.search.base import Profile
@@ -166,6 +169,35 @@ def plain_profile(
     return profile
 
 
+def coupling(args: argparse.Namespace) -> None:
+    """The cross-token map, against one Gram matrix after another, and the memory that it takes at full size."""
+    small, large = (filled_store(num_samples, args) for num_samples in (args.plain_samples, args.samples))
+    seconds = interleaved(
+        {"every pair alone": lambda: pairwise_map(small), "in blocks": lambda: cross_token_coupling(small)},
+        args.repeats,
+    )
+    sizes = f"{args.tokens} tokens of {args.features} features"
+    show("cross-token map", f"{sizes}, {args.plain_samples} samples, {torch.get_num_threads()} threads", seconds)
+    start = time.perf_counter()
+    cross_token_coupling(large)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{sizes}, {args.samples} samples: {time.perf_counter() - start:.0f} s, peak memory {peak:.2f} GiB")
+
+
+def filled_store(num_samples: int, args: argparse.Namespace) -> TokenStore:
+    store = TokenStore()
+    for size in map(len, torch.arange(num_samples).split(50)):
+        store.add(LayerBatch(*(torch.randn(size, args.tokens, args.features) for _ in range(2))))
+    return store
+
+
+def pairwise_map(store: TokenStore) -> Tensor:
+    """What one would write first: all tokens in memory, two Gram matrices and their product for every pair."""
+    inputs, grads = (store.read(kind, 0, store.num_tokens) for kind in ("inputs", "grads"))
+    norms = [[((x @ y.T) * (g @ h.T)).norm() for y, h in zip(inputs, grads)] for x, g in zip(inputs, grads)]
+    return torch.tensor(norms) / torch.tensor(norms).diagonal().mean()
+
+
 def largest_difference(profiles: dict[str, Profile]) -> float:
     plain, reusing = profiles.values()
     return max(abs(reusing[name][rank] / error - 1) for name in plain for rank, error in plain[name].items())
@@ -174,14 +206,18 @@ def largest_difference(profiles: dict[str, Profile]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for run in (calibration, search):
+    for run in (calibration, search, coupling):
         command = commands.add_parser(run.__name__, help=run.__doc__)
         default = "deit_base_distilled_patch16_224" if run is calibration else "deit_small_patch16_224"
+        command.add_argument("--repeats", type=int, default=3)
+        command.set_defaults(run=run)
+        if run is coupling:
+            for name, size in (("samples", 2000), ("plain-samples", 50), ("tokens", 197), ("features", 768)):
+                command.add_argument(f"--{name}", type=int, default=size)
+            continue
         command.add_argument("--model", default=default, help="any timm model")
         command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         command.add_argument("--batch-size", type=int, default=16)
-        command.add_argument("--repeats", type=int, default=3)
-        command.set_defaults(run=run)
         if run is calibration:
             precisions = ["highest", "high", "medium"]
             command.add_argument("--batches", type=int, default=1)

@@ -17,8 +17,9 @@ KINDS = {
 def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Ratios of the cross-token part to the token-local one over the layers in order, one panel a network."""
     (row,) = experiment.rows
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    panels = figure.subplots(2, -(-len(experiment.columns) // 2), squeeze=False).flatten()
+    num_rows = 1 + (len(experiment.columns) > 2)
+    figure = Figure(figsize=(WIDTH, 0.8 + 1.8 * num_rows), layout="constrained")
+    panels = figure.subplots(num_rows, -(-len(experiment.columns) // num_rows), squeeze=False).flatten()
     found = []
     for axes, column in zip(panels, experiment.columns, strict=False):
         axes.set(title=column, xlabel="layer, in order", ylabel="cross-token / token-local")
@@ -32,6 +33,8 @@ def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.
                 axes.plot(layers.index, layers[kind], marker, color=color, markersize=3, label=label)
         axes.axhline(0, color=BLACK, linewidth=0.5)
         found.append(layers.assign(column=column))
+    for axes in panels[len(experiment.columns) :]:
+        axes.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(KINDS))

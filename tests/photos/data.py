@@ -1,0 +1,61 @@
+"""A published ViT-Tiny and real ImageNet photos, which are no part of the project."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import v2 as transforms
+
+from facts.files import replacing
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+WEIGHTS = DATA / "vit_tiny" / "vit_tiny_patch16_224_fp16.safetensors"
+PHOTOS = DATA / "imagenet_photos"
+RESULTS = Path(__file__).parents[2] / "results" / "vit_tiny"
+BATCH = 40
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The network, 500 photos to calibrate on, since minutes count, 650 to judge by, and a cache for all tests."""
+
+    model: torch.nn.Module
+    calibration: list
+    validation: list
+    cache: Path
+
+
+def load_photos(split, resize, start=0, every=1):
+    """Batches `(images [N, 3, 224, 224], labels [N])` of every so many photos of one split, from one of them on."""
+    with (PHOTOS / "labels.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["file"].startswith(f"{split}/")][start::every]
+    prepare = transforms.Compose(
+        [
+            *([transforms.Resize(256, InterpolationMode.BICUBIC)] if resize else []),
+            transforms.CenterCrop(224),
+            transforms.ToImage(),
+            transforms.ToDtype(torch.float32, scale=True),
+            transforms.Normalize([0.5] * 3, [0.5] * 3),
+        ]
+    )
+    images = torch.stack([prepare(Image.open(PHOTOS / row["file"]).convert("RGB")) for row in rows])
+    labels = torch.tensor([int(row["label"]) for row in rows])
+    return list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
+
+
+@torch.inference_mode()
+def top1(model, batches):
+    right = sum((model(images).argmax(dim=1) == labels).sum().item() for images, labels in batches)
+    return 100 * right / sum(len(labels) for _, labels in batches)
+
+
+def write_table(table, name, text, formats):
+    """A table on the screen, as CSV, and as Markdown below its text."""
+    print(table.to_string(index=False))
+    with replacing(RESULTS / f"{name}.csv") as path:
+        table.to_csv(path, index=False)
+    with replacing(RESULTS / f"{name}.md") as path:
+        path.write_text(f"{text}\n\n{table.to_markdown(index=False, floatfmt=formats)}\n")
