@@ -172,10 +172,8 @@ def plain_profile(
 def coupling(args: argparse.Namespace) -> None:
     """The cross-token map, against one Gram matrix after another, and the memory that it takes at full size."""
     small, large = (filled_store(num_samples, args) for num_samples in (args.plain_samples, args.samples))
-    seconds = interleaved(
-        {"every pair alone": lambda: pairwise_map(small), "in blocks": lambda: cross_token_coupling(small)},
-        args.repeats,
-    )
+    variants = {"every pair alone": lambda: pairwise_map(small), "in blocks": lambda: cross_token_coupling(small)}
+    seconds = interleaved(variants, args.repeats)
     sizes = f"{args.tokens} tokens of {args.features} features"
     show("cross-token map", f"{sizes}, {args.plain_samples} samples, {torch.get_num_threads()} threads", seconds)
     start = time.perf_counter()
@@ -193,8 +191,8 @@ def filled_store(num_samples: int, args: argparse.Namespace) -> TokenStore:
 
 def pairwise_map(store: TokenStore) -> Tensor:
     """What one would write first: all tokens in memory, two Gram matrices and their product for every pair."""
-    inputs, grads = (store.read(kind, 0, store.num_tokens) for kind in ("inputs", "grads"))
-    norms = [[((x @ y.T) * (g @ h.T)).norm() for y, h in zip(inputs, grads)] for x, g in zip(inputs, grads)]
+    tokens = list(zip(*(store.read(kind, 0, store.num_tokens) for kind in ("inputs", "grads")), strict=True))
+    norms = [[((x @ y.T) * (g @ h.T)).norm() for y, h in tokens] for x, g in tokens]
     return torch.tensor(norms) / torch.tensor(norms).diagonal().mean()
 
 
