@@ -56,7 +56,10 @@ class Cell:
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
         analysis = instantiate(config.analysis[profile]) if config.analysis else None
         recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
-        return cls(config, load_model(recipe, config.hardware.device), task, estimator, search, analysis)
+        model = load_model(recipe, config.hardware.device)
+        if analysis:
+            analysis.check(model, estimator)
+        return cls(config, model, task, estimator, search, analysis)
 
     @cached_property
     def model_hash(self) -> str:

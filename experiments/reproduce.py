@@ -181,12 +181,10 @@ def collect_together(cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple
 def properties_of(experiment: Experiment, places: list[Place]) -> dict[str, dict[str, str]]:
     """What the table says of each row's estimator, by row and title."""
     words = {True: "yes", False: "no"}
+    estimators = {place.row: estimator for place in places if (estimator := place.estimator)}
     return {
-        place.row: {
-            title: words.get(getattr(place.estimator, attribute, None), "")
-            for attribute, title in experiment.properties.items()
-        }
-        for place in places
+        row: {title: words.get(getattr(estimator, name), "") for name, title in experiment.properties.items()}
+        for row, estimator in estimators.items()
     }
 
 

@@ -19,7 +19,7 @@ from facts.decomposition import Decomposition, decompose
 from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator, see_data
 from facts.layers import batch_size, select_layers
-from facts.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
+from facts.losses import Loss, OutputError, kl_divergence, on_given_labels, summed_cross_entropy
 from facts.lowrank import LowRankLinear
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.data_pass import to_device
@@ -86,10 +86,11 @@ def compress(
     are further ratios of the same kind, all of which must hold: `{"params": 0.6}`. `layers` names the layers (default:
     `select_layers`). `sensitivity` are the batches on which a search compares outputs (default: the first
     calibration batches, up to 512 samples), by `output_error(original, changed)`, a sum over samples.
-    `loss(outputs, targets)` is the sum over samples of each one's own loss; `precision` is the autocast type of the
-    passes. `input_shape` is what FLOPs are counted for (default: that of the calibration data). `cache` is a folder in
-    which moments, decompositions and sensitivities are kept. Raises `ValueError` for arguments out of range and for a
-    budget that no plan meets; a search that is not exact and ends above its budget says so in a warning.
+    `loss(outputs, targets)` is the sum over samples of each one's own loss (`SampledLabels(loss)`: factors from labels
+    that the network draws, the true Fisher); `precision` is the autocast type of the passes. `input_shape` is what
+    FLOPs are counted for (default: that of the calibration data). `cache` is a folder in which moments, decompositions
+    and sensitivities are kept. Raises `ValueError` for arguments out of range and for a budget that no plan meets; a
+    search that is not exact and ends above its budget says so in a warning.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search")
@@ -121,7 +122,7 @@ def compress(
         seconds=LayerTimes(selected, {name: batch * count for name, count in rows.items()}),
         sensitivity=sensitivity,
         calibration=calibration,
-        loss=loss,
+        loss=on_given_labels(loss),
         output_error=output_error,
         precision=precision,
         energies_are_losses=isinstance(estimator, TwoSidedEstimator),

@@ -28,7 +28,8 @@ class SampledLabels:
     def __init__(self, loss: Loss, seed: int = 0):
         self.loss, self.seed = loss, seed
         self.generator = torch.Generator().manual_seed(seed)
-        self.__module__, self.__qualname__ = loss.__module__, f"{loss.__qualname__}(labels sampled with seed {seed})"
+        name = getattr(loss, "__qualname__", "<unnamed>")
+        self.__module__, self.__qualname__ = loss.__module__, f"{name}, labels sampled with seed {seed}"
 
     def restarted(self) -> "SampledLabels":
         """The same, before its first draw."""
@@ -41,6 +42,11 @@ class SampledLabels:
         probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
         labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
         return self.loss(outputs, labels.to(outputs.device))
+
+
+def on_given_labels(loss: Loss) -> Loss:
+    """The loss on the labels of the data, whatever labels its gradients are wanted for."""
+    return loss.loss if isinstance(loss, SampledLabels) else loss
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Labels that the network draws itself: the true Fisher."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from facts.cache import name_of
 from facts.layers import select_layers
 from facts.losses import SampledLabels, summed_cross_entropy
 from facts.moments import GradGram, collect_moments
+from facts.search import ComCatSearch
 from tests.networks import image_batches, make_model, relative_error
 
 SAMPLED = SampledLabels(summed_cross_entropy, seed=0)
@@ -63,3 +66,27 @@ def test_outputs_that_are_no_logits_are_refused():
     for outputs in ({"logits": torch.zeros(2, 3)}, torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64)):
         with pytest.raises(ValueError, match="only be drawn from class logits"):
             SAMPLED(outputs, None)
+
+
+@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(reduction="sum"), partial(summed_cross_entropy)])
+def test_losses_without_a_name_can_be_sampled_but_not_cached(loss, tmp_path):
+    model, batches = make_model(), image_batches([5])
+    named, unnamed = (facts.compress(model, batches, loss=SampledLabels(each)) for each in (summed_cross_entropy, loss))
+    assert named.model(batches[0][0]).equal(unnamed.model(batches[0][0]))
+    facts.compress(model, batches, search="cors_fisher", loss=loss)
+    with pytest.raises(ValueError, match="cache= needs loss= to have a name"):
+        facts.compress(model, batches, loss=SampledLabels(loss), cache=tmp_path)
+
+
+def test_searches_go_by_the_given_labels():
+    """ComCat trains on the loss: with the labels of the data, whatever the factors come from."""
+    model, batches = make_model(), image_batches([6])
+    seen = []
+
+    def loss(outputs, labels):
+        seen.append(labels)
+        return summed_cross_entropy(outputs, labels)
+
+    facts.compress(model, batches, search=ComCatSearch(num_epochs=2), loss=SampledLabels(loss))
+    assert not seen[0].equal(batches[0][1])  # the data pass
+    assert all(labels.equal(batches[0][1]) for labels in seen[1:]) and len(seen) > 1

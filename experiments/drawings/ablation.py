@@ -1,10 +1,12 @@
 """One choice of a method against accuracy."""
 
+import itertools
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.drawings.style import BLUE, GREEN, VERMILION, WIDTH, Records, say
+from experiments.drawings.style import BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, say
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -23,7 +25,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
     )
     if values.empty:
         say(axes)
-    formats = (("o-", BLUE), ("^-", VERMILION), ("s-", GREEN))
+    formats = itertools.cycle((("o-", BLUE), ("^-", VERMILION), ("s-", GREEN), ("D-", ORANGE)))
     for column, (line, color) in zip(experiment.columns, formats, strict=False):
         own = values[values.column == column].set_index("row")[metric].reindex(experiment.rows)
         axes.plot(range(len(own)), own, line, color=color, markersize=3, linewidth=0.9, label=column)

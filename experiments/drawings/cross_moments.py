@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from experiments.config import Experiment
 from experiments.drawings.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, joined, say
 
+COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
 KINDS = {
     "operator": ("Fisher", "o", BLUE),
     "input_side": ("E[DᵀD]", "^", VERMILION),
@@ -32,10 +33,10 @@ def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.
             if kind in layers:
                 axes.plot(layers.index, layers[kind], marker, color=color, markersize=3, label=label)
         axes.axhline(0, color=BLACK, linewidth=0.5)
-        found.append(layers.assign(column=column))
+        found.append(layers.assign(column=column).reindex(columns=COLUMNS))
     for axes in panels[len(experiment.columns) :]:
         axes.set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(KINDS))
-    return figure, joined(found, ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"])
+    legend = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if legend:
+        figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(KINDS))
+    return figure, joined(found, COLUMNS)

@@ -65,6 +65,9 @@ class Analysis(ABC):
 
     needs_factors: ClassVar[bool] = False
 
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every one has a condition
+        """Whether the question can be asked. Raises an error that says what is missing, before any work."""
+
     @abstractmethod
     def run(self, subject: Subject) -> Findings:
         """The answer. Raises `ValueError` where the subject lacks what the question needs."""

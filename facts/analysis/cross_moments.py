@@ -5,6 +5,7 @@ Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of
 
 from collections.abc import Mapping
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from statistics import fmean
 from typing import Annotated
 
@@ -24,14 +25,16 @@ from facts.moments import (
     TokenLocalProducts,
 )
 
-MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32
+MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32, and as much for probes
 
 
 @plain_dataclass(frozen=True, eq=False)
 class ChangeEnergies(Moment):
     """Σ_k (Σ_t e_t)² and Σ_k Σ_t e_t² with e_t = g_tᵀ ΔW x_t, the first-order error at token t of a changed layer."""
 
-    changes: Mapping[str, Tensor]
+    changes: Mapping[str, Tensor] = field(repr=False)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # others have other changes
 
     def shapes(self, d_in, d_out):
         return (), ()
@@ -99,4 +102,6 @@ def _changes(subject: Subject) -> dict[str, Tensor]:
 
 
 def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:
-    return (torch.linalg.vector_norm(dropped) / torch.linalg.vector_norm(kept)).item()
+    """0 where nothing is dropped, even of nothing."""
+    above, below = (torch.linalg.vector_norm(matrix, dtype=torch.float64).item() for matrix in (dropped, kept))
+    return above / below if above else 0.0

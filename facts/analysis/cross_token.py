@@ -13,11 +13,12 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
     """The map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F over the mean of its diagonal, in float64 on the CPU.
 
     K_x^(t,s) `[N, N]` holds the inner products of token t's inputs of one sample with token s's of another, K_g those
-    of the output gradients. Several rows t are made at once, as long as their K_x take no more than `max_bytes`; memory
-    is some three times that. A layer without any gradient has a map of zeros.
+    of the output gradients. Several rows t are made at once, as long as neither their vectors nor their K_x take more
+    than `max_bytes`; memory is some four times that. A layer without any gradient has a map of zeros.
     """
     num_tokens, num_samples = store.num_tokens, store.num_samples
-    rows = max(1, max_bytes // (num_samples**2 * store.like.element_size()))
+    widest = max(num_samples, *store.features.values())
+    rows = max(1, max_bytes // (num_samples * widest * store.like.element_size()))
     norms = torch.zeros(num_tokens, num_tokens, dtype=torch.float64)
     for start in shown(range(0, num_tokens, rows), "cross-token coupling"):
         end = min(start + rows, num_tokens)

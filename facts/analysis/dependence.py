@@ -8,6 +8,15 @@ from facts.moments.data_pass import shown
 MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-square limit
 
 
+def load_dcorr() -> type:
+    """hyppo's class. Raises `ModuleNotFoundError` that says what to install."""
+    try:
+        from hyppo.independence import Dcorr
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("distance correlation needs hyppo: pip install 'facts[analysis]'") from error
+    return Dcorr
+
+
 def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[float | None]]:
     """Distance correlation of x_t and g_t over samples, and its p-value, for every token.
 
@@ -15,17 +24,14 @@ def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[f
     about 0 for independent variables, and the chi-square p-value. None for a token whose inputs or gradients are the
     same in every sample. Raises `ValueError` for fewer than 21 samples, `ModuleNotFoundError` without hyppo.
     """
+    dcorr = load_dcorr()
     if store.num_samples < MIN_SAMPLES:
         raise ValueError(f"distance correlation needs at least {MIN_SAMPLES} samples, got {store.num_samples}")
-    try:
-        from hyppo.independence import Dcorr
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("distance correlation needs hyppo: pip install 'facts[analysis]'") from error
     correlations, p_values = [], []
     for token in shown(range(store.num_tokens), "distance correlation"):
         x, g = (store.read(kind, token, token + 1)[0].double().cpu().numpy() for kind in ("inputs", "grads"))
         varies = np.ptp(x, axis=0).any() and np.ptp(g, axis=0).any()
-        correlation, p_value = map(float, Dcorr().test(x, g)) if varies else (None, None)
+        correlation, p_value = map(float, dcorr().test(x, g)) if varies else (None, None)
         correlations.append(correlation)
         p_values.append(p_value)
     return correlations, p_values

@@ -4,24 +4,25 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from torch import nn
 
 from facts.analysis.base import Analysis, Findings, Subject, groups_within
 from facts.analysis.similarity import cosine, probe_terms
-from facts.estimators import KroneckerFactors
+from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
 from facts.moments import FisherProducts, LayerMoments
 from facts.moments.products import make_probes
-from facts.whitening import shrink
+from facts.whitening import square_root
 
-MAX_VALUES = 2**30  # products held at once: 4 GiB in float32
+MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as much for their probes
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    `factors: raw` are the estimator's own, `shrunk` those that the decomposition works with. Metrics: `cosine`, the
-    mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
+    `factors: raw` are the estimator's own, `shrunk` those that the decomposition works with, repairs included. Metrics:
+    `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32
@@ -30,9 +31,12 @@ class FisherSimilarity(Analysis):
 
     needs_factors: ClassVar[bool] = True
 
-    def run(self, subject: Subject) -> Findings:
-        if subject.estimator is None:
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:
+        if estimator is None:
             raise ValueError("Fisher similarity is that of an estimator: choose one, or leave the analysis out")
+
+    def run(self, subject: Subject) -> Findings:
+        self.check(subject.model, subject.estimator)
         estimator, moments = see_data(subject.estimator, lambda wanted: subject.collect(subject.calibration, wanted))
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
@@ -41,7 +45,10 @@ class FisherSimilarity(Analysis):
                 (products,) = held_out[wanted]
                 probes = make_probes(*products.shape, self.seed).to(products)
                 factors = self._factors(estimator, moments[name])
-                terms[name] = probe_terms(products, probes, factors)
+                try:
+                    terms[name] = probe_terms(products, probes, factors)
+                except ValueError as error:
+                    raise ValueError(f"layer {name}: {error}; leave it out") from error
         layers = {name: cosine([layer]) for name, layer in terms.items()}
         mean = cosine(terms.values())
         return Findings(
@@ -49,12 +56,11 @@ class FisherSimilarity(Analysis):
             {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},
         )
 
-    def _factors(self, estimator, moments: LayerMoments) -> KroneckerFactors:
+    def _factors(self, estimator: Estimator, moments: LayerMoments) -> KroneckerFactors:
         factors = estimator.factors(moments)
         if self.factors == "raw":
             return factors
         row, col = estimator.shrinkage(moments)
-        return KroneckerFactors(
-            A=None if factors.A is None else shrink(factors.A, col),
-            B=None if factors.B is None else shrink(factors.B, row),
-        )
+        roots = square_root(factors.A, col, factors.repair).lower, square_root(factors.B, row, factors.repair).lower
+        A, B = (None if lower is None else lower @ lower.T for lower in roots)
+        return KroneckerFactors(A=A, B=B)

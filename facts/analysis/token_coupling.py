@@ -4,11 +4,13 @@ from statistics import fmean
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
+from torch import nn
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_token import cross_token_coupling
-from facts.analysis.dependence import distance_correlations
+from facts.analysis.dependence import distance_correlations, load_dcorr
 from facts.analysis.token_store import collect_tokens
+from facts.estimators import Estimator
 from facts.layers import select_layers
 
 
@@ -23,12 +25,17 @@ class TokenCoupling(Analysis):
 
     layer: str
 
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:
+        select_layers(model, [self.layer])
+        load_dcorr()
+
     def run(self, subject: Subject) -> Findings:
+        self.check(subject.model, subject.estimator)
         layers = select_layers(subject.model, [self.layer])
         stores = collect_tokens(subject.model, layers, subject.held_out, loss=subject.loss, precision=subject.precision)
         store = stores[self.layer]
-        coupling = cross_token_coupling(store)
         correlations, p_values = distance_correlations(store)
+        coupling = cross_token_coupling(store)
         varying = [value for value in correlations if value is not None]
         metrics = {"distance_correlation": fmean(varying)} if varying else {}
         if (num_pairs := store.num_tokens * (store.num_tokens - 1)) > 0:

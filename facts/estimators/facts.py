@@ -17,7 +17,8 @@ class FACTS(TwoSidedEstimator):
     A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²]. `grad_clip` bounds the Frobenius
     norm of each sample's output gradient; `normalize: batch` divides each batch's A by its trace (Algorithm 2 has
     both, without saying how much). The defaults do neither: every sample weighs the same. Of `num_iterations` each
-    one takes a data pass; they converge to the nearest Kronecker product of the token-local Fisher.
+    one takes a data pass; their directions converge to those of the nearest Kronecker product of the token-local
+    Fisher (but with `normalize`), while tr A tr B stays its trace.
     """
 
     grad_clip: Annotated[float, Field(gt=0)] | None = None

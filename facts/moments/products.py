@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from facts.cache import content_key
 from facts.moments.statistics import Moment
 
 
 def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:
-    """Gaussian probes `[K, m, n]` in float32, the same on every device; layers of one shape share them."""
-    return torch.randn(num_probes, d_out, d_in, generator=torch.Generator().manual_seed(seed))
+    """Gaussian probes `[K, m, n]` in float32, the same on every device; only layers of one shape share them."""
+    own_seed = int(content_key(seed, d_out, d_in), base=16) % 2**63
+    return torch.randn(num_probes, d_out, d_in, generator=torch.Generator().manual_seed(own_seed))
 
 
 @dataclass(frozen=True)

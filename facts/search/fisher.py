@@ -63,8 +63,7 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
             num_samples += batch_size(inputs)
             yield inputs, targets
 
-    given = problem.loss.loss if isinstance(problem.loss, SampledLabels) else problem.loss
-    loss = given if labels == "given" else SampledLabels(given, seed)
+    loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
     data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, needs_grads=True)
     data_pass.run(counted(shown(batches, "Fisher profile")))
     profiles = {name: total.cpu() / num_samples for name, total in totals.items()}

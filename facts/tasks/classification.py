@@ -25,6 +25,7 @@ from facts.tasks.digits import load_images
 
 Count = Annotated[int, Field(ge=1)]
 Batch = tuple[Tensor, Tensor]
+Augmentation = Literal["none", "train", "train_cutmix"]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -146,41 +147,40 @@ class ImageNet(Classification):
     root: Path
     num_calibration: Count = 16384
     num_sensitivity: Count = 512
-    augmentation: Literal["none", "train", "train_cutmix"] = "none"
+    augmentation: Augmentation = "none"
     num_workers: Annotated[int, Field(ge=0)] = 8
     seed: int = 0
 
     def content_key(self, model: nn.Module) -> str:
-        return content_key(self._files("train").content_key, self._files("val").content_key, self._settings(model))
+        settings = {**vars(self), "root": None, "num_workers": None}
+        files = (self._files(split).content_key for split in ("train", "val"))
+        return content_key(*files, settings, _format(model))
 
     def calibration(self, model: nn.Module) -> "ImageBatches":
-        mixup = None
-        if self.augmentation == "train_cutmix":
-            num_classes = len(self._files("train").classes)
-            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=num_classes)
         chosen = slice(self.num_sensitivity, self.num_sensitivity + self.num_calibration)
-        return self._training(model, chosen, self.augmentation != "none", mixup)
+        return self._training(model, chosen, self.augmentation)
 
     def sensitivity(self, model: nn.Module) -> "ImageBatches":
-        return self._training(model, slice(self.num_sensitivity), augment=False)
+        return self._training(model, slice(self.num_sensitivity), "none")
 
-    def _training(
-        self, model: nn.Module, chosen: slice, augment: bool, mixup: timm.data.Mixup | None = None
-    ) -> "ImageBatches":
+    def _training(self, model: nn.Module, chosen: slice, augmentation: Augmentation) -> "ImageBatches":
         """A part of the shuffled training images."""
-        training = self._files("train", self._transform(model, augment))
+        training = self._files("train", self._transform(model, augmentation != "none"))
         needed = self.num_sensitivity + self.num_calibration
         if len(training) < needed:
             raise ValueError(
                 f"{self.root / 'train'} holds {len(training)} images; num_sensitivity + num_calibration needs {needed}"
             )
         order = torch.randperm(len(training), generator=torch.Generator().manual_seed(self.seed))
-        return self._batches(model, training, order[chosen].tolist(), mixup)
+        return self._batches(model, training, order[chosen].tolist(), augmentation)
 
     def _batches(
-        self, model: nn.Module, files: "HashedFolder", indices: list[int], mixup: timm.data.Mixup | None = None
+        self, model: nn.Module, files: "HashedFolder", indices: list[int], augmentation: Augmentation = "none"
     ) -> "ImageBatches":
-        key = content_key(files.content_key, indices, self._settings(model))
+        key = content_key(files.content_key, indices, self.batch_size, augmentation, self.seed, _format(model))
+        mixup = None
+        if augmentation == "train_cutmix":
+            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=len(files.classes))
         return ImageBatches(self._loader(Subset(files, indices)), key, mixup)
 
     def analysis(self, model: nn.Module) -> tuple["ImageBatches", "ImageBatches"]:
@@ -193,19 +193,6 @@ class ImageNet(Classification):
 
     def evaluation(self, model: nn.Module) -> DataLoader:
         return self._loader(self._files("val", self._transform(model, augment=False)))
-
-    def _settings(self, model: nn.Module) -> tuple:
-        config = timm.data.resolve_model_data_config(model)
-        return (
-            self.num_calibration,
-            self.num_sensitivity,
-            self.num_factors_per_class,
-            self.num_held_out_per_class,
-            self.batch_size,
-            self.augmentation,
-            self.seed,
-            *(config[key] for key in ("input_size", "mean", "std")),
-        )
 
     def _files(self, split: str, transform=None) -> "HashedFolder":
         folder = self.root / split
@@ -238,6 +225,12 @@ class ImageNet(Classification):
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+
+def _format(model: nn.Module) -> list:
+    """What the model expects of an image."""
+    config = timm.data.resolve_model_data_config(model)
+    return [config[key] for key in ("input_size", "mean", "std")]
 
 
 class HashedFolder(ImageFolder):

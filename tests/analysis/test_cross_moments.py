@@ -5,6 +5,7 @@ import torch
 
 import facts
 from facts.analysis import CrossMoments, Subject
+from facts.analysis.cross_moments import ChangeEnergies
 from facts.layers import select_layers
 from facts.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model
@@ -81,3 +82,17 @@ def test_metrics_are_means_over_layers(found):
 def test_without_a_compressed_network_there_is_no_loss():
     findings = CrossMoments(num_probes=2).run(subject(make_model(), image_batches([3])))
     assert set(findings.metrics) == {"cross_operator", "cross_input_side", "cross_grad_side"}
+
+
+def test_a_layer_left_dense_has_no_loss(found):
+    model, batches = make_model(), image_batches([3])
+    compressed = facts.compress(model, batches, layers=["tokens"]).model
+    findings = CrossMoments(num_probes=2).run(subject(model, batches, compressed))
+    assert [name for name, ratios in findings.values.items() if "loss" in ratios] == ["tokens"]
+    assert findings.metrics["cross_loss"] == findings.values["tokens"]["loss"]
+
+
+def test_changes_are_told_apart():
+    changes = {"layer": torch.ones(2, 3)}
+    assert ChangeEnergies(changes) != ChangeEnergies(changes)
+    assert len({ChangeEnergies(changes), ChangeEnergies({})}) == 2

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import facts.analysis.fisher_similarity
-from facts.analysis import FisherSimilarity, Subject
+from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
 from facts.estimators import ESTIMATORS, FACTS
 from facts.layers import select_layers
 from facts.losses import SampledLabels, summed_cross_entropy
-from facts.whitening import shrink
+from facts.whitening import raise_shrinkage, shrink
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.factors import ORACLES
 from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine
@@ -111,3 +111,49 @@ def test_more_power_iterations_come_nearer_on_the_samples_themselves(data):
 def test_without_an_estimator_there_is_nothing_to_compare(data):
     with pytest.raises(ValueError, match="choose one, or leave the analysis out"):
         FisherSimilarity().run(subject(data, None))
+
+
+def test_repaired_factors_are_those_of_the_decomposition(data):
+    """GFWSVD's factors of one group have rank one: its rule shrinks them until they have a Cholesky factor."""
+    raw, shrunk = (
+        FisherSimilarity(num_probes=NUM_PROBES, factors=kind).run(subject(data, ESTIMATORS["gfwsvd"]()))
+        for kind in ("raw", "shrunk")
+    )
+    *_, calibration, _ = data
+    A, B = ORACLES["gfwsvd"](calibration["tokens"])
+    repaired = [raise_shrinkage(matrix) for matrix in (A, B)]
+    assert not any(matrix.equal(other) for matrix, other in zip((A, B), repaired, strict=True))
+    held_out = every(data[-1]["tokens"])
+    d_out, d_in = held_out[0].D.shape
+    expected = matrix_cosine(dense_fisher(held_out), dense_product(*repaired, d_in, d_out))
+    found = shrunk.values["tokens"]
+    assert abs(found["cosine"] - expected) < 4 * found["cosine_error"]
+    assert raw.values["tokens"] != found
+
+
+def test_a_layer_without_gradients_is_named():
+    class Ignored(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.ignored = torch.nn.Linear(12, 12), torch.nn.Linear(12, 12)
+
+        def forward(self, x):
+            return self.used(x) + 0 * self.ignored(x)
+
+    batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
+    model = Ignored()
+    wanted = Subject(
+        model=model,
+        layers=select_layers(model),
+        calibration=batches,
+        held_out=batches,
+        estimator=ESTIMATORS["svd_llm"](),
+    )
+    with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
+        FisherSimilarity(num_probes=2).run(wanted)
+    assert CrossMoments(num_probes=2).run(wanted).values["ignored"] == {
+        "operator": 0.0,
+        "operator_error": 0.0,
+        "input_side": 0.0,
+        "grad_side": 0.0,
+    }

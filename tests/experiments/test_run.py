@@ -168,3 +168,18 @@ def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
     assert isinstance(sampled.loss, SampledLabels) and not isinstance(given.loss, SampledLabels)
     with pytest.raises(ValueError, match="labels must be one of given, sampled, got 'hard'"):
         Cell.of(cell_config("labels=hard"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
+        (
+            ["model=swin_b", "analysis=token_coupling"],
+            "no linear layer is called blocks.4.mlp.fc2; the model has layers",
+        ),
+    ],
+)
+def test_an_analysis_that_cannot_be_made_is_refused_before_any_work(cell_config, overrides, says):
+    with pytest.raises(ValueError, match=says):
+        Cell.of(cell_config(*overrides))

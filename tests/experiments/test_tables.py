@@ -89,7 +89,7 @@ def test_properties_of_the_estimators_stand_beside_their_rows(experiment, tmp_pa
     properties = properties_of(experiment, made)
     assert properties["A"] == {"token-local": "yes", "act-grad coupling": "yes"}
     assert properties["B"] == {"token-local": "no", "act-grad coupling": "no"}
-    assert properties["Baseline"] == properties["Later"] == {"token-local": "", "act-grad coupling": ""}
+    assert set(properties) == {"A", "B"}
     write_tables(experiment, entries_of(experiment, made, comparable=False), tmp_path, properties)
     header, _, *rows = (tmp_path / "demo.md").read_text().splitlines()[2:]
     assert [cell.strip() for cell in header.split("|")[1:4]] == ["Method", "token-local", "act-grad coupling"]

@@ -5,9 +5,10 @@ import torch
 
 import facts
 from facts.estimators import FACTS
+from facts.losses import SampledLabels
 from facts.moments import collect_moments
 from facts.search import CoRSFisher
-from facts.search.fisher import _sampled, exact_profiles, kronecker_profile
+from facts.search.fisher import exact_profiles, kronecker_profile
 from facts.whitening import shrink
 from tests.networks import image_batches, make_model
 from tests.search.problems import every_rank, make_problem, truncated
@@ -49,7 +50,7 @@ def test_labels_are_drawn_from_the_network():
     problem = make_problem(sizes=(7,))
     images, _ = problem.sensitivity[0]
     drawn = []
-    loss = _sampled(lambda outputs, labels: drawn.append(labels) or outputs.sum(), seed=3)
+    loss = SampledLabels(lambda outputs, labels: drawn.append(labels) or outputs.sum(), seed=3)
     loss(problem.model(images), None)
     grads = sample_gradients(problem, drawn[0])
     profiles, _ = exact_profiles(problem, "sampled", seed=3)
@@ -73,15 +74,6 @@ def test_drawn_labels_approach_the_expectation_over_all_labels():
         variance = (shares * (errors - expected[:, None]).square()).sum(dim=1)
         mean = sum(profiles[name][rank] for profiles in drawn) / num_seeds
         assert (mean - expected.mean()).abs() < 4 * (variance.sum() / num_seeds).sqrt() / 7, name
-
-
-def test_drawn_labels_have_the_probabilities_of_the_outputs():
-    """10,000 draws; a share's standard error is 0.005 at most, four of them are allowed."""
-    logits = torch.tensor([[0.0, 1.0, -1.0, 0.5]]).repeat(10_000, 1)
-    drawn = []
-    _sampled(lambda outputs, labels: drawn.append(labels) or outputs.sum(), seed=0)(logits, None)
-    shares = torch.bincount(drawn[0], minlength=4) / 10_000
-    assert (shares - logits[0].softmax(dim=0)).abs().max() < 0.02
 
 
 def test_the_profile_predicts_the_divergence_of_small_changes():
@@ -143,9 +135,3 @@ def test_data_that_are_missing():
         CoRSFisher().allocate(make_problem(sensitivity=None))
     with pytest.raises(ValueError, match="is empty"):
         CoRSFisher().allocate(make_problem(sensitivity=[]))
-
-
-@pytest.mark.parametrize("outputs", [{"features": torch.ones(2)}, torch.ones(3), torch.ones(3, 4).long()])
-def test_labels_cannot_be_drawn_from_what_is_no_logits(outputs):
-    with pytest.raises(ValueError, match="set labels to `given`"):
-        _sampled(lambda outputs, labels: outputs, seed=0)(outputs, None)

@@ -29,7 +29,8 @@ def model():
 
 
 def task(root, **options) -> ImageNet:
-    return ImageNet(root=root, num_workers=0, batch_size=4, **{"num_calibration": 8, "num_sensitivity": 3, **options})
+    sizes = {"num_calibration": 8, "num_sensitivity": 3, "batch_size": 4}
+    return ImageNet(root=root, num_workers=0, **{**sizes, **options})
 
 
 def greys(batches) -> list[float]:
@@ -72,6 +73,14 @@ def test_augmented_calibration_changes_the_key_and_feeds_the_loss(root, model, a
     images, targets = next(iter(augmented))
     assert targets.shape == ((4,) if augmentation == "train" else (4, 2))
     assert task(root).loss(model(images), targets).isfinite()
+
+
+def test_the_key_of_the_calibration_images_is_theirs_alone(root, model):
+    """So that moments are found again when other sizes change."""
+    key = task(root).calibration(model).content_key
+    assert task(root, num_factors_per_class=1).calibration(model).content_key == key
+    assert task(root, num_calibration=7).calibration(model).content_key != key
+    assert task(root, batch_size=2).calibration(model).content_key != key
 
 
 def test_keys_follow_the_files_and_not_where_they_lie(root, model, tmp_path_factory):
