@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from experiments.config import Experiment
 from experiments.drawings.style import BLACK, BLUE, GREY, VERMILION, WIDTH, Records, joined, say
@@ -16,8 +17,11 @@ COLUMNS = ["column", "token", "other", "coupling", "distance_correlation", "p_va
 def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """For each column the cross-token map above, the distance correlations of its tokens below."""
     (row,) = experiment.rows
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    maps, tokens = (part.subplots(1, len(experiment.columns), squeeze=False)[0] for part in figure.subfigures(2, 1))
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    maps, tokens = (
+        part.subplots(1, len(experiment.columns), squeeze=False)[0]
+        for part in figure.subfigures(2, 1, height_ratios=(3, 2))
+    )
     values = []
     for above, below, column in zip(maps, tokens, experiment.columns, strict=True):
         values += _draw_map(above, records[row, column], column) + _draw_tokens(below, records[row, column], column)
@@ -28,7 +32,7 @@ def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     """Map and distance correlations of one layer (first row), and the similarity of estimators against accuracy."""
     (column,) = experiment.columns
     row, *estimators = experiment.rows
-    figure = Figure(figsize=(WIDTH, 2.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     first, second, third = figure.subplots(1, 3)
     values = _draw_map(first, records[row, column], column) + _draw_tokens(second, records[row, column], column)
     values += _draw_similarity(third, {name: records[name, column] for name in estimators}, column)
@@ -47,12 +51,14 @@ def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFram
     if coupling.any():
         # Logarithmic, since a few tokens can outweigh all others; pairs that never meet are left blank.
         image = axes.imshow(np.ma.masked_equal(coupling, 0), cmap="cividis", norm="log")
-        axes.figure.colorbar(image, ax=axes, shrink=0.8).set_label("coupling / mean diagonal", fontsize=7)
+        bar = axes.figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=25)
+        bar.set_label("coupling / mean diagonal", fontsize=7)
+        bar.ax.xaxis.set_minor_formatter(NullFormatter())
     else:
         say(axes, "no coupling")
     token, other = np.indices(coupling.shape).reshape(2, -1)
-    found = {"column": title, "token": token, "other": other, "coupling": coupling.flatten()}
-    return [pd.DataFrame(found).reindex(columns=COLUMNS)]
+    found = pd.DataFrame({"column": title, "token": token, "other": other, "coupling": coupling.flatten()})
+    return [found[found.token <= found.other].reindex(columns=COLUMNS)]  # it is symmetric
 
 
 def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
@@ -63,15 +69,12 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
     tokens = pd.DataFrame({key: record.analysis[key] for key in ("distance_correlation", "p_value")}, dtype=float)
     tokens = tokens.rename_axis("token").reset_index().assign(column=title)
     sure = tokens.p_value < SIGNIFICANT
-    for part, color, label in ((sure, BLUE, f"p < {SIGNIFICANT}"), (~sure, GREY, f"p ≥ {SIGNIFICANT}")):
-        if part.any():
-            axes.plot(
-                tokens.token[part], tokens.distance_correlation[part], "x", color=color, markersize=3, label=label
-            )
+    for part, color in ((sure, BLUE), (~sure, GREY)):
+        axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color, markersize=3)
     mean = tokens.distance_correlation.mean()
-    axes.axhline(mean, color=BLACK, linestyle="--", linewidth=0.9, label=f"mean {mean:.2f}")
-    axes.set_ylim(min(0, axes.get_ylim()[0]), 1.3 * max(0.1, axes.get_ylim()[1]))
-    axes.legend(loc="upper right", fontsize=6, ncols=2, handletextpad=0.3, columnspacing=0.8)
+    axes.axhline(mean, color=BLACK, linestyle="--", linewidth=0.9)
+    axes.set_title(f"mean {mean:.2f}; grey: p ≥ {SIGNIFICANT}", fontsize=7)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     return [tokens.reindex(columns=COLUMNS)]
 
 

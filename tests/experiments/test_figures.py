@@ -108,7 +108,7 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(couplings, tmp_path):
     values = pd.read_csv(tmp_path / "demo.csv")
     assert set(values.column) == {"Net"}
     pairs = values.dropna(subset="coupling").pivot(index="token", columns="other", values="coupling")
-    assert pairs.to_numpy().tolist() == COUPLING["coupling"]
+    assert np.triu(pairs).tolist() == np.triu(COUPLING["coupling"]).tolist()
     tokens = values[values.coupling.isna()].set_index("token")
     assert tokens.distance_correlation[0] == 0.3 and tokens.p_value[1] == 0.2
     assert np.isnan(tokens.distance_correlation[2])
