@@ -136,7 +136,7 @@ def compose(*overrides: str) -> DictConfig:
 def run_column(places: list[Place]) -> None:
     """Run the cells that share a network and its data, after one data pass for all their estimators together.
 
-    A cell that fails is recorded as failed and does not stop the others; one that another process runs is left for last.
+    A cell that fails is recorded as failed and does not stop the others; one that another process runs comes last.
     """
     cells: list[tuple[Place, Cell]] = []
     for place in places:

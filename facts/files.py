@@ -82,7 +82,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             log.info("waiting for another process, which holds %s", path)
             lock.acquire()
     except OSError as error:
-        raise OSError(f"cannot lock {path} ({error.strerror}); choose a folder on a file system with flock") from error
+        where = "choose a folder of your own, on a file system with flock"
+        raise OSError(f"cannot lock {path} ({error.strerror}); {where}") from error
     try:
         yield
     finally:
