@@ -21,7 +21,7 @@ from facts.cache import content_key
 from facts.compression import all_bounds, compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
-from facts.files import writable_folder
+from facts.files import locked, writable_folder
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
 from facts.search import Search
@@ -148,12 +148,22 @@ def load_model(recipe: str, device: str) -> nn.Module:
     return instantiate(OmegaConf.create(recipe)).build().to(device)
 
 
-def run_cell(cell: Cell) -> Record:
-    """Run a cell, or return its record where it is done already. A failure is recorded and raised again."""
-    earlier = cell.earlier_record()
-    if earlier and earlier.status == "done":
-        log.info("%s was done on %s", cell.fingerprint, earlier.time)
-        return earlier
+def run_cell(cell: Cell, wait: bool = True) -> Record:
+    """Run a cell, or return its record where it is done already. A failure is recorded and raised again.
+
+    A cell that another process runs is waited for; without `wait` it raises `facts.files.HeldElsewhere`.
+    """
+    with locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait):
+        earlier = cell.earlier_record()
+        if earlier and earlier.status == "done":
+            log.info("%s was done on %s", cell.fingerprint, earlier.time)
+            return earlier
+        return attempt(cell, earlier.attempt + 1 if earlier else 1)
+
+
+def attempt(cell: Cell, number: int) -> Record:
+    """Run a cell and write its record, of a failure too, which is raised again."""
+    log.info("%s runs, attempt %d", cell.fingerprint, number)
     config = cell.config
     base = Record(
         fingerprint=cell.fingerprint,
@@ -161,10 +171,10 @@ def run_cell(cell: Cell) -> Record:
         config=OmegaConf.to_container(config, resolve=True),
         model_hash=cell.model_hash,
         data_hash=cell.data_hash,
-        attempt=earlier.attempt + 1 if earlier else 1,
+        attempt=number,
     )
     group = config.experiment.name if config.experiment else None
-    run_id = f"{cell.fingerprint}-{base.attempt}"
+    run_id = f"{cell.fingerprint}-{number}"
     with tracked(config.tracking, cell.folder, run_id, group=group, config=base.config) as track:
         try:
             record = replace(base, status="done", **measure(cell))

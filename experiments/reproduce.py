@@ -1,6 +1,7 @@
 """Whole tables and figures: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
 
-Which cells does each need, which are done, run the others, render. What was finished is never done again.
+Which cells does each need, which are done, run the others, render. What was finished is never done again, and what
+another process has under way is left to it: several at once, on machines that share the results, share the work.
 """
 
 import json
@@ -27,7 +28,7 @@ from experiments.tables import Entry, Status, rank_correlations, screen_table, w
 from experiments.tracking import tracked
 from facts.compression import moment_cache
 from facts.estimators import Estimator
-from facts.files import writable_folder
+from facts.files import HeldElsewhere, writable_folder
 from facts.layers import select_layers
 from facts.moments import collect_moments
 
@@ -136,7 +137,7 @@ def compose(*overrides: str) -> DictConfig:
 def run_column(places: list[Place]) -> None:
     """Run the cells that share a network and its data, after one data pass for all their estimators together.
 
-    A cell that fails is recorded as failed and does not stop the others.
+    A cell that fails is recorded as failed and does not stop the others; one that another process runs comes last.
     """
     cells: list[tuple[Place, Cell]] = []
     for place in places:
@@ -149,13 +150,21 @@ def run_column(places: list[Place]) -> None:
         share_data_pass([cell for _, cell in cells])
     except Exception as error:
         log.error("the shared data pass failed (%s); each cell tries on its own", error)
-    for place, cell in cells:
-        try:
-            place.record = run_cell(cell)
-            place.status = "done"
-        except Exception as error:
-            place.record, place.status = cell.earlier_record(), "failed"
-            log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
+    held_elsewhere = [(place, cell) for place, cell in cells if not fill(place, cell, wait=False)]
+    for place, cell in held_elsewhere:
+        fill(place, cell, wait=True)
+
+
+def fill(place: Place, cell: Cell, wait: bool) -> bool:
+    """Give a place its record; False where another process runs its cell and this one is not to wait."""
+    try:
+        place.record, place.status = run_cell(cell, wait), "done"
+    except HeldElsewhere:
+        return False
+    except Exception as error:
+        place.record, place.status = cell.earlier_record(), "failed"
+        log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
+    return True
 
 
 def share_data_pass(cells: list[Cell]) -> None:

@@ -4,7 +4,6 @@ import logging
 
 import hydra
 
-from experiments.cell import Cell, run_cell
 from experiments.config import CONF, Config
 
 log = logging.getLogger(__name__)
@@ -12,6 +11,9 @@ log = logging.getLogger(__name__)
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(config: Config) -> None:
+    # Here, since PyTorch takes seconds to load: completion, and a sweep that hands its jobs out, need not wait for it.
+    from experiments.cell import Cell, run_cell
+
     record = run_cell(Cell.of(config))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 

@@ -1,5 +1,6 @@
-"""Files that are whole or not there: written under another name first, then renamed."""
+"""Files that are whole or not there, written under another name first and then renamed; and locks on files."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -7,6 +8,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -47,3 +54,37 @@ def writable_folder(path: Path) -> Path:
             return path
     except OSError as error:
         raise OSError(f"cannot write to the folder {path} ({error.strerror}); choose another one or free it") from error
+
+
+class HeldElsewhere(Exception):
+    """A lock that was not to be waited for is held already."""
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file `path` for the block, against all processes and machines that see it.
+
+    The lock is the kernel's (`flock`), not a file that exists: it falls with the process that holds it, however that
+    ends, and with its machine. Linux passes it on to the server on NFS, CIFS and GPFS, and on Lustre and BeeGFS where
+    they are mounted or set up with user locks. The empty file stays, since removing it would let two in at once.
+
+    Raises `HeldElsewhere` without `wait`, and `OSError` where the file system has no locks.
+    """
+    writable_folder(path.parent)
+    # A soft lock instead would outlive a holder that was killed.
+    lock = FileLock(path, fallback_to_soft=False, poll_interval=POLL_SECONDS)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if not wait:
+                raise HeldElsewhere(f"{path} is held by another process") from None
+            log.info("waiting for another process, which holds %s", path)
+            lock.acquire()
+    except OSError as error:
+        where = "choose a folder of your own, on a file system with flock"
+        raise OSError(f"cannot lock {path} ({error.strerror}); {where}") from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -2,6 +2,9 @@
 
 import copy
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -108,6 +111,28 @@ class TestCompress:
         assert Counting.calls == 3
         for estimator in estimators:
             assert passes(model, batches, estimator=estimator, cache=folder)[1] == 0
+
+    def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
+        cache = moment_cache(folder, model, select_layers(model), batches, summed_cross_entropy, torch.float32)
+        under_way = Event()
+
+        def slowly():
+            for batch in batches:
+                under_way.set()
+                time.sleep(0.2)
+                yield batch
+
+        def collect(network, data):
+            moments = collect_moments(network, select_layers(network), data, [GroupGradients(2)], cache=cache)
+            return torch.cat(list(moments["tokens"][GroupGradients(2)].chunks()))
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(collect, copy.deepcopy(model), slowly())
+            assert under_way.wait(30)
+            Counting.calls = 0
+            second = pool.submit(collect, copy.deepcopy(model), batches)
+            assert first.result().equal(second.result())
+        assert Counting.calls == 3
 
     def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
         with pytest.raises(ValueError, match="name of its own"):

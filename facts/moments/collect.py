@@ -1,6 +1,8 @@
 """Moments of every layer, from one data pass or from the cache."""
 
+import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,13 @@ import torch
 from torch import nn
 
 from facts.cache import Cache, content_key
-from facts.files import ScratchFolder
+from facts.files import ScratchFolder, locked
 from facts.losses import Loss, summed_cross_entropy
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, shown
 from facts.moments.statistics import Counts, Moment
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -50,19 +54,32 @@ def collect_moments(
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
     `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory is
     that of the moments and of one batch. Raises `ValueError` for NaN or infinity in a layer and for a layer that never
-    ran. `cache` must be of this model, these layers, data, loss and precision.
+    ran. `cache` must be of this model, these layers, data, loss and precision; processes that share it take turns, so
+    that no moment is collected twice.
     """
     device = next(model.parameters()).device
     wanted = dict.fromkeys([Counts(), *moments])
-    known = {moment: moment.load(cache, layers, device) for moment in wanted} if cache else {}
-    missing = [moment for moment in wanted if known.get(moment) is None]
     scratch = None if cache else ScratchFolder()
-    if missing:
-        moment_pass = MomentPass(model, layers, missing, loss, precision, cache.folder if cache else scratch.path)
-        known.update(moment_pass.run(calibration))
-        for moment in missing if cache else ():
-            moment.save(cache, known[moment])
+    known = cached_moments(wanted, cache, layers, device)
+    if known.keys() < wanted.keys():
+        with locked(cache.folder / "data_pass.lock") if cache else nullcontext():
+            known |= cached_moments(wanted.keys() - known.keys(), cache, layers, device)  # by who had the lock before
+            missing = [moment for moment in wanted if moment not in known]
+            if missing:
+                folder = cache.folder if cache else scratch.path
+                log.info("data pass for %d moments of %d layers", len(missing), len(layers))
+                known |= MomentPass(model, layers, missing, loss, precision, folder).run(calibration)
+            for moment in missing if cache else ():
+                moment.save(cache, known[moment])
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, scratch) for name in layers}
+
+
+def cached_moments(
+    moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, nn.Linear], device: torch.device
+) -> dict[Moment, dict[str, Any]]:
+    """Those of the moments that the cache has."""
+    kept = {moment: moment.load(cache, layers, device) for moment in moments} if cache else {}
+    return {moment: totals for moment, totals in kept.items() if totals is not None}
 
 
 class MomentPass:

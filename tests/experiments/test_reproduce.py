@@ -67,10 +67,10 @@ def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
     places.append(place(cell_config("estimator.shrinkage_row=3")))
     real = experiments.reproduce.run_cell
 
-    def failing(cell: Cell):
+    def failing(cell: Cell, wait: bool):
         if type(cell.estimator).__name__ == "PELA":
             raise RuntimeError("no luck")
-        return real(cell)
+        return real(cell, wait)
 
     monkeypatch.setattr(experiments.reproduce, "run_cell", failing)
     run_column(places)

@@ -1,0 +1,128 @@
+"""Sweeps over one results folder: on several processes, killed, two at once. No cell is run twice, and none lost."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import experiments.cell
+from experiments.cell import Cell, attempt, run_cell
+from experiments.config import CONF
+from experiments.reproduce import Place, run_column
+from facts.files import HeldElsewhere, locked
+
+TWELVE = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45,0.5,0.55"]
+FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]
+
+
+@contextmanager
+def sweep(results: Path, log: Path, *overrides: str) -> Iterator[subprocess.Popen]:
+    """A sweep in a process group of its own; what is left of it at the end is killed, all processes together."""
+    command = [sys.executable, "-m", "experiments.run", "-m", "model=deit_b", "search=uniform", "tracking=off"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, f"results={results}", *overrides],
+            cwd=Path(CONF).parent,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def stamps(results: Path) -> dict[str, int]:
+    """When the record of each finished cell was written; none has needed a second attempt."""
+    paths = list((results / "mini/records").glob("*.json"))
+    records = [json.loads(path.read_text()) for path in paths]
+    assert all((record["status"], record["attempt"]) == ("done", 1) for record in records)
+    return {path.stem: path.stat().st_mtime_ns for path in paths}
+
+
+def runs(*logs: Path) -> Counter[str]:
+    """How often each cell was run."""
+    text = "\n".join(log.read_text() for log in logs)
+    return Counter(re.findall(r"(\w{16}) runs, attempt", text))
+
+
+def test_a_sweep_on_several_processes_killed_half_way_and_started_again(tmp_path):
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    options = [*TWELVE, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    with sweep(tmp_path, logs[0], *options) as killed:
+        while len(list((tmp_path / "mini/records").glob("*.json"))) < 4 and killed.poll() is None:
+            time.sleep(0.02)
+    before = stamps(tmp_path)
+    assert 4 <= len(before) < 12
+
+    with sweep(tmp_path, logs[1], *options) as again:
+        assert again.wait() == 0, logs[1].read_text()
+    after = stamps(tmp_path)
+    assert len(after) == 12 and before.items() <= after.items()
+    assert runs(logs[1]) == dict.fromkeys(after.keys() - before.keys(), 1)
+
+
+def test_two_sweeps_at_once_run_each_cell_and_the_data_pass_once(tmp_path):
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    with sweep(tmp_path, logs[0], *FOUR) as first, sweep(tmp_path, logs[1], *FOUR) as second:
+        assert (first.wait(), second.wait()) == (0, 0), "\n".join(log.read_text() for log in logs)
+    cells = stamps(tmp_path)
+    assert len(cells) == 4
+    assert runs(*logs) == dict.fromkeys(cells, 1)
+    assert sum(log.read_text().count("data pass for") for log in logs) == 1
+    assert all(log.read_text().count(": top1") == 4 for log in logs)
+
+
+def test_a_sweep_through_the_job_queue_of_submitit(tmp_path):
+    log = tmp_path / "sweep.log"
+    options = [*FOUR, "hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=2"]
+    with sweep(tmp_path, log, *options) as process:
+        assert process.wait() == 0, log.read_text()
+    cells = stamps(tmp_path)
+    assert len(cells) == 4
+    assert runs(*(tmp_path / "mini/sweep/.submitit").glob("*/*_log.out")) == dict.fromkeys(cells, 1)
+
+
+def lock_of(cell: Cell) -> Path:
+    return cell.folder / "locks" / f"{cell.fingerprint}.lock"
+
+
+def test_a_cell_under_way_elsewhere_is_waited_for_or_refused(cell_config, monkeypatch):
+    cell = Cell.of(cell_config("estimator=pela"))
+    with ThreadPoolExecutor(1) as elsewhere:
+        with locked(lock_of(cell)):
+            with pytest.raises(HeldElsewhere):
+                elsewhere.submit(run_cell, cell, wait=False).result()
+            waiting = elsewhere.submit(run_cell, cell)
+            record = attempt(cell, 1)
+            monkeypatch.setattr(experiments.cell, "measure", lambda cell: pytest.fail("measured twice"))
+        assert waiting.result() == record
+
+
+def test_a_column_leaves_what_runs_elsewhere_for_last_and_takes_its_record(cell_config):
+    places = [Place("demo", "row", "column", cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
+    first, second = (Cell.of(place.config) for place in places)
+    with ThreadPoolExecutor(1) as elsewhere:
+        with locked(lock_of(first)):
+            column = elsewhere.submit(run_column, places)
+            while second.earlier_record() is None and not column.done():
+                time.sleep(0.02)
+            assert places[0].status == "missing"
+            record = attempt(first, 1)
+        column.result()
+    assert [place.status for place in places] == ["done", "done"]
+    assert places[0].record == record
