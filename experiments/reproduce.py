@@ -3,6 +3,7 @@
 Which cells does each need, which are done, run the others, render. What was finished is never done again.
 """
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -50,9 +51,9 @@ class Place:
     @property
     def data(self) -> str:
         """The network, the data and the labels, as text: places of one kind can share a data pass."""
-        profile = self.config.profile.name
-        parts = {"model": self.config.model[profile], "task": self.config.task[profile], "labels": self.config.labels}
-        return OmegaConf.to_yaml(parts, resolve=True)
+        config = OmegaConf.to_container(self.config, resolve=True)
+        parts = (config[group][config["profile"]["name"]] for group in ("model", "task"))
+        return json.dumps([*parts, config["labels"]])
 
     @property
     def estimator(self) -> type[Estimator] | None:

@@ -112,6 +112,8 @@ def test_places_share_a_column_where_network_and_data_are_the_same(cell_config):
         for overrides in (["ratio=0.4"], ["estimator=pela", "search=cors"], ["task.mini.num_calibration=64"])
     ]
     assert data[0] == data[1] != data[2]
+    full_scale = [place(cell_config("profile=paper", f"seed={seed}")).data for seed in (0, 0, 1)]
+    assert full_scale[0] == full_scale[1] != full_scale[2]
 
 
 def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path):
