@@ -12,14 +12,14 @@ from experiments.estimate import Estimate, Rates
 
 
 def state_of(config: DictConfig) -> str:
-    """`done`, `failed`, `to do`, or what stands in the way; nothing is fetched."""
+    """`done`, `failed`, `to do`, or what is missing; nothing is fetched."""
+    recipe = instantiate(config.model[config.profile.name])
     try:
-        recipe = instantiate(config.model[config.profile.name])
         if recipe.weights == "pretrained" and recipe.checkpoint() is None:
             return "weights not here"
         record = Cell.of(config).earlier_record()
     except (OSError, ValueError, ImportError) as error:
-        return f"blocked: {str(error).splitlines()[0]}"
+        return f"blocked ({type(error).__name__})"
     return record.status if record else "to do"
 
 
