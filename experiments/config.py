@@ -85,6 +85,8 @@ class Config:
     cache: bool = True
     seed: int = 0
     results: str = "results"
+    plan: bool = False
+    force: bool = False
 
 
 ConfigStore.instance().store(name="schema", node=Config)

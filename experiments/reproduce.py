@@ -21,7 +21,10 @@ from rich.console import Console
 
 from experiments.cell import Cell, run_cell
 from experiments.config import CONF, Config, Experiment
+from experiments.estimate import estimate, measure_rates
+from experiments.examination import examine, show_findings
 from experiments.figures import draw_figure
+from experiments.plan import show_cells, show_estimates, state_of
 from experiments.record import Record
 from experiments.report import write_report
 from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
@@ -69,14 +72,16 @@ def main(config: Config) -> None:
         "%d experiments, %d cells, %d of them left out", len(experiments), len(places), len(places) - len(existing)
     )
 
-    columns = defaultdict(list)
-    for place in existing:
-        columns[place.data].append(place)
-    for number, column in enumerate(columns.values(), start=1):
+    console = Console()
+    if config.plan:
+        show_plan(experiments, places, config, console)
+        return
+    columns = by_data(existing)
+    look_first(columns, config.force, console)
+    for number, column in enumerate(columns, start=1):
         log.info("%s, %d cells (%d of %d)", column[0].config.model.name, len(column), number, len(columns))
         run_column(column)
 
-    console = Console()
     for experiment in experiments:
         show(experiment, [place for place in places if place.experiment == experiment.name], folder, config, console)
     write_report(experiments, [place.record for place in places if place.record], folder)
@@ -85,6 +90,37 @@ def main(config: Config) -> None:
         raise SystemExit(
             f"{len(failed)} of {len(places)} cells failed; their records say why. Run again to retry them."
         )
+
+
+def by_data(places: Iterable[Place]) -> list[list[Place]]:
+    """The places that have a configuration, those together that share a network and its data."""
+    columns = defaultdict(list)
+    for place in places:
+        if place.config is not None:
+            columns[place.data].append(place)
+    return list(columns.values())
+
+
+def look_first(columns: list[list[Place]], force: bool, console: Console) -> None:
+    """Stop before hours of work that cannot succeed; what is fine is not mentioned."""
+    findings = examine([[place.config for place in column] for column in columns])
+    if wrong := [finding for finding in findings if finding.level != "fine"]:
+        show_findings(wrong, console)
+    if any(finding.level == "problem" for finding in wrong) and not force:
+        raise SystemExit("nothing was started; mend what is marked as a problem, or go on all the same with force=true")
+
+
+def show_plan(experiments: list[Experiment], places: list[Place], config: Config, console: Console) -> None:
+    """The state of every cell, and what those that are not done will take."""
+    states = {id(place): state_of(place.config) if place.config else place.status for place in places}
+    for experiment in experiments:
+        own = [place for place in places if place.experiment == experiment.name]
+        show_cells(experiment.title, {(place.row, place.column): states[id(place)] for place in own}, console)
+    needs = {}
+    for column in by_data(places):
+        if left := [place.config for place in column if states[id(place)] != "done"]:
+            needs[f"{left[0].model.name}, {left[0].task.name} ({len(needs) + 1})"] = len(left), estimate(left)
+    show_estimates(needs, measure_rates(config.hardware.device), console)
 
 
 def show(experiment: Experiment, places: list[Place], folder: Path, config: Config, console: Console) -> None:

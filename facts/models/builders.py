@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import timm
 import torch
+from huggingface_hub import try_to_load_from_cache
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
@@ -27,6 +28,10 @@ class Recipe:
     weights: str = "pretrained"
     arguments: dict[str, Any] = Field(default_factory=dict)
 
+    def checkpoint(self) -> Path | None:
+        """The file of the weights on this machine; None for random weights and for those yet to be fetched."""
+        return None if self.weights in ("pretrained", "random") else find_checkpoint(self.weights)
+
     def build(self) -> nn.Module:
         """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` where its weights do not fit."""
         model = self.architecture(pretrained=self.weights == "pretrained")
@@ -42,6 +47,15 @@ class TimmModel(Recipe):
 
     kind: ClassVar[str] = "timm"
     tag: str
+
+    def checkpoint(self) -> Path | None:
+        if self.weights != "pretrained":
+            return super().checkpoint()
+        config = timm.get_pretrained_cfg(self.tag)
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            if isinstance(path := try_to_load_from_cache(config.hf_hub_id, name), str):
+                return Path(path)
+        return None
 
     def architecture(self, pretrained: bool = False) -> nn.Module:
         try:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,13 @@ class GroupGradients(Moment):
 
     def shapes(self, d_in, d_out):
         return ((d_out, d_in),)
+
+    @property
+    def on_disk(self):
+        return self.store == "disk"
+
+    def num_values(self, d_in, d_out, num_samples):
+        return math.ceil(num_samples / self.group_size) * d_in * d_out
 
     def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GradientStore:
         path = file.with_suffix(".gradients") if self.store == "disk" else None

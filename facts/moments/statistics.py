@@ -3,6 +3,7 @@
 Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]` is the weight gradient of sample k.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ class Moment(ABC):
     """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
 
     needs_grads: ClassVar[bool] = True
+    on_disk = False  # whether it grows there instead of on the device
 
     @property
     def key(self) -> str:
@@ -31,6 +33,10 @@ class Moment(ABC):
     @abstractmethod
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
+
+    def num_values(self, d_in: int, d_out: int, num_samples: int) -> int:
+        """How many numbers the sum over so many samples holds."""
+        return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
         """An empty sum for a layer, of `like`'s type and device; a moment too large for memory may use `file`."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import ConfigDict
@@ -13,6 +13,12 @@ from torch import Tensor, nn
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Task(ABC):
     """Data and measure for one kind of network. `model` tells the input size and normalisation it expects."""
+
+    num_evaluation: ClassVar[int]
+
+    @abstractmethod
+    def inspect(self) -> str:
+        """What data there are, in words. Raises an `OSError` or `ValueError` where they are not as they should be."""
 
     @abstractmethod
     def content_key(self, model: nn.Module) -> str:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import timm.data
 import torch
@@ -96,12 +96,17 @@ class Digits(Classification):
     num_factors_per_class: Count = 32
     num_held_out_per_class: Count = 16
 
+    num_evaluation: ClassVar[int] = 599
+
     def __post_init__(self):
         if self.num_calibration + self.num_sensitivity > 1198:
             raise ValueError(
                 "num_calibration + num_sensitivity may be 1198, the number of training images; got "
                 f"{self.num_calibration} + {self.num_sensitivity}"
             )
+
+    def inspect(self) -> str:
+        return "1,198 training and 599 test digits, part of scikit-learn"
 
     def content_key(self, model: nn.Module) -> str:
         return content_key(self, input_size(model))
@@ -150,6 +155,12 @@ class ImageNet(Classification):
     augmentation: Augmentation = "none"
     num_workers: Annotated[int, Field(ge=0)] = 8
     seed: int = 0
+
+    num_evaluation: ClassVar[int] = 50_000
+
+    def inspect(self) -> str:
+        training, validation = (len(self._files(split)) for split in ("train", "val"))
+        return f"{training:,} training and {validation:,} validation images in class folders at {self.root}"
 
     def content_key(self, model: nn.Module) -> str:
         settings = {**vars(self), "root": None, "num_workers": None}

@@ -1,0 +1,158 @@
+"""Whether cells can go through: packages, device, checkpoints, data, room on the disk, tracking."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from rich.table import Table
+
+from experiments.cell import instantiate
+from experiments.estimate import estimate
+from experiments.record import PACKAGES
+from facts.files import writable_folder
+
+Level = Literal["fine", "warning", "problem"]
+COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it is, and what to do where it is not fine."""
+
+    what: str
+    level: Level
+    detail: str
+    advice: str = ""
+
+
+def examine(columns: Iterable[list[DictConfig]]) -> list[Finding]:
+    """Everything that these cells will need, those together that share a network and its data."""
+    columns = list(columns)
+    configs = list(itertools.chain(*columns))
+    needs = [estimate(column) for column in columns]
+    return [
+        *packages(configs),
+        device(configs[0], max(need.memory for need in needs)),
+        *checkpoints(configs),
+        *data(configs),
+        disk(configs[0], sum(need.disk for need in needs)),
+        tracking(configs[0]),
+    ]
+
+
+def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
+    yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    wanted = {}
+    for config in configs:
+        if config.analysis and config.analysis.name == "token_coupling":
+            wanted["hyppo"] = "analysis"
+        if config.search.get("solver") == "highs":
+            wanted["highspy"] = "highs"
+    for name, extra in wanted.items():
+        if importlib.util.find_spec(name):
+            yield Finding(name, "fine", f"{name} {importlib.metadata.version(name)}")
+        else:
+            yield Finding(name, "problem", "not installed", f"pip install 'facts[{extra}]'")
+
+
+def device(config: DictConfig, memory: float) -> Finding:
+    """Whether the device is there and its memory holds what the largest network needs."""
+    name = config.hardware.device
+    if name.startswith("cuda"):
+        if not torch.cuda.is_available():
+            return Finding("device", "problem", "torch sees no GPU", "choose hardware=cpu, or install the driver")
+        free, what = torch.cuda.mem_get_info()[0], torch.cuda.get_device_name()
+    else:
+        free, what = _free_memory(), f"{torch.get_num_threads()} CPU threads"
+    detail = f"{what}; {decimal(free)} free, some {decimal(round(memory))} needed"
+    if memory < free:
+        return Finding("device", "fine", detail)
+    return Finding("device", "warning", detail, "lower task.batch_size, or run fewer estimators at once")
+
+
+def _free_memory() -> int:
+    """Bytes of main memory that are available, on Linux; elsewhere no bound is known."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return 2**63
+    fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
+    """One finding a network: the file and its hash, or where its weights will come from."""
+    for name, recipe in _distinct(configs, "model").items():
+        what = f"weights of {name}"
+        try:
+            path = recipe.checkpoint()
+        except (OSError, ValueError) as error:
+            yield Finding(what, "problem", str(error), "put the file there, or set the model's weights to where it is")
+            continue
+        if path:
+            with path.open("rb") as file:
+                yield Finding(what, "fine", f"{path}, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}")
+        elif recipe.weights == "random":
+            yield Finding(what, "warning", "random", "of use for measuring speed alone")
+        else:
+            yield Finding(what, "warning", "not on this machine", "they are fetched from their hub at the start")
+
+
+def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
+    """One finding a task: its layout and counts."""
+    for name, task in _distinct(configs, "task").items():
+        try:
+            yield Finding(f"data of {name}", "fine", task.inspect())
+        except (OSError, ValueError) as error:
+            yield Finding(f"data of {name}", "problem", str(error), "see the README, At full scale")
+
+
+def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
+    """What the cells name in one group, built, by name."""
+    nodes = {config[group].name: config[group][config.profile.name] for config in configs}
+    return {name: instantiate(node) for name, node in nodes.items()}
+
+
+def disk(config: DictConfig, needed: float) -> Finding:
+    """Room in the results folder for all that the cells leave in the cache."""
+    try:
+        folder = writable_folder(Path(config.results) / config.profile.name)
+    except OSError as error:
+        return Finding("disk", "problem", str(error), "set results to a folder that can be written to")
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}: {decimal(free)} free, some {decimal(round(needed))} needed"
+    if needed < free:
+        return Finding("disk", "fine", detail)
+    return Finding("disk", "problem", detail, "set results to a larger disk, or run one network after another")
+
+
+def tracking(config: DictConfig) -> Finding:
+    """W&B's mode, and whether it knows an account where it needs one."""
+    mode = config.tracking.mode
+    if mode != "online":
+        return Finding("tracking", "fine", f"W&B {mode}")
+    import wandb
+
+    if wandb.api.api_key:
+        return Finding("tracking", "fine", "W&B online")
+    return Finding("tracking", "problem", "W&B online without an account", "run `wandb login`, or tracking=offline")
+
+
+def show_findings(findings: Iterable[Finding], console: Console) -> None:
+    table = Table(show_lines=True)
+    for heading in ("what", "", "found", "what to do"):
+        table.add_column(heading)
+    for finding in findings:
+        level = f"[{COLORS[finding.level]}]{finding.level}"
+        table.add_row(finding.what, level, escape(finding.detail), escape(finding.advice))
+    console.print(table)

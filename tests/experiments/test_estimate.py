@@ -1,0 +1,55 @@
+"""Estimates: exact where counting is exact, and of the right size where it is not."""
+
+import pytest
+import torch
+
+from experiments.cell import Cell, run_cell
+from experiments.estimate import Rates, estimate
+from experiments.reproduce import share_data_pass
+from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
+
+
+def test_a_network_is_measured_without_its_weights_and_data(cell_config):
+    need = estimate([cell_config("profile=paper", "estimator=none")])
+    assert 4 * 87.3e6 < need.memory < 10e9  # its parameters, and one batch
+    assert need.disk == need.double == 0
+    assert need.single == pytest.approx(50_000 * 35e9, rel=0.05)  # 33.9 GFLOPs and attention's products
+
+
+def test_disk_is_what_the_cache_takes(cell_config):
+    """Headers of the files aside."""
+    names = ("facts", "gfwsvd", "shampoo2", "svd_llm", "pela")
+    cells = [Cell.of(cell_config(f"estimator={name}")) for name in names]
+    share_data_pass(cells)
+    for cell in cells:
+        run_cell(cell)
+    taken = sum(path.stat().st_size for path in (cells[0].folder / "cache").rglob("*") if path.is_file())
+    assert estimate([cell.config for cell in cells]).disk == pytest.approx(taken, rel=0.1)
+
+
+def test_moments_are_counted_once_and_decompositions_by_estimator(cell_config):
+    one = estimate([cell_config("estimator=facts")])
+    again = estimate([cell_config("estimator=facts"), cell_config("estimator=facts", "ratio=0.4")])
+    other = estimate([cell_config("estimator=facts"), cell_config("estimator=kfac_expand")])
+    assert again.disk == one.disk < other.disk
+    assert again.double == one.double and other.double == 2 * one.double
+
+
+def test_gradients_on_disk_take_no_memory(cell_config):
+    on_disk, held = (estimate([cell_config("estimator=gfwsvd", f"estimator.store={s}")]) for s in ("disk", "device"))
+    assert on_disk.memory < held.memory and on_disk.disk == held.disk
+
+
+def test_a_measured_search_takes_longer_than_uniform_ranks(cell_config):
+    uniform, cors, asvd = (estimate([cell_config(f"search={name}")]) for name in ("uniform", "cors", "asvd"))
+    assert uniform.single < cors.single < asvd.single
+    assert uniform.seconds(Rates(1e9, 1e9)) == pytest.approx(10 * uniform.seconds(Rates(1e10, 1e10)))
+
+
+@pytest.mark.parametrize("moment", [InputGram(), SampleGradGrams(), GroupGradients(group_size=3)])
+def test_moments_hold_as_many_numbers_as_they_say(moment):
+    layer, batches = torch.nn.Linear(5, 12), [(torch.randn(4, 5), torch.randint(12, (4,))) for _ in range(2)]
+    moments = collect_moments(layer, {"": layer}, batches, [moment])  # kept, since files go with it
+    total = moments[""][moment]
+    tensors = total.chunks() if isinstance(moment, GroupGradients) else total
+    assert sum(tensor.numel() for tensor in tensors) == moment.num_values(5, 12, num_samples=8)

@@ -1,0 +1,92 @@
+"""Before a run: what there is to do, and what stands in the way."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.cell import Cell, run_cell
+from experiments.config import CONF
+from experiments.examination import Finding
+from experiments.plan import duration, show_cells, state_of
+from experiments.reproduce import Place, by_data, look_first
+
+ROOT = Path(CONF).parent
+
+
+def place(config) -> Place:
+    return Place("demo", "row", "column", config)
+
+
+def run(module: str, *overrides: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", module, *overrides]
+    wide = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=wide)
+
+
+def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(tmp_path):
+    options = ["experiment=fisher_estimators", f"results={tmp_path}", "tracking=off", "plan=true"]
+    done = run("experiments.reproduce", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("to do") == 14
+    assert "deit_b, classification" in done.stdout and "together" in done.stdout
+    assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
+
+
+def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
+    options = ["experiment=classification_50", "profile=paper", f"results={tmp_path}", f"task.paper.root={tmp_path}"]
+    done = run("experiments.doctor", *options)
+    assert done.returncode == 1
+    assert "data of classification" in done.stdout and "problem" in done.stdout
+    assert "mambavision_base_1k" in done.stdout.replace("\n", "")
+
+
+def test_states_of_cells(cell_config, monkeypatch, tmp_path):
+    config = cell_config("estimator=pela")
+    assert state_of(config) == "to do"
+    run_cell(Cell.of(config))
+    assert state_of(config) == "done"
+    failing = cell_config("estimator=svd_llm")
+    monkeypatch.setattr("experiments.cell.measure", lambda cell: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_cell(Cell.of(failing))
+    assert state_of(failing) == "failed"
+    assert state_of(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
+    missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
+    assert state_of(missing) == "blocked (FileNotFoundError)"
+
+
+def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
+    monkeypatch.setattr("facts.models.TimmModel.checkpoint", lambda recipe: None)
+    monkeypatch.setattr("facts.models.TimmModel.build", lambda recipe: pytest.fail("built"))
+    assert state_of(cell_config("profile=paper")) == "weights not here"
+
+
+def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):
+    columns = by_data([place(cell_config())])
+    found = [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all of them")]
+    monkeypatch.setattr("experiments.reproduce.examine", lambda columns: found)
+    with pytest.raises(SystemExit, match="force=true"):
+        look_first(columns, False, Console())
+    look_first(columns, True, Console())
+    printed = capsys.readouterr().out
+    assert "clear it" in printed and "all of them" not in printed
+    monkeypatch.setattr("experiments.reproduce.examine", lambda columns: found[1:])
+    look_first(columns, False, Console())
+    assert capsys.readouterr().out == ""
+
+
+def test_cells_are_shown_by_row_and_column(capsys):
+    states = {("A", "Net"): "done", ("B", "Net"): "to do", ("A", "Other"): "n.a.", ("B", "Other"): "failed"}
+    show_cells("A table", states, Console(width=80))
+    lines = capsys.readouterr().out.splitlines()
+    assert any("A " in line and "done" in line and "n.a." in line for line in lines)
+    assert any("B " in line and "to do" in line and "failed" in line for line in lines)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
