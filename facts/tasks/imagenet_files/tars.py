@@ -69,10 +69,15 @@ def members_of(file: BinaryIO) -> Iterator[Member]:
                 if member.isfile():
                     yield path.name, member.offset_data, member.size
                 continue
-            # Opened where it starts: offsets count from the start of the whole, and reads are not buffered twice.
+            # Opened where it starts, so that offsets count from the start of the whole; it does not know its end.
             file.seek(member.offset_data)
+            end = member.offset_data + member.size
             with tarfile.open(fileobj=file, mode="r:") as inner:
                 for image in inner:
+                    if image.offset >= end:
+                        break
+                    if image.offset_data + image.size > end:
+                        raise tarfile.ReadError(f"{member.name} ends within {image.name}")
                     if image.isfile():
                         yield f"{path.stem}/{PurePosixPath(image.name).name}", image.offset_data, image.size
 
@@ -92,7 +97,7 @@ def with_synsets(names: list[str], root: Path) -> list[str]:
 def validation_synsets(devkit: Path) -> list[str]:
     """The synset of every line of the ground truth."""
     try:
-        with tarfile.open(devkit) as tar:
+        with tarfile.open(devkit, "r:gz") as tar:
             members = {PurePosixPath(member.name).name: member for member in tar}
             numbers = tar.extractfile(members[GROUND_TRUTH]).read().split()
             synsets = loadmat(tar.extractfile(members[META]), squeeze_me=True)["synsets"]
