@@ -69,9 +69,11 @@ def test_workers_read_what_one_process_reads(roots, network, task, layout):
 
 def test_images_can_be_pickled_after_they_were_read(root, files):
     images = find_images(root, "train").gathered([5, 2999])
-    first = images.read(0)
-    copy = pickle.loads(pickle.dumps(images))
-    assert copy.read(0) == first == files["train"][sorted(files["train"])[5]]
+    first, pickled = images.read(0), pickle.dumps(images)
+    owner = getattr(images, "owner", None)  # the temporary folder stays
+    del images  # an open file does not: what was pickled must open its own, as in another process
+    assert pickle.loads(pickled).read(0) == first == files["train"][sorted(files["train"])[5]]
+    del owner
 
 
 def test_tar_files_are_indexed_once(roots, tmp_path, files, monkeypatch):
