@@ -18,7 +18,7 @@ NUM_VAL = 2000
 SHARD = "{}-{:05}-of-{:05}.parquet"
 
 Files = dict[str, bytes]
-"""Contents by `<synset>/<file>`, in the order in which the tar files hold them."""
+"""Contents by `<synset>/<file>`."""
 
 
 def encoded(rng: np.random.Generator) -> bytes:
@@ -52,7 +52,8 @@ def write_tars(root: Path, files: dict[str, Files]) -> None:
         synset, file = name.split("/")
         inner[synset][file] = data
     write_tar(root / "ILSVRC2012_img_train.tar", {f"{name}.tar": tar_bytes(images) for name, images in inner.items()})
-    write_tar(root / "ILSVRC2012_img_val.tar", {name.split("/")[1]: data for name, data in files["val"].items()})
+    backwards = {name.split("/")[1]: data for name, data in reversed(files["val"].items())}
+    write_tar(root / "ILSVRC2012_img_val.tar", backwards)
     write_devkit(root, [name.split("/")[0] for name in files["val"]])
 
 

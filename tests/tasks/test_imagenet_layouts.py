@@ -133,6 +133,13 @@ def test_no_row_group_is_read_twice(roots, network, task, row_groups):
     assert len(row_groups) == 11 + 10
 
 
+def test_one_row_group_is_kept_and_no_more(roots, row_groups):
+    images = find_images(roots["shards"], "val").as_stored()
+    for index in (0, 1, 1500, 0):
+        images.read(index)
+    assert len(row_groups) == 3
+
+
 def test_images_of_shards_are_gone_from_the_temporary_folder_with_their_batches(roots, network, task):
     calibration = task(roots["shards"]).calibration(network)
     next(iter(calibration))
