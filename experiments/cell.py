@@ -21,7 +21,7 @@ from facts.cache import content_key
 from facts.compression import all_bounds, compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
-from facts.files import locked, writable_folder
+from facts.files import locked, replacing, writable_folder
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
 from facts.search import Search
@@ -52,7 +52,8 @@ class Cell:
         check(config)
         set_up(config)
         profile = config.profile.name
-        search, task = instantiate(config.search), instantiate(config.task[profile])
+        search = instantiate(config.search)
+        task = load_task(json.dumps(OmegaConf.to_container(config, resolve=True)["task"][profile]))
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
         analysis = instantiate(config.analysis[profile]) if config.analysis else None
         recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
@@ -148,6 +149,12 @@ def load_model(recipe: str, device: str) -> nn.Module:
     return instantiate(OmegaConf.create(recipe)).build().to(device)
 
 
+@lru_cache(maxsize=1)
+def load_task(recipe: str) -> Task:
+    """The task of a recipe in JSON; the last one is kept, with what it knows of millions of files."""
+    return instantiate(OmegaConf.create(recipe))
+
+
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record where it is done already. A failure is recorded and raised again.
 
@@ -182,8 +189,17 @@ def attempt(cell: Cell, number: int) -> Record:
             write_record(replace(base, error=traceback.format_exc()), cell.records)
             raise
         write_record(record, cell.records)
+        save_images(cell)
         track(lambda run: log_record(run, record))
     return record
+
+
+def save_images(cell: Cell) -> None:
+    """Which images gave the factors and the sensitivities, under the data's hash, where the task tells."""
+    path = cell.folder / "images" / f"{cell.data_hash}.json"
+    if (chosen := cell.task.chosen_images()) and not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(chosen))
 
 
 def set_up(config: DictConfig) -> None:

@@ -113,7 +113,7 @@ def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
     for name, task in _distinct(configs, "task").items():
         try:
             yield Finding(f"data of {name}", "fine", task.inspect())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError) as error:
             yield Finding(f"data of {name}", "problem", str(error), "see the README, At full scale")
 
 

@@ -1,6 +1,7 @@
 """What a network is for: its calibration data, its loss, and how well it does."""
 
 from facts.tasks.base import Task
-from facts.tasks.classification import Digits, ImageNet
+from facts.tasks.digits import Digits
+from facts.tasks.imagenet import ImageNet
 
 __all__ = ["Digits", "ImageNet", "Task"]

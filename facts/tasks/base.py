@@ -36,6 +36,10 @@ class Task(ABC):
     def analysis(self, model: nn.Module) -> tuple[Iterable[tuple[Any, Any]], Iterable[tuple[Any, Any]]]:
         """Disjoint parts of the evaluation data, every class alike: for the factors to analyse, and to compare with."""
 
+    def chosen_images(self) -> dict[str, Any]:
+        """Which images give the factors, and which the sensitivities; empty where that needs no telling."""
+        return {}
+
     @abstractmethod
     def output_error(self, original: Any, changed: Any) -> Tensor:
         """How far the outputs of a changed network lie from the original ones: the sum over samples."""

@@ -1,11 +1,16 @@
 """The 1797 handwritten digits of 8 x 8 pixels that scikit-learn ships: a data set that needs no download."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
+
+from facts.cache import content_key
+from facts.tasks.classification import Batch, Classification, Count, balanced
 
 Split = Literal["train", "test"]
 
@@ -26,3 +31,55 @@ def load_images(split: Split, size: int) -> tuple[Tensor, Tensor]:
     indices = split_indices(split)
     images = (torch.tensor(digits.images, dtype=torch.float32)[indices, None] - MEAN) / STD
     return F.interpolate(images, size=(size, size), mode="bilinear"), torch.tensor(digits.target)[indices]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Digits(Classification):
+    """Handwritten digits: 1,198 to train and calibrate on, the last of them for searches, and 599 others to test on."""
+
+    num_calibration: Annotated[int, Field(ge=1, le=1198)] = 1024
+    num_sensitivity: Count = 128
+    num_factors_per_class: Count = 32
+    num_held_out_per_class: Count = 16
+
+    num_evaluation: ClassVar[int] = 599
+
+    def __post_init__(self):
+        if self.num_calibration + self.num_sensitivity > 1198:
+            raise ValueError(
+                "num_calibration + num_sensitivity may be 1198, the number of training images; got "
+                f"{self.num_calibration} + {self.num_sensitivity}"
+            )
+
+    def inspect(self) -> str:
+        return "1,198 training and 599 test digits, part of scikit-learn"
+
+    def content_key(self, model: nn.Module) -> str:
+        return content_key(self, input_size(model))
+
+    def calibration(self, model: nn.Module) -> list[Batch]:
+        images, labels = load_images("train", input_size(model))
+        return _split(images[: self.num_calibration], labels[: self.num_calibration], self.batch_size)
+
+    def sensitivity(self, model: nn.Module) -> list[Batch]:
+        images, labels = load_images("train", input_size(model))
+        # One batch: on networks this small a call costs more than its data.
+        return [(images[-self.num_sensitivity :], labels[-self.num_sensitivity :])]
+
+    def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        images, labels = load_images("test", input_size(model))
+        parts = balanced(labels, (self.num_factors_per_class, self.num_held_out_per_class))
+        factors, held_out = (_split(images[part], labels[part], self.batch_size) for part in parts)
+        return factors, held_out
+
+    def evaluation(self, model: nn.Module) -> list[Batch]:
+        return _split(*load_images("test", input_size(model)), 599)
+
+
+def input_size(model: nn.Module) -> int:
+    """Side of the square images that the model expects."""
+    return model.pretrained_cfg["input_size"][-1]
+
+
+def _split(images: Tensor, labels: Tensor, batch_size: int) -> list[Batch]:
+    return list(zip(images.split(batch_size), labels.split(batch_size), strict=True))

@@ -1,107 +1,114 @@
-"""ImageNet's layout, splits and transforms, on a few made-up pictures."""
+"""ImageNet's splits, transforms and keys, on made-up pictures in class folders."""
 
+from io import BytesIO
+
+import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 
-import facts
-from facts.tasks import ImageNet
+from facts.tasks.imagenet_files import synsets
 
 
 @pytest.fixture
-def root(tmp_path):
-    """Two classes of six training and two validation pictures; a picture is all of one grey, its own."""
-    for split, count in (("train", 6), ("val", 2)):
-        for label in range(2):
-            folder = tmp_path / split / f"n{label}"
-            folder.mkdir(parents=True)
-            for index in range(count):
-                Image.new("RGB", (60, 50), (20 * index + 10 * label,) * 3).save(folder / f"{index}.png")
-    return tmp_path
+def root(roots):
+    return roots["folders"]
 
 
-@pytest.fixture
-def model():
-    overlay = {"input_size": (3, 32, 32)}
-    arguments = {"img_size": 32, "depth": 1, "num_classes": 2, "pretrained_cfg_overlay": overlay}
-    return timm.create_model("vit_tiny_patch16_224", **arguments).eval()
+def seen(batches) -> list[bytes]:
+    """The pixels of every image: no two pictures are the same."""
+    return [image.numpy().tobytes() for images, _ in batches for image in images]
 
 
-def task(root, **options) -> ImageNet:
-    sizes = {"num_calibration": 8, "num_sensitivity": 3, "batch_size": 4}
-    return ImageNet(root=root, num_workers=0, **{**sizes, **options})
+def test_calibration_is_the_part_of_one_shuffle_that_searches_leave(root, network, task):
+    chosen = seen(task(root).calibration(network))
+    assert len(chosen) == len(set(chosen)) == 24
+    assert chosen == seen(task(root).calibration(network))
+    assert chosen[1:] == seen(task(root, num_sensitivity=11, num_calibration=23).calibration(network))
+    assert chosen != seen(task(root, seed=1).calibration(network))
 
 
-def greys(batches) -> list[float]:
-    return [round(image.mean().item(), 4) for images, _ in batches for image in images]
-
-
-def test_calibration_is_the_part_of_one_shuffle_that_searches_leave(root, model):
-    chosen = greys(task(root).calibration(model))
-    assert len(chosen) == len(set(chosen)) == 8
-    assert chosen == greys(task(root).calibration(model))
-    assert chosen[1:] == greys(task(root, num_sensitivity=4, num_calibration=7).calibration(model))
-    assert chosen != greys(task(root, seed=1).calibration(model))
-
-
-def test_searches_compare_outputs_on_images_that_give_no_factors(root, model):
+def test_searches_compare_outputs_on_images_that_give_no_factors(root, network, task):
     imagenet = task(root, augmentation="train")
-    kept, chosen = greys(imagenet.sensitivity(model)), greys(task(root).calibration(model))
-    assert len(kept) == 3 and len({*kept, *chosen}) == 11
-    assert kept == greys(imagenet.sensitivity(model))  # never augmented, which would be random
-    assert imagenet.sensitivity(model).content_key != imagenet.calibration(model).content_key
+    kept, chosen = seen(imagenet.sensitivity(network)), seen(task(root).calibration(network))
+    assert len(kept) == 10 and len({*kept, *chosen}) == 34
+    assert kept == seen(imagenet.sensitivity(network))  # never augmented, which would be random
+    assert imagenet.sensitivity(network).content_key != imagenet.calibration(network).content_key
 
 
-def test_images_have_the_size_and_normalisation_of_the_model(root, model):
-    (images, labels), *_ = task(root).evaluation(model)
-    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
-    assert images.shape == (4, 3, 32, 32) and labels.tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(images[0], ((0 - mean) / std).expand(3, 32, 32))
-
-
-def test_a_network_is_compressed_and_evaluated_through_the_task(root, model, tmp_path):
+def test_the_chosen_images_are_told_by_index_and_name(root, network, task, files):
     imagenet = task(root)
-    result = facts.compress(model, imagenet.calibration(model), loss=imagenet.loss, cache=tmp_path / "cache")
-    assert imagenet.evaluate(result.model)["top1"] in (0, 25, 50, 75, 100)
+    in_order = sorted(files["train"])
+    shuffled = torch.randperm(3000, generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = imagenet.chosen_images()
+    for use, indices in (("sensitivity", shuffled[:10]), ("calibration", shuffled[10:34])):
+        names = [in_order[index] for index in indices]
+        assert chosen[use] == {"indices": indices, "names": names}
+        labels = torch.cat([labels for _, labels in getattr(imagenet, use)(network)])
+        assert labels.tolist() == [synsets().index(name.split("/")[0]) for name in names]
+
+
+def first_validation_image(files) -> Image.Image:
+    return Image.open(BytesIO(files["val"][min(files["val"])]))
+
+
+def test_the_paper_resizes_a_little_larger_and_crops(root, network, task, files):
+    images, labels = next(iter(task(root).evaluation(network)))
+    resized = first_validation_image(files).resize((36, 36), Image.Resampling.BICUBIC).crop((2, 2, 34, 34))
+    assert images.shape == (8, 3, 32, 32) and labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(images[0], normalised(resized, network))
+
+
+def test_timm_prepares_images_as_the_checkpoint_asks(root, network, task, files):
+    images, _ = next(iter(task(root, transform="timm").evaluation(network)))
+    resized = first_validation_image(files).resize((32, 32), Image.Resampling.BILINEAR)
+    torch.testing.assert_close(images[0], normalised(resized, network))
+
+
+def normalised(image: Image.Image, network) -> torch.Tensor:
+    mean, std = (torch.tensor(network.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    return (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - mean) / std
 
 
 @pytest.mark.parametrize("augmentation", ["train", "train_cutmix"])
-def test_augmented_calibration_changes_the_key_and_feeds_the_loss(root, model, augmentation):
-    plain, augmented = task(root).calibration(model), task(root, augmentation=augmentation).calibration(model)
+def test_augmented_calibration_changes_the_key_and_feeds_the_loss(root, network, task, augmentation):
+    plain, augmented = (task(root, augmentation=name).calibration(network) for name in ("none", augmentation))
     assert plain.content_key != augmented.content_key
     images, targets = next(iter(augmented))
-    assert targets.shape == ((4,) if augmentation == "train" else (4, 2))
-    assert task(root).loss(model(images), targets).isfinite()
+    assert targets.shape == ((8,) if augmentation == "train" else (8, 1000))
+    assert task(root).loss(network(images), targets).isfinite()
 
 
-def test_the_key_of_the_calibration_images_is_theirs_alone(root, model):
+def test_cutmix_leaves_out_an_image_without_a_partner(root, network, task):
+    batches = task(root, augmentation="train_cutmix", num_calibration=11).calibration(network)
+    assert [len(images) for images, _ in batches] == [8, 2]
+
+
+def test_the_key_of_the_calibration_images_is_theirs_alone(root, network, task):
     """So that moments are found again when other sizes change."""
-    key = task(root).calibration(model).content_key
-    assert task(root, num_factors_per_class=1).calibration(model).content_key == key
-    assert task(root, num_calibration=7).calibration(model).content_key != key
-    assert task(root, batch_size=2).calibration(model).content_key != key
+    key = task(root).calibration(network).content_key
+    assert task(root, num_factors_per_class=1).calibration(network).content_key == key
+    for change in ({"num_calibration": 7}, {"batch_size": 2}, {"transform": "timm"}, {"seed": 1}):
+        assert task(root, **change).calibration(network).content_key != key
 
 
-def test_keys_follow_the_files_and_not_where_they_lie(root, model, tmp_path_factory):
-    key = task(root).content_key(model)
-    elsewhere = tmp_path_factory.mktemp("moved") / "imagenet"
-    root.rename(elsewhere)
-    assert task(elsewhere).content_key(model) == key
-    (elsewhere / "val/n0/0.png").rename(elsewhere / "val/n0/new.png")
-    assert task(elsewhere).content_key(model) != key
+def test_the_key_of_the_task_follows_its_settings_and_not_where_it_runs(root, network, task):
+    key = task(root).content_key(network)
+    assert task(root, num_workers=1).content_key(network) == key
+    assert task(root, transform="timm").content_key(network) != key
 
 
-def test_too_few_images_are_counted(root, model):
-    with pytest.raises(ValueError, match=r"holds 12 images; .* needs 13"):
-        task(root, num_calibration=10).calibration(model)
+def test_too_few_images_are_counted(root, network, task):
+    with pytest.raises(ValueError, match=r"holds 3000 training images; .* needs 3001"):
+        task(root, num_calibration=2991).calibration(network)
 
 
-def test_analyses_take_disjoint_validation_images_of_every_class(root, model):
-    imagenet = task(root, num_factors_per_class=1, num_held_out_per_class=1)
-    first, second = imagenet.analysis(model)
-    assert [sorted(labels.tolist()) for part in (first, second) for _, labels in part] == [[0, 1], [0, 1]]
+def test_analyses_take_disjoint_validation_images_of_every_class(root, network, task):
+    imagenet = task(root, num_factors_per_class=1, num_held_out_per_class=1, batch_size=500)
+    first, second = imagenet.analysis(network)
+    for part in (first, second):
+        assert torch.cat([labels for _, labels in part]).sort().values.equal(torch.arange(1000))
     assert first.content_key != second.content_key
-    assert sorted(greys(first) + greys(second)) == sorted(greys(imagenet.evaluation(model)))
+    assert sorted(seen(first) + seen(second)) == sorted(seen(imagenet.evaluation(network)))
     with pytest.raises(ValueError, match="needs 18 evaluation images of every class; one has 2"):
-        task(root).analysis(model)
+        task(root).analysis(network)

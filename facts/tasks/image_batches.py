@@ -1,0 +1,86 @@
+"""Batches of decoded images, without those that cannot be decoded."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+
+import timm.data
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from facts.tasks.classification import Batch
+from facts.tasks.imagenet_files import ImageFiles
+from facts.tasks.imagenet_files.base import first_few
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decoded(Dataset):
+    """Transformed images with their labels; in place of an image that cannot be decoded, its name."""
+
+    files: ImageFiles
+    transform: Callable[[Image.Image], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        data = self.files.read(index)
+        try:
+            image = Image.open(BytesIO(data)).convert("RGB")
+        except (OSError, SyntaxError, ValueError):  # what PIL raises for broken files, by format
+            return self.files.names[index]
+        return self.transform(image), int(self.files.labels[index])
+
+
+def collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Batch | None, list[str]]:
+    """The batch of the images, if there are any, and the names of those that could not be decoded."""
+    images = [sample for sample in samples if not isinstance(sample, str)]
+    return default_collate(images) if images else None, [sample for sample in samples if isinstance(sample, str)]
+
+
+@dataclass(frozen=True)
+class ImageBatches:
+    """Batches under a key that spares hashing the pixels. `make_loader` is called when the first one is asked for.
+
+    Images that cannot be decoded are left out and logged, each once. More than one in a thousand, and more than one,
+    are a `ValueError`.
+    """
+
+    make_loader: Callable[[], DataLoader]
+    content_key: str
+    mixup: timm.data.Mixup | None = None
+    corrupt: set[str] = field(default_factory=set)
+
+    @cached_property
+    def loader(self) -> DataLoader:
+        return self.make_loader()
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, corrupt in self.loader:
+            self._note(corrupt)
+            if batch is None:
+                continue
+            images, labels = batch
+            if self.mixup is not None:
+                even = len(images) // 2 * 2  # it mixes pairs
+                images, labels = self.mixup(images[:even], labels[:even])
+            yield images, labels
+
+    def _note(self, names: list[str]) -> None:
+        for name in set(names) - self.corrupt:
+            self.corrupt.add(name)
+            log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
+        total = len(self.loader.dataset)
+        if len(self.corrupt) > max(1, total / 1000):
+            raise ValueError(
+                f"{len(self.corrupt)} of {total} images cannot be decoded: {first_few(self.corrupt)}; at most one in a "
+                "thousand may be left out; fetch them again"
+            )

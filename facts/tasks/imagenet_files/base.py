@@ -1,0 +1,86 @@
+"""What the layouts of ImageNet share: images in the order of their names, labels by synset."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, Self
+
+import numpy as np
+from timm.data import ImageNetInfo
+
+Split = Literal["train", "val"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles(ABC):
+    """Encoded images of ImageNet-1k; it can be pickled, and read from several processes.
+
+    `names` are `<synset>/<file>`, `labels` [N] the positions of the synsets among the 1,000 sorted ones, `places`
+    [N, k] say where each image is stored, in the layout's own numbers.
+    """
+
+    names: list[str]
+    labels: np.ndarray
+    places: np.ndarray
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """The encoded image."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def content_key(self) -> str:
+        """A hash of the names: it is the same in every layout."""
+        return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
+
+    def selected(self, indices: Sequence[int]) -> Self:
+        """The images at `indices`, in that order."""
+        names = [self.names[index] for index in indices]
+        return replace(self, names=names, labels=self.labels[indices], places=self.places[indices])
+
+    def gathered(self, indices: Sequence[int]) -> "ImageFiles":
+        """The same as `selected`, made quick to read in that order."""
+        return self.selected(indices)
+
+    def as_stored(self) -> Self:
+        """All images, in the order that is the quickest to read."""
+        return self.selected(np.lexsort(self.places.T[::-1]))
+
+
+def by_name(names: Sequence[str], places: Sequence[Sequence[int]], source: object) -> dict:
+    """The fields of `ImageFiles`, in the order of the names, of images that `source` holds in any order.
+
+    Raises `ValueError` where a class of ImageNet-1k is missing or is none.
+    """
+    order = sorted(range(len(names)), key=names.__getitem__)
+    names = [names[index] for index in order]
+    found = [name.split("/")[0] for name in names]
+    labels = {synset: label for label, synset in enumerate(synsets())}
+    if unknown := set(found) - labels.keys():
+        raise ValueError(
+            f"{source} holds {len(unknown)} classes that are none of ImageNet-1k: {first_few(unknown)}; classes are "
+            "called by their synsets, such as n01440764; take the others away"
+        )
+    if missing := labels.keys() - set(found):
+        raise ValueError(
+            f"{source} holds no image of {len(missing)} of the 1000 classes: {first_few(missing)}; add them, with each "
+            "class under its synset"
+        )
+    places = np.array(places, dtype=np.int64).reshape(len(names), -1)[order]
+    return {"names": names, "labels": np.array([labels[synset] for synset in found]), "places": places}
+
+
+@cache
+def synsets() -> tuple[str, ...]:
+    """Those of ImageNet-1k, sorted: a class's label is its position."""
+    return tuple(sorted(ImageNetInfo("imagenet-1k").label_names()))
+
+
+def first_few(names: Iterable[str]) -> str:
+    """The first three in sorted order, and whether there are more."""
+    first, *more = sorted(names)
+    return ", ".join([first, *more[:2]]) + (", ..." if more[2:] else "")

@@ -1,0 +1,44 @@
+"""The path of `profile=paper`, from the files of ImageNet to records, on made-up pictures and a tiny network."""
+
+import json
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.config import CONF
+from experiments.examination import data
+from experiments.reproduce import Place, run_column
+
+SIZES = {"num_calibration": 24, "num_sensitivity": 10, "batch_size": 8, "num_workers": 0}
+NETWORK = "{img_size: 32, depth: 1, num_classes: 1000, pretrained_cfg_overlay: {input_size: [3, 32, 32]}}"
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A function from a layout's folder to cells that calibrate, search and evaluate on it."""
+
+    def make(root):
+        overrides = ["profile=paper", "tracking=off", f"results={tmp_path / root.name}", f"task.paper.root={root}"]
+        overrides += [f"task.paper.{field}={size}" for field, size in SIZES.items()]
+        overrides += ["model.paper.tag=vit_tiny_patch16_224", "model.paper.weights=random"]
+        overrides += [f"+model.paper.arguments={NETWORK}"]
+        with initialize_config_dir(CONF, version_base="1.3"):
+            rows = {"FACTS": ["search=uniform"], "FACTS + CoRS": ["search=cors"], "SVD-LLM": ["estimator=svd_llm"]}
+            return [Place("demo", row, "ViT", compose("config", [*overrides, *own])) for row, own in rows.items()]
+
+    return make
+
+
+def test_every_layout_goes_through_calibration_search_and_evaluation_alike(roots, places, tmp_path):
+    found = {}
+    for layout, root in roots.items():
+        column = places(root)
+        (finding,) = data([place.config for place in column])
+        assert finding.level == "fine" and "1,000 classes" in finding.detail
+        run_column(column)
+        assert [place.status for place in column] == ["done"] * 3
+        (images,) = (tmp_path / root.name / "paper/images").glob("*.json")
+        chosen = json.loads(images.read_text())
+        assert {use: len(part["indices"]) for use, part in chosen.items()} == {"sensitivity": 10, "calibration": 24}
+        found[layout] = [(p.record.fingerprint, p.record.plan, p.record.metrics["top1"], chosen) for p in column]
+    assert found["folders"] == found["tars"] == found["shards"]
