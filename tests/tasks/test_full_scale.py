@@ -23,7 +23,7 @@ def places(tmp_path):
         overrides += ["model.paper.tag=vit_tiny_patch16_224", "model.paper.weights=random"]
         overrides += [f"+model.paper.arguments={NETWORK}"]
         with initialize_config_dir(CONF, version_base="1.3"):
-            rows = {"FACTS": ["search=uniform"], "FACTS + CoRS": ["search=cors"], "SVD-LLM": ["estimator=svd_llm"]}
+            rows = {"FACTS": ["search=uniform"], "FACTS + CoRS": ["search=cors"]}
             return [Place("demo", row, "ViT", compose("config", [*overrides, *own])) for row, own in rows.items()]
 
     return make
@@ -36,7 +36,7 @@ def test_every_layout_goes_through_calibration_search_and_evaluation_alike(roots
         (finding,) = data([place.config for place in column])
         assert finding.level == "fine" and "1,000 classes" in finding.detail
         run_column(column)
-        assert [place.status for place in column] == ["done"] * 3
+        assert [place.status for place in column] == ["done"] * 2
         (images,) = (tmp_path / root.name / "paper/images").glob("*.json")
         chosen = json.loads(images.read_text())
         assert {use: len(part["indices"]) for use, part in chosen.items()} == {"sensitivity": 10, "calibration": 24}
