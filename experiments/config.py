@@ -69,6 +69,8 @@ class Experiment:
 
 @dataclass
 class Config:
+    """A cell; `plan` and `force` are of `reproduce` alone (conf/reproduce.yaml)."""
+
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
     search: dict[str, Any] = MISSING

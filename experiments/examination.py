@@ -124,12 +124,13 @@ def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
 
 
 def disk(config: DictConfig, needed: float) -> Finding:
-    """Room in the results folder for all that the cells leave in the cache."""
+    """Room in the results folder for what the cells will leave in the cache beyond what it holds."""
     try:
         folder = writable_folder(Path(config.results) / config.profile.name)
     except OSError as error:
         return Finding("disk", "problem", str(error), "set results to a folder that can be written to")
-    free = shutil.disk_usage(folder).free
+    held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
+    needed, free = max(0, needed - held), shutil.disk_usage(folder).free
     detail = f"{folder}: {decimal(free)} free, some {decimal(round(needed))} needed"
     if needed < free:
         return Finding("disk", "fine", detail)

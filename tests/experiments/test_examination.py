@@ -67,6 +67,15 @@ def test_room_on_the_disk(cell_config, tmp_path):
     assert disk(cell_config(f"results={tmp_path / 'file'}"), needed=0).level == "problem"
 
 
+def test_what_the_cache_holds_already_needs_no_room(cell_config, tmp_path):
+    cached = tmp_path / "results/mini/cache/key/moments"
+    cached.parent.mkdir(parents=True)
+    with cached.open("wb") as file:
+        file.truncate(10**12)  # a sparse file of a terabyte
+    assert disk(cell_config(), needed=10**12).level == "fine"
+    assert disk(cell_config(), needed=10**18).level == "problem"
+
+
 @pytest.mark.parametrize(("key", "level"), [(None, "problem"), ("k" * 40, "fine")])
 def test_online_tracking_needs_an_account(cell_config, monkeypatch, key, level):
     import wandb
