@@ -16,6 +16,7 @@ from torch import nn
 
 from experiments.record import Record, read_record, write_record
 from experiments.tracking import tracked
+from facts import parallel
 from facts.analysis import Analysis, Subject
 from facts.cache import content_key
 from facts.compression import all_bounds, compress, timed
@@ -24,6 +25,7 @@ from facts.estimators import Estimator
 from facts.files import locked, replacing, writable_folder
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
+from facts.memory import MemoryPolicy
 from facts.search import Search
 from facts.tasks import Task
 from facts.version import __version__
@@ -99,6 +101,10 @@ class Cell:
     def precision(self) -> torch.dtype:
         return PRECISIONS[self.config.hardware.precision]
 
+    @property
+    def memory(self) -> MemoryPolicy:
+        return MemoryPolicy(**self.config.hardware.memory)
+
     def identity(self) -> dict[str, Any]:
         """What a result depends on: not the device, not the tracking, not where files lie."""
         config = self.config
@@ -158,10 +164,11 @@ def load_task(recipe: str) -> Task:
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record where it is done already. A failure is recorded and raised again.
 
-    A cell that another process runs is waited for; without `wait` it raises `facts.files.HeldElsewhere`.
+    A cell that another process runs is waited for; without `wait` it raises `facts.files.HeldElsewhere`. Processes that
+    torchrun started run it together, and the main one writes.
     """
-    with locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait):
-        earlier = cell.earlier_record()
+    with parallel.main_holds(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
+        earlier = parallel.from_main(cell.earlier_record)
         if earlier and earlier.status == "done":
             log.info("%s was done on %s", cell.fingerprint, earlier.time)
             return earlier
@@ -184,12 +191,13 @@ def attempt(cell: Cell, number: int) -> Record:
     run_id = f"{cell.fingerprint}-{number}"
     with tracked(config.tracking, cell.folder, run_id, group=group, config=base.config) as track:
         try:
-            record = replace(base, status="done", **measure(cell))
+            record = replace(base, status="done", **parallel.everywhere(lambda: measure(cell)))
         except Exception:
-            write_record(replace(base, error=traceback.format_exc()), cell.records)
+            failure = replace(base, error=traceback.format_exc())
+            parallel.from_main(lambda: write_record(failure, cell.records))
             raise
-        write_record(record, cell.records)
-        save_images(cell)
+        parallel.from_main(lambda: write_record(record, cell.records))
+        parallel.from_main(lambda: save_images(cell))
         track(lambda run: log_record(run, record))
     return record
 
@@ -222,7 +230,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     metrics |= {"gflops": cost.flops / 1e9, "mparams": cost.params / 1e6, **outcome.pop("metrics", {})}
     if cell.analysis:
         with timed(outcome["seconds"], "analysis"):
-            findings = cell.analysis.run(subject_of(cell, model))
+            findings = parallel.from_main(lambda: cell.analysis.run(subject_of(cell, model)))
         metrics |= findings.metrics
         outcome["analysis"] = findings.values
     return {**outcome, "metrics": metrics}
@@ -259,6 +267,7 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
         loss=cell.loss,
         output_error=cell.task.output_error,
         precision=cell.precision,
+        memory=cell.memory,
         input_shape=input_shape,
         cache=cell.cache,
     )

@@ -27,11 +27,20 @@ class Profile:
 
 
 @dataclass
+class Memory:
+    """The fields of `facts.memory.MemoryPolicy`."""
+
+    moments: str = "auto"
+    halve_batches: bool = True
+
+
+@dataclass
 class Hardware:
     device: str = MISSING
     precision: str = "float32"
     matmul_precision: str = "highest"
     num_threads: int | None = None
+    memory: Memory = field(default_factory=Memory)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from experiments.record import Record
 from experiments.report import write_report
 from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
 from experiments.tracking import tracked
+from facts import parallel
 from facts.compression import moment_cache
 from facts.estimators import Estimator
 from facts.files import HeldElsewhere, writable_folder
@@ -64,6 +66,7 @@ class Place:
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: Config) -> None:
+    parallel.join()
     folder = writable_folder(Path(config.results) / config.profile.name)
     experiments = chosen_experiments(config)
     places = [place for experiment in experiments for place in places_of(experiment)]
@@ -74,22 +77,27 @@ def main(config: Config) -> None:
 
     console = Console()
     if config.plan:
-        show_plan(experiments, places, config, console)
+        parallel.from_main(lambda: show_plan(experiments, places, config, console))
         return
     columns = by_data(existing)
-    look_first(columns, config.force, console)
+    parallel.from_main(lambda: look_first(columns, config.force, console))
     for number, column in enumerate(columns, start=1):
         log.info("%s, %d cells (%d of %d)", column[0].config.model.name, len(column), number, len(columns))
         run_column(column)
 
-    for experiment in experiments:
-        show(experiment, [place for place in places if place.experiment == experiment.name], folder, config, console)
-    write_report(experiments, [place.record for place in places if place.record], folder)
-    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}")
+    parallel.from_main(lambda: publish(experiments, places, folder, config, console))
     if failed := [place for place in places if place.status == "failed"]:
         raise SystemExit(
             f"{len(failed)} of {len(places)} cells failed; their records say why. Run again to retry them."
         )
+
+
+def publish(experiments: list[Experiment], places: list[Place], folder: Path, config: Config, console: Console) -> None:
+    """Tables, figures and the report of what was run."""
+    for experiment in experiments:
+        show(experiment, [place for place in places if place.experiment == experiment.name], folder, config, console)
+    write_report(experiments, [place.record for place in places if place.record], folder)
+    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}")
 
 
 def by_data(places: Iterable[Place]) -> list[list[Place]]:
@@ -178,12 +186,12 @@ def run_column(places: list[Place]) -> None:
     cells: list[tuple[Place, Cell]] = []
     for place in places:
         try:
-            cells.append((place, Cell.of(place.config)))
+            cells.append((place, parallel.everywhere(partial(Cell.of, place.config))))
         except Exception as error:
             place.status = "failed"
             log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
     try:
-        share_data_pass([cell for _, cell in cells])
+        parallel.everywhere(lambda: share_data_pass([cell for _, cell in cells]))
     except Exception as error:
         log.error("the shared data pass failed (%s); each cell tries on its own", error)
     held_elsewhere = [(place, cell) for place, cell in cells if not fill(place, cell, wait=False)]
@@ -198,7 +206,7 @@ def fill(place: Place, cell: Cell, wait: bool) -> bool:
     except HeldElsewhere:
         return False
     except Exception as error:
-        place.record, place.status = cell.earlier_record(), "failed"
+        place.record, place.status = parallel.from_main(cell.earlier_record), "failed"
         log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
     return True
 
@@ -206,7 +214,8 @@ def fill(place: Place, cell: Cell, wait: bool) -> bool:
 def share_data_pass(cells: list[Cell]) -> None:
     """Put the union of the moments that the unfinished cells need into the cache."""
     cached = [cell for cell in cells if cell.config.cache and cell.estimator]
-    unfinished = [cell for cell in cached if not ((record := cell.earlier_record()) and record.status == "done")]
+    records = parallel.from_main(lambda: [cell.earlier_record() for cell in cached])
+    unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
     collect_together(unfinished, lambda cell: cell.task.calibration(cell.model))
     collect_together(analysed, lambda cell: cell.task.analysis(cell.model)[0])
@@ -221,7 +230,7 @@ def collect_together(cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple
     layers, data = select_layers(cell.model), data_of(cell)
     settings = {"loss": cell.loss, "precision": cell.precision}
     cache = moment_cache(cell.cache, cell.model, layers, data, **settings)
-    collect_moments(cell.model, layers, data, moments, **settings, cache=cache)
+    collect_moments(cell.model, layers, data, moments, **settings, memory=cell.memory, cache=cache)
 
 
 def properties_of(experiment: Experiment, places: list[Place]) -> dict[str, dict[str, str]]:

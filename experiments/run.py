@@ -13,8 +13,10 @@ log = logging.getLogger(__name__)
 def main(config: Config) -> None:
     # Here, since PyTorch takes seconds to load: completion, and a sweep that hands its jobs out, need not wait for it.
     from experiments.cell import Cell, run_cell
+    from facts import parallel
 
-    record = run_cell(Cell.of(config))
+    parallel.join()
+    record = run_cell(parallel.everywhere(lambda: Cell.of(config)))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 
 

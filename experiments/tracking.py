@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Tracking
+from facts import parallel
 
 log = logging.getLogger(__name__)
 
@@ -15,9 +16,12 @@ log = logging.getLogger(__name__)
 def tracked(
     tracking: Tracking, folder: Path, name: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """A W&B run for the block. What it yields takes a function of the run, and drops it where there is no run."""
+    """A W&B run for the block. What it yields takes a function of the run, and drops it where there is no run.
+
+    Of several processes only the main one has a run.
+    """
     run = None
-    if tracking.mode != "disabled":
+    if tracking.mode != "disabled" and parallel.is_main():
         run = _guarded("start", lambda: _start(tracking, folder, name, init))
     try:
         yield lambda action: _guarded("log", lambda: action(run)) if run else None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from facts import parallel
 from facts.cache import Cache, calibration_key, content_key, name_of
 from facts.cost import COST_NAMES, Cost, CostName, count_params, count_pass, count_rows, meta_input
 from facts.decomposition import Decomposition, decompose
@@ -21,6 +22,7 @@ from facts.estimators.base import TwoSidedEstimator, see_data
 from facts.layers import batch_size, select_layers
 from facts.losses import Loss, OutputError, kl_divergence, on_given_labels, summed_cross_entropy
 from facts.lowrank import LowRankLinear
+from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.data_pass import to_device
 from facts.names import by_name
@@ -76,6 +78,7 @@ def compress(
     loss: Loss = summed_cross_entropy,
     output_error: OutputError = kl_divergence,
     precision: torch.dtype = torch.float32,
+    memory: MemoryPolicy = DEFAULT_POLICY,
     input_shape: tuple[int, ...] | None = None,
     cache: Path | str | None = None,
 ) -> CompressionResult:
@@ -87,10 +90,12 @@ def compress(
     `select_layers`). `sensitivity` are the batches on which a search compares outputs (default: the first
     calibration batches, up to 512 samples), by `output_error(original, changed)`, a sum over samples.
     `loss(outputs, targets)` is the sum over samples of each one's own loss (`SampledLabels(loss)`: factors from labels
-    that the network draws, the true Fisher); `precision` is the autocast type of the passes. `input_shape` is what
-    FLOPs are counted for (default: that of the calibration data). `cache` is a folder in which moments, decompositions
-    and sensitivities are kept. Raises `ValueError` for arguments out of range and for a budget that no plan meets; a
-    search that is not exact and ends above its budget says so in a warning.
+    that the network draws, the true Fisher); `precision` is the autocast type of the passes, `memory` what happens
+    where the device's is short. `input_shape` is what FLOPs are counted for (default: that of the calibration data).
+    `cache` is a folder in which moments, decompositions and sensitivities are kept. Processes that torchrun started
+    share the data after `facts.parallel.join()`, and all get the same plan. Raises `ValueError` for arguments out of
+    range and for a budget that no plan meets; a search that is not exact and ends above its budget says so in a
+    warning.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search")
@@ -109,7 +114,7 @@ def compress(
     seconds: dict[str, float] = {}
     with timed(seconds, "decomposition"):
         decompositions = decompose_layers(
-            model, selected, calibration, estimator, loss=loss, precision=precision, cache=kept
+            model, selected, calibration, estimator, loss=loss, precision=precision, memory=memory, cache=kept
         )
     rows = _rows(model, selected, example, inputs)
     batch = 1 if inputs is None else batch_size(inputs)
@@ -125,6 +130,7 @@ def compress(
         loss=on_given_labels(loss),
         output_error=output_error,
         precision=precision,
+        memory=memory,
         energies_are_losses=isinstance(estimator, TwoSidedEstimator),
         cache=kept and Cache(kept.folder / _file_name(estimator)),
     )
@@ -166,7 +172,7 @@ def _search(problem: AllocationProblem, search: Search) -> SearchResult:
     dense: Plan = dict.fromkeys(problem.layers)
     if problem.fits(dense):
         return SearchResult(dense)
-    result = search.allocate(problem)
+    result = parallel.gather(search.allocate(problem))[0]  # what was timed or solved may differ between processes
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget:
             log.warning(
@@ -184,22 +190,27 @@ def decompose_layers(
     *,
     loss: Loss = summed_cross_entropy,
     precision: torch.dtype = torch.float32,
+    memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
 ) -> dict[str, Decomposition]:
     """The decomposition of every layer, from the cache where it is there; otherwise moments, factors, SVD."""
     if estimator.moments and calibration is None:
         raise ValueError(f"{type(estimator).__name__} needs calibration data: an iterable of (inputs, targets) batches")
     file = _file_name(estimator)
-    if cache and (tensors := cache.load(file)):
+    tensors = cache and cache.load(file)
+    if None not in parallel.gather(tensors and True):
         return {name: _unpack(tensors, name) for name in layers}
     moments = dict.fromkeys(layers, LayerMoments({}))
     last = estimator
     if estimator.moments:
-        collect = partial(collect_moments, model, layers, calibration, loss=loss, precision=precision, cache=cache)
-        last, moments = see_data(estimator, collect)
-    decompositions = {name: decompose_layer(name, layer, last, moments[name]) for name, layer in layers.items()}
+        settings = {"loss": loss, "precision": precision, "memory": memory, "cache": cache}
+        last, moments = see_data(estimator, partial(collect_moments, model, layers, calibration, **settings))
+    decompositions = parallel.everywhere(
+        lambda: {name: decompose_layer(name, layer, last, moments[name]) for name, layer in layers.items()}
+    )
     if cache:
-        cache.save(file, {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()})
+        tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
+        parallel.from_main(partial(cache.save, file, tensors))
     return decompositions
 
 

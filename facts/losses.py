@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facts.cache import content_key
+
 Loss = Callable[[Any, Any], Tensor]
 """Of outputs and targets: the sum over samples of each one's own loss."""
 
@@ -22,18 +24,18 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class SampledLabels:
     """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher.
 
-    The given targets go unused. Every data pass draws the same labels for the same batches.
+    The given targets go unused. Every data pass draws the same labels for the same batches, known by their numbers.
     """
 
-    def __init__(self, loss: Loss, seed: int = 0):
+    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
         self.loss, self.seed = loss, seed
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(int(content_key(seed, batch_number), base=16) % 2**63)
         name = getattr(loss, "__qualname__", "<unnamed>")
         self.__module__, self.__qualname__ = loss.__module__, f"{name}, labels sampled with seed {seed}"
 
-    def restarted(self) -> "SampledLabels":
-        """The same, before its first draw."""
-        return SampledLabels(self.loss, self.seed)
+    def of_batch(self, number: int) -> "SampledLabels":
+        """The loss on the labels of one batch, before their draw."""
+        return SampledLabels(self.loss, self.seed, number)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Raises `ValueError` for outputs that are no class logits."""

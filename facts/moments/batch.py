@@ -10,11 +10,15 @@ from torch import Tensor
 
 
 class LayerBatch:
-    """`x [N, T, n]` and `g [N, T, m]` (None where no moment needs gradients), in float32 or better."""
+    """`x [N, T, n]` and `g [N, T, m]` (None where no moment needs gradients), in float32 or better.
 
-    def __init__(self, x: Tensor, g: Tensor | None):
+    `first_sample` is the position of its first sample in all the data.
+    """
+
+    def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0):
         self.x = at_least_float32(x)
         self.g = None if g is None else at_least_float32(g)
+        self.first_sample = first_sample
 
     @property
     def num_samples(self) -> int:

@@ -1,19 +1,24 @@
 """Moments of every layer, from one data pass or from the cache."""
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from facts import parallel
 from facts.cache import Cache, content_key
 from facts.files import ScratchFolder, locked
 from facts.losses import Loss, summed_cross_entropy
-from facts.moments.batch import LayerBatch
+from facts.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
+from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass, shown
 from facts.moments.statistics import Counts, Moment
 
@@ -25,10 +30,11 @@ class LayerMoments:
     """The moments of one layer, read as `moments[InputGram()]`."""
 
     totals: dict[Moment, Any]
+    device: torch.device | None = None  # where they are wanted; some wait in main memory
     scratch: ScratchFolder | None = None  # kept as long as the moments, some of which lie in it
 
     def __getitem__(self, moment: Moment) -> Any:
-        return self.totals[moment]
+        return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), self.totals[moment])
 
     @property
     def num_samples(self) -> int:
@@ -47,31 +53,40 @@ def collect_moments(
     *,
     loss: Loss = summed_cross_entropy,
     precision: torch.dtype = torch.float32,
+    memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer in one pass, or read those that the cache has.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
     `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory is
-    that of the moments and of one batch. Raises `ValueError` for NaN or infinity in a layer and for a layer that never
-    ran. `cache` must be of this model, these layers, data, loss and precision; processes that share it take turns, so
-    that no moment is collected twice.
+    that of the moments and of one batch; `memory` says what happens where that is too much. Raises `ValueError` for NaN
+    or infinity in a layer and for a layer that never ran. `cache` must be of this model, these layers, data, loss and
+    precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun` each process
+    takes its share of the batches, and all get all moments.
     """
     device = next(model.parameters()).device
     wanted = dict.fromkeys([Counts(), *moments])
     scratch = None if cache else ScratchFolder()
     known = cached_moments(wanted, cache, layers, device)
-    if known.keys() < wanted.keys():
-        with locked(cache.folder / "data_pass.lock") if cache else nullcontext():
+    if any(parallel.gather(known.keys() < wanted.keys())):
+        with parallel.main_holds(locked(cache.folder / "data_pass.lock") if cache else nullcontext()):
             known |= cached_moments(wanted.keys() - known.keys(), cache, layers, device)  # by who had the lock before
-            missing = [moment for moment in wanted if moment not in known]
+            lacking = set().union(*parallel.gather({moment.key for moment in wanted.keys() - known.keys()}))
+            missing = [moment for moment in wanted if moment.key in lacking]
             if missing:
-                folder = cache.folder if cache else scratch.path
+                folder = parallel.from_main(lambda: cache.folder if cache else scratch.path)
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
-                known |= MomentPass(model, layers, missing, loss, precision, folder).run(calibration)
+
+                def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
+                    room = memory.room_for_moments(device)
+                    data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts)
+                    return data_pass.run(calibration)
+
+                known |= within_memory(collect, memory)
             for moment in missing if cache else ():
-                moment.save(cache, known[moment])
-    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, scratch) for name in layers}
+                parallel.from_main(partial(moment.save, cache, known[moment]))
+    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
 
 
 def cached_moments(
@@ -83,7 +98,10 @@ def cached_moments(
 
 
 class MomentPass:
-    """One pass over the data; `totals[moment][layer]` grow with it."""
+    """One pass over the data; `totals[moment][layer]` grow with it, on the device as long as they take `room` bytes.
+
+    What has no room grows in main memory: each batch's part is then computed on the device and added there.
+    """
 
     def __init__(
         self,
@@ -93,18 +111,21 @@ class MomentPass:
         loss: Loss,
         precision: torch.dtype,
         folder: Path,
+        room: float = math.inf,
+        num_parts: int = 1,
     ):
-        self.layers, self.folder = layers, folder
-        self.totals: dict[Moment, dict[str, Any]] = {moment: {} for moment in moments}
+        self.layers, self.folder, self.room = layers, folder, room
+        self.elsewhere: set[tuple[Moment, str]] = set()
+        self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
-        self.data_pass = DataPass(model, layers, self._add, loss, precision, needs_grads)
+        self.data_pass = DataPass(model, layers, self._add, loss, precision, needs_grads, num_parts)
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""
-        self.accumulate(shown(calibration, "calibration"))
+        self.accumulate(shown(parallel.share(calibration), "calibration"))
         return {
-            moment: {name: moment.finish(total) for name, total in layers.items()}
-            for moment, layers in self.totals.items()
+            moment: {name: moment.finish(total) for name, total in moment.join(totals).items()}
+            for moment, totals in self.totals.items()
         }
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
@@ -113,7 +134,28 @@ class MomentPass:
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         for moment, totals in self.totals.items():
-            if name not in totals:
-                file = self.folder / f"{moment.key}-{content_key(name)}"
-                totals[name] = moment.start(name, batch.x, batch.x.shape[-1], self.layers[name].out_features, file)
-            moment.add(totals[name], batch)
+            if (moment, name) in self.elsewhere:
+                part = self._start(moment, name, batch.x.device)
+                moment.add(part, batch)
+                for total, addend in zip(moment.sums(totals[name]), moment.sums(part), strict=True):
+                    total += addend.to(total.device)
+            else:
+                moment.add(totals[name], batch)
+
+    def _place(self, moment: Moment, name: str) -> Any:
+        """An empty total, on the layer's device or in main memory."""
+        weight = self.layers[name].weight
+        if moment.movable:
+            size = moment.num_values(weight.shape[1], weight.shape[0], 0) * at_least_float32(weight[:0]).element_size()
+            if size > self.room:
+                self.elsewhere.add((moment, name))
+                return self._start(moment, name, torch.device("cpu"))
+            self.room -= size
+        return self._start(moment, name, weight.device)
+
+    def _start(self, moment: Moment, name: str, device: torch.device) -> Any:
+        weight = self.layers[name].weight
+        like = at_least_float32(weight[:0].detach()).to(device)
+        return moment.start(
+            name, like, weight.shape[1], weight.shape[0], self.folder / f"{moment.key}-{content_key(name)}"
+        )

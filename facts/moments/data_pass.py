@@ -1,6 +1,7 @@
 """Calibration batches through a network, forwards and, where gradients are needed, backwards."""
 
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,16 +10,19 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts import parallel
 from facts.capture import Capture, capturing
 from facts.layers import batch_size
 from facts.losses import Loss, SampledLabels
+from facts.memory import in_parts
 from facts.moments.batch import LayerBatch
 
 
 class DataPass:
     """Hands every batch of every layer to `add(name, batch)`; NaN, infinity and layers that never run are errors.
 
-    `precision` is the autocast type of the model's passes (float32 or bfloat16).
+    `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch goes through in at most
+    `num_parts` parts. Of several processes each one runs its share of the batches (`facts.parallel.share`).
     """
 
     def __init__(
@@ -29,10 +33,11 @@ class DataPass:
         loss: Loss,
         precision: torch.dtype,
         needs_grads: bool,
+        num_parts: int = 1,
     ):
         self.model, self.layers, self.add, self.precision = model, layers, add, precision
-        self.loss = loss.restarted() if isinstance(loss, SampledLabels) else loss
-        self.needs_grads = needs_grads
+        self.loss, self.needs_grads, self.num_parts = loss, needs_grads, num_parts
+        self.first_sample = 0
         self.device = next(model.parameters()).device
         self.finite: dict[str, tuple[Tensor, ...]] = {}
 
@@ -40,29 +45,35 @@ class DataPass:
         """Raises `ValueError` where the data are empty or a layer's values are not finite."""
         number = -1
         with capturing(self.model, self.layers, self._hand_over, self.needs_grads) as capture:
-            for number, (inputs, targets) in enumerate(batches):
-                capture.start_batch(batch_size(inputs))
-                with torch.set_grad_enabled(self.needs_grads):
-                    self._pass(capture, to_device(inputs, self.device), to_device(targets, self.device))
-                self._check_finite(number)
-        if number < 0:
+            for number, first_sample, batch in numbered(batches):
+                loss = self.loss.of_batch(number) if isinstance(self.loss, SampledLabels) else self.loss
+                self.first_sample = first_sample
+                for part in in_parts(batch, self.num_parts):
+                    num_samples = batch_size(part[0])
+                    capture.start_batch(num_samples)
+                    with torch.set_grad_enabled(self.needs_grads):
+                        self._pass(capture, *to_device(part, self.device), loss)
+                    self._check_finite(number)
+                    self.first_sample += num_samples
+        if not any(parallel.gather(number >= 0)):
             raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
-        if silent := [name for name in self.layers if name not in capture.ever_ran]:
+        ran = set().union(*parallel.gather(capture.ever_ran))
+        if silent := [name for name in self.layers if name not in ran]:
             raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
 
-    def _pass(self, capture: Capture, inputs: Any, targets: Any) -> None:
+    def _pass(self, capture: Capture, inputs: Any, targets: Any, loss: Loss) -> None:
         with autocast(self.device, self.precision):
             outputs = self.model(inputs)
             if capture.inputs_have_changed():  # nothing is added yet: run the batch once more, with copies
                 capture.start_batch(capture.num_samples)
                 outputs = self.model(inputs)
-            loss = self.loss(outputs, targets) if self.needs_grads else None
-        if loss is not None:
-            loss.backward()
+            total = loss(outputs, targets) if self.needs_grads else None
+        if total is not None:
+            total.backward()
         capture.finish_batch()
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
-        batch = LayerBatch(x, g)
+        batch = LayerBatch(x, g, self.first_sample)
         # Left on the device and read once a batch: a check here would make the device wait at every layer.
         self.finite[name] = tuple(t.sum().isfinite() for t in (batch.x, batch.g) if t is not None)
         self.add(name, batch)
@@ -80,14 +91,29 @@ class DataPass:
         self.finite.clear()
 
 
+def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
+    """The batches of this process's share, each with its number and its first sample's position in all the data."""
+    iterator = iter(batches)
+    first_sample = 0
+    for turn in itertools.count():
+        batch = next(iterator, None)
+        sizes = parallel.gather(0 if batch is None else batch_size(batch[0]))
+        if batch is not None:
+            before = sum(sizes[: parallel.rank()])
+            yield turn * len(sizes) + parallel.rank(), first_sample + before, batch
+        if 0 in sizes:
+            return
+        first_sample += sum(sizes)
+
+
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Autocast to `precision`, or none at all for float32."""
     return torch.autocast(device.type, precision, enabled=precision != torch.float32)
 
 
 def shown(batches: Iterable, what: str) -> Iterable:
-    """The batches, with a progress bar that goes away."""
-    return track(batches, what, transient=True, console=Console(stderr=True))
+    """The batches, with a progress bar that goes away, on the main process."""
+    return track(batches, what, transient=True, console=Console(stderr=True), disable=not parallel.is_main())
 
 
 def to_device(value: Any, device: torch.device) -> Any:

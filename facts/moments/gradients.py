@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from facts import parallel
 from facts.cache import Cache
 from facts.files import replacing
 from facts.moments.batch import LayerBatch
@@ -27,27 +29,19 @@ class GradientStore:
     def __init__(self, like: Tensor, shape: tuple[int, int], path: Path | None):
         self.like, self.shape, self.path = like, shape, path
         self.num_gradients = 0
-        self.pending = like.new_zeros(shape)
-        self.num_pending = 0
         self.held: list[Tensor] = []
 
-    def add_samples(self, grads: Tensor, inputs: Tensor) -> None:
-        """Add the weight gradients of some samples, `[k, T, m]` and `[k, T, n]`, to the group under way."""
-        self.pending.addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
-        self.num_pending += len(grads)
+    @property
+    def per_chunk(self) -> int:
+        return max(1, CHUNK_BYTES // (self.shape[0] * self.shape[1] * self.like.element_size()))
 
-    def close_group(self) -> None:
-        if not self.num_pending:
-            return
-        mean = self.pending / self.num_pending
+    def append(self, gradient: Tensor) -> None:
         if self.path is None:
-            self.held.append(mean)
+            self.held.append(gradient)
         else:
             with self.path.open("ab") as file:
-                mean.cpu().numpy().tofile(file)
+                gradient.cpu().numpy().tofile(file)
         self.num_gradients += 1
-        self.pending.zero_()
-        self.num_pending = 0
 
     def is_whole(self) -> bool:
         size = self.num_gradients * self.shape[0] * self.shape[1] * self.like.element_size()
@@ -55,15 +49,62 @@ class GradientStore:
 
     def chunks(self) -> Iterator[Tensor]:
         """The gradients `[k, m, n]`, some at a time, on the device."""
-        per_chunk = max(1, CHUNK_BYTES // (self.shape[0] * self.shape[1] * self.like.element_size()))
         if self.path is None:
-            for start in range(0, self.num_gradients, per_chunk):
-                yield torch.stack(self.held[start : start + per_chunk])
+            for start in range(0, self.num_gradients, self.per_chunk):
+                yield torch.stack(self.held[start : start + self.per_chunk])
             return
         size = self.num_gradients * self.shape[0] * self.shape[1]
         stored = torch.from_file(str(self.path), size=size, dtype=self.like.dtype).view(-1, *self.shape)
-        for chunk in stored.split(per_chunk):
+        for chunk in stored.split(self.per_chunk):
             yield chunk.to(self.like.device)
+
+
+class GroupMeans:
+    """The mean weight gradient of each group of samples in a store, one group after another.
+
+    Of a group that several processes share, each has the mean over its own samples until they are joined.
+    """
+
+    def __init__(self, like: Tensor, shape: tuple[int, int], path: Path | None):
+        self.path = path
+        own_path = path and path.with_suffix(f".{parallel.rank()}.part") if parallel.size() > 1 else path
+        for file in filter(None, (path, own_path)):
+            file.unlink(missing_ok=True)  # of a pass that was cut short
+        self.store = GradientStore(like, shape, own_path)
+        self.sizes: dict[int, int] = {}  # samples by group, in the order of the store
+        self.group = 0
+        self.sum = like.new_zeros(shape)
+
+    def add_samples(self, group: int, grads: Tensor, inputs: Tensor) -> None:
+        """Add the weight gradients of some samples of one group, `[k, T, m]` and `[k, T, n]`."""
+        if group != self.group:
+            self.close_group()
+            self.group = group
+        self.sum.addmm_(grads.flatten(0, 1).T, inputs.flatten(0, 1))
+        self.sizes[group] = self.sizes.get(group, 0) + len(grads)
+
+    def close_group(self) -> None:
+        if self.group in self.sizes and self.store.num_gradients < len(self.sizes):
+            self.store.append(self.sum / self.sizes[self.group])
+            self.sum.zero_()
+
+    def joined(self) -> GradientStore:
+        """The groups of all processes, each with the mean over all its samples; the main process writes the file."""
+        store = self.store
+        whole = GradientStore(store.like, store.shape, self.path)
+        sizes = sum(map(Counter, parallel.gather(self.sizes)), Counter())
+        weights = [self.sizes[group] / sizes[group] if group in self.sizes else 0 for group in sorted(sizes)]
+        own = (gradient for chunk in store.chunks() for gradient in chunk)
+        for start in range(0, len(weights), store.per_chunk):
+            chunk = weights[start : start + store.per_chunk]
+            means = torch.stack([next(own) * weight if weight else torch.zeros_like(self.sum) for weight in chunk])
+            parallel.add_up([means])
+            for mean in means if self.path is None or parallel.is_main() else ():
+                whole.append(mean)
+        whole.num_gradients = len(sizes)
+        if store.path:
+            store.path.unlink(missing_ok=True)  # it is not there where a process had no batch
+        return whole
 
 
 @dataclass(frozen=True)
@@ -77,6 +118,8 @@ class GroupGradients(Moment):
     group_size: int = 64
     store: Literal["disk", "device"] = "disk"
 
+    movable = False
+
     def shapes(self, d_in, d_out):
         return ((d_out, d_in),)
 
@@ -87,24 +130,22 @@ class GroupGradients(Moment):
     def num_values(self, d_in, d_out, num_samples):
         return math.ceil(num_samples / self.group_size) * d_in * d_out
 
-    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GradientStore:
+    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GroupMeans:
         path = file.with_suffix(".gradients") if self.store == "disk" else None
-        if path:
-            path.unlink(missing_ok=True)  # of a pass that was cut short
-        return GradientStore(like.new_empty(0), (d_out, d_in), path)
+        return GroupMeans(like.new_empty(0), (d_out, d_in), path)
 
-    def add(self, total: GradientStore, batch: LayerBatch) -> None:
+    def add(self, total: GroupMeans, batch: LayerBatch) -> None:
         start = 0
         while start < batch.num_samples:
-            end = min(batch.num_samples, start + self.group_size - total.num_pending)
-            total.add_samples(batch.g[start:end], batch.x[start:end])
-            if total.num_pending == self.group_size:
-                total.close_group()
+            group, within = divmod(batch.first_sample + start, self.group_size)
+            end = min(batch.num_samples, start + self.group_size - within)
+            total.add_samples(group, batch.g[start:end], batch.x[start:end])
             start = end
 
-    def finish(self, total: GradientStore) -> GradientStore:
-        total.close_group()
-        return total
+    def join(self, totals: dict[str, GroupMeans]) -> dict[str, GradientStore]:
+        for total in totals.values():
+            total.close_group()
+        return {name: total.joined() if parallel.size() > 1 else total.store for name, total in totals.items()}
 
     def save(self, cache: Cache, totals: dict[str, GradientStore]) -> None:
         """Write down which files are whole; the gradients themselves are there already (`disk`), or are not kept."""

@@ -40,6 +40,9 @@ class TokenPowerStep(ClippedGradMoment):
         add_symmetric(inputs, batch.x, batch.x, of_grads)
         add_symmetric(grads, batch.g, batch.g, of_inputs)
 
+    def sums(self, total):
+        return total[:2]
+
     def finish(self, total):
         inputs, grads, A, _ = total
         return mirror(inputs), mirror(grads), A.trace()

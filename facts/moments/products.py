@@ -32,6 +32,9 @@ class ProbeMoment(Moment):
         probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(like)
         return torch.zeros_like(probes), probes
 
+    def sums(self, total):
+        return total[:1]
+
     def finish(self, total):
         return total[:1]
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from facts import parallel
 from facts.cache import Cache, content_key
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
 from facts.whitening import shrink
@@ -23,7 +24,8 @@ class Moment(ABC):
     """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
 
     needs_grads: ClassVar[bool] = True
-    on_disk = False  # whether it grows there instead of on the device
+    movable: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
+    on_disk = False  # whether it grows there
 
     @property
     def key(self) -> str:
@@ -46,6 +48,15 @@ class Moment(ABC):
     def add(self, total: Any, batch: LayerBatch) -> None:
         """Add one batch, in place."""
 
+    def sums(self, total: Any) -> tuple[Tensor, ...]:
+        """The tensors of a total that grow with the data."""
+        return total
+
+    def join(self, totals: dict[str, Any]) -> dict[str, Any]:
+        """The totals of all layers over all processes, each of which saw its share of the data."""
+        parallel.add_up(tensor for total in totals.values() for tensor in self.sums(total))
+        return totals
+
     def finish(self, total: Any) -> Any:
         """The sum in the form that estimators read."""
         return total
@@ -55,12 +66,12 @@ class Moment(ABC):
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
-        """The sums kept before, or None."""
+        """The sums kept before, in main memory, or None; `device` is where they will be read."""
         tensors = cache.load(self.key)
         if tensors is None:
             return None
         num_tensors = len(self.shapes(0, 0))
-        return {name: tuple(tensors[f"{name}/{i}"].to(device) for i in range(num_tensors)) for name in layers}
+        return {name: tuple(tensors[f"{name}/{i}"] for i in range(num_tensors)) for name in layers}
 
 
 @dataclass(frozen=True)

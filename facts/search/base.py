@@ -18,6 +18,7 @@ from facts.cache import Cache
 from facts.cost import CostName
 from facts.decomposition import Decomposition
 from facts.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
+from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search.milp import Allocation
 
 Plan = dict[str, int | None]
@@ -52,6 +53,7 @@ class AllocationProblem:
     loss: Loss = summed_cross_entropy
     output_error: OutputError = kl_divergence
     precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
     energies_are_losses: bool = False
     cache: Cache | None = None
 

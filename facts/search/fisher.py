@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from facts import parallel
 from facts.cache import calibration_key, content_key
 from facts.decomposition import Decomposition
 from facts.layers import batch_size
-from facts.losses import SampledLabels
+from facts.losses import Loss, SampledLabels
+from facts.memory import within_memory
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, shown
 from facts.search.base import AllocationProblem
@@ -42,15 +44,28 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
     batches = problem.sensitivity_batches()
     if problem.cache:
         file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
-        if tensors := problem.cache.load(file):
+        tensors = problem.cache.load(file)
+        if None not in parallel.gather(tensors and True):
             return {name: tensors[name] for name in problem.layers}, tensors[SECONDS].item()
+    loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
+    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), problem.memory)
+    if problem.cache:
+        seconds = torch.tensor(time.perf_counter() - start)
+        parallel.from_main(lambda: problem.cache.save(file, {**profiles, SECONDS: seconds}))
+    return profiles, 0.0
+
+
+def _measured(
+    problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
+) -> dict[str, Tensor]:
+    """The mean over samples of ½ (Σ_{j >= r} c_j)² for every layer, on the CPU."""
     decompositions = problem.decompositions
     device = next(problem.model.parameters()).device
     totals = {
         name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=device)
         for name in problem.layers
     }
-    num_samples = 0
+    num_samples = torch.zeros(1, dtype=torch.int64)
 
     def add(name: str, batch: LayerBatch) -> None:
         left, right = (factor.to(batch.x) for factor in (decompositions[name].left, decompositions[name].right))
@@ -58,19 +73,14 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
         totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
     def counted(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        nonlocal num_samples
         for inputs, targets in batches:
-            num_samples += batch_size(inputs)
+            num_samples.add_(batch_size(inputs))
             yield inputs, targets
 
-    loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
-    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, needs_grads=True)
-    data_pass.run(counted(shown(batches, "Fisher profile")))
-    profiles = {name: total.cpu() / num_samples for name, total in totals.items()}
-    if problem.cache:
-        seconds = torch.tensor(time.perf_counter() - start)
-        problem.cache.save(file, {**profiles, SECONDS: seconds})
-    return profiles, 0.0
+    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts)
+    data_pass.run(counted(shown(parallel.share(batches), "Fisher profile")))
+    parallel.add_up([num_samples, *totals.values()])
+    return {name: total.cpu() / num_samples for name, total in totals.items()}
 
 
 def _tail_sums(values: Tensor) -> Tensor:

@@ -5,15 +5,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from facts import parallel
 from facts.cache import calibration_key, content_key, name_of
 from facts.layers import batch_size, evaluating
 from facts.losses import squared_error
 from facts.lowrank import LowRankLinear
+from facts.memory import in_parts, within_memory
 from facts.moments.data_pass import autocast, shown, to_device
 from facts.search.base import AllocationProblem, Profile
 from facts.search.prefix import Prefix
@@ -40,9 +43,11 @@ class Sensitivity:
 
     def profile(self, ranks: Mapping[str, Iterable[int]]) -> Profile:
         """The error of every layer at each of its ranks. Raises `ValueError` where one is NaN or infinite."""
-        missing = {name: [rank for rank in ranks[name] if rank not in self.known[name]] for name in ranks}
+        lacking = [{rank for rank in ranks[name] if rank not in self.known[name]} for name in ranks]
+        lacking = [set().union(*each) for each in zip(*parallel.gather(lacking), strict=True)]
+        missing = {name: sorted(each) for name, each in zip(ranks, lacking, strict=True)}
         if any(missing.values()):
-            self._measure(missing)
+            self._add(missing)
         profile = {name: {rank: self.known[name][rank][0] for rank in ranks[name]} for name in ranks}
         for name, errors in profile.items():
             fresh = {rank for rank in errors if rank not in self.used[name]} - set(missing[name])
@@ -50,29 +55,38 @@ class Sensitivity:
             self.used[name].update(errors)
         return profile
 
-    def _measure(self, ranks: Mapping[str, list[int]]) -> None:
-        model, device = self.problem.model, next(self.problem.model.parameters()).device
-        sums: dict[str, dict[int, list[float]]] = {name: {rank: [0.0, 0.0] for rank in ranks[name]} for name in ranks}
-        num_entries, num_samples = sum(map(len, ranks.values())), 0
-        with torch.no_grad(), evaluating(model), autocast(device, self.problem.precision), self._reading(model) as read:
-            for inputs, _ in shown(self.batches, "sensitivity"):
-                num_samples += batch_size(inputs)
-                start = time.perf_counter()
-                prefix = Prefix(model, to_device(inputs, device))
-                original = read(prefix.outputs)
-                share = (time.perf_counter() - start) / num_entries
-                for name, totals in sums.items():
-                    for rank, error, seconds in self._errors(prefix, name, totals, original, read):
-                        totals[rank][0] += error
-                        totals[rank][1] += seconds + share
+    def _add(self, ranks: Mapping[str, list[int]]) -> None:
+        """Measure, and keep what was measured."""
+        totals, num_samples = within_memory(partial(self._measure, ranks), self.problem.memory)
         if not num_samples:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
-        for name, totals in sums.items():
-            measured = {rank: (error / num_samples, seconds) for rank, (error, seconds) in totals.items()}
+        for name, sums in totals.items():
+            measured = {rank: (error / num_samples, seconds) for rank, (error, seconds) in sums.items()}
             if bad := [rank for rank, (error, _) in measured.items() if not math.isfinite(error)]:
                 raise ValueError(f"the error of the network with layer {name} at rank {bad} is NaN or infinite")
             self.known[name].update(measured)
-        self._save()
+        parallel.from_main(self._save)
+
+    def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[dict[str, dict], int]:
+        """By layer and rank the summed error and the seconds, and the number of samples, over all processes."""
+        model, device = self.problem.model, next(self.problem.model.parameters()).device
+        places = {entry: i for i, entry in enumerate((name, rank) for name in ranks for rank in ranks[name])}
+        sums, num_samples = torch.zeros(len(places), 2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+        with torch.no_grad(), evaluating(model), autocast(device, self.problem.precision), self._reading(model) as read:
+            for batch in shown(parallel.share(self.batches), "sensitivity"):
+                for inputs, _ in in_parts(batch, num_parts):
+                    num_samples += batch_size(inputs)
+                    start = time.perf_counter()
+                    prefix = Prefix(model, to_device(inputs, device))
+                    original = read(prefix.outputs)
+                    sums[:, 1] += (time.perf_counter() - start) / len(places)
+                    for name in ranks:
+                        for rank, *measured in self._errors(prefix, name, ranks[name], original, read):
+                            sums[places[name, rank]] += torch.tensor(measured, dtype=torch.float64)
+        parallel.add_up([sums, num_samples])
+        sums[:, 1] /= parallel.size()  # they worked at once
+        totals = {name: {rank: sums[places[name, rank]].tolist() for rank in ranks[name]} for name in ranks}
+        return totals, int(num_samples)
 
     def _errors(
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from facts import parallel
 from facts.losses import kl_divergence, summed_cross_entropy
 from facts.moments.data_pass import autocast, shown, to_device
 from facts.tasks.base import Task
@@ -49,14 +50,16 @@ class Classification(Task):
 def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
     """Percent of samples whose largest logit is their label."""
     device = next(model.parameters()).device
-    correct, total = torch.zeros((), device=device, dtype=torch.int64), 0
+    counts = torch.zeros(2, device=device, dtype=torch.int64)  # correct ones, and all
     model.eval()
-    for batch in shown(batches, "evaluation"):
+    for batch in shown(parallel.share(batches), "evaluation"):
         images, labels = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
-            correct += (model(images).argmax(dim=-1) == labels).sum()
-        total += len(labels)
-    return 100 * correct.item() / total
+            counts[0] += (model(images).argmax(dim=-1) == labels).sum()
+        counts[1] += len(labels)
+    parallel.add_up([counts])
+    correct, total = counts.tolist()
+    return 100 * correct / total
 
 
 def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 
@@ -47,21 +47,28 @@ def collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Batch | None, list
 class ImageBatches:
     """Batches under a key that spares hashing the pixels. `make_loader` is called when the first one is asked for.
 
+    It makes the loader of every `size`-th batch from number `rank` on, so that several processes can share the work.
     Images that cannot be decoded are left out and logged, each once. More than one in a thousand, and more than one,
     are a `ValueError`.
     """
 
-    make_loader: Callable[[], DataLoader]
+    make_loader: Callable[[int, int], DataLoader]
     content_key: str
     mixup: timm.data.Mixup | None = None
+    rank: int = 0
+    size: int = 1
     corrupt: set[str] = field(default_factory=set)
 
     @cached_property
     def loader(self) -> DataLoader:
-        return self.make_loader()
+        return self.make_loader(self.rank, self.size)
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def share(self, rank: int, size: int) -> "ImageBatches":
+        """Every `size`-th batch from number `rank` on; the others are not decoded."""
+        return replace(self, rank=rank, size=size)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, corrupt in self.loader:

@@ -117,12 +117,12 @@ class ImageNet(Classification):
         if augmentation == "train_cutmix":
             mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=len(synsets()))
 
-        def loader() -> DataLoader:
+        def loader(rank: int, size: int) -> DataLoader:
+            total = len(images if indices is None else indices)
+            own = [position for position in range(total) if position // self.batch_size % size == rank]
+            files = images.as_stored().selected(own) if indices is None else images.gathered([indices[i] for i in own])
             return DataLoader(
-                Decoded(
-                    images.as_stored() if indices is None else images.gathered(indices),
-                    make_transform(config, self.transform, augmentation),
-                ),
+                Decoded(files, make_transform(config, self.transform, augmentation)),
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
                 collate_fn=collate,

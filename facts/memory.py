@@ -1,0 +1,75 @@
+"""What happens where a device's memory is short."""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from facts.layers import batch_size
+from facts.parallel import everywhere
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHARE_OF_MOMENTS = 0.5  # of the free memory; the rest is for the passes
+MAX_PARTS = 64
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class MemoryPolicy:
+    """Where moments grow, and whether batches may be divided.
+
+    `moments`: on the `device`, in main memory (`host`), or `auto`, on the device until half of its free memory is
+    taken. With `halve_batches` a pass that runs out of memory starts again with each batch in two parts, then in four,
+    and so on: sums over samples stay the same; what a method defines by batch is then of smaller ones.
+    """
+
+    moments: Literal["auto", "device", "host"] = "auto"
+    halve_batches: bool = True
+
+    def room_for_moments(self, device: torch.device) -> float:
+        """Bytes of the device that moments may take."""
+        if self.moments == "host":
+            return 0
+        if self.moments == "device" or device.type != "cuda":
+            return float("inf")
+        torch.cuda.empty_cache()
+        return SHARE_OF_MOMENTS * torch.cuda.mem_get_info(device)[0]
+
+
+DEFAULT_POLICY = MemoryPolicy()
+
+
+def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
+    """`run(num_parts)` with batches whole, or in as many parts as the device's memory asks for.
+
+    Raises `MemoryError` that says what lowers the need.
+    """
+    num_parts = 1
+    while True:
+        try:
+            return everywhere(partial(run, num_parts))
+        except torch.OutOfMemoryError as error:
+            if not policy.halve_batches or num_parts == MAX_PARTS:
+                raise MemoryError(
+                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower task.batch_size, "
+                    "set hardware.memory.moments=host, or let hardware.memory.halve_batches=true divide the batches"
+                ) from error
+        num_parts *= 2
+        torch.cuda.empty_cache()
+        log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)
+
+
+def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
+    """`(inputs, targets)` in at most `num_parts` parts; every tensor is divided along its first axis."""
+    total = batch_size(batch[0])
+    step = -(-total // num_parts)
+    for start in range(0, total, step):
+        yield tree_map_only(Tensor, lambda tensor, start=start: tensor[start : start + step], batch)

@@ -1,0 +1,83 @@
+"""Two processes that torchrun starts, against one."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.config import CONF
+from tests.networks import relative_error
+from tests.parallel.together import SEVERAL, cell_record, factors_of_all, plans
+
+ROOT = Path(CONF).parent
+# float64 sums in another order. Lanczos: a relative residual of 1e-9.
+EXACT, LANCZOS = 1e-12, 1e-7
+
+
+def torchrun(task: str, folder: Path) -> subprocess.CompletedProcess:
+    options = ["--standalone", "--nproc-per-node=2", "--module", "tests.parallel.together"]
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *options, task, str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    job = torchrun("results", folder)
+    assert job.returncode == 0, job.stderr
+    return torch.load(folder / "results.pt", weights_only=False)
+
+
+@pytest.fixture(scope="module")
+def expected_factors(tmp_path_factory):
+    return factors_of_all(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("kind", ["factors", "again", "uncached"])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_two_processes_give_the_factors_of_one(together, expected_factors, kind, name):
+    """From the data, from the cache, and with moments that grow in main memory and nothing kept."""
+    tolerance = LANCZOS if "gfwsvd" in name else EXACT
+    for layer, expected in expected_factors[name].items():
+        for ours, theirs in zip(together[kind][name][layer], expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or relative_error(ours, theirs) < tolerance
+
+
+def test_two_processes_give_the_plans_of_one(together, tmp_path):
+    assert together["plans"] == plans(tmp_path)
+
+
+def test_two_processes_give_the_plan_and_the_accuracy_of_one(together, tmp_path):
+    """In float32: the errors that decide agree to 1e-6, and so do the plan and what the network gets right."""
+    ours, theirs = together["record"], cell_record(tmp_path)
+    assert (ours.status, ours.fingerprint) == ("done", theirs.fingerprint)
+    assert ours.plan == theirs.plan
+    assert ours.metrics == theirs.metrics
+    for name, errors in theirs.profile.items():
+        assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=1e-6, atol=1e-9)
+
+
+def test_what_fails_in_one_process_fails_in_all(together):
+    """The second process alone saw the batch."""
+    first, second = together["failures"]
+    assert first == second
+    assert "NaN or infinity" in first and "batch 1 (from 0)" in first
+
+
+def test_a_process_that_dies_ends_the_job(tmp_path):
+    start = time.monotonic()
+    job = torchrun("die", tmp_path)
+    assert job.returncode != 0
+    assert "SIGKILL" in job.stderr
+    assert time.monotonic() - start < 60

@@ -1,0 +1,113 @@
+"""What the processes of a job do in test_parallel.py: `torchrun --module tests.parallel.together TASK FOLDER`."""
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+
+import facts
+from experiments.cell import Cell, run_cell
+from experiments.config import CONF
+from facts import parallel
+from facts.cache import Cache
+from facts.estimators import ESTIMATORS, FACTS, GFWSVD
+from facts.estimators.base import see_data
+from facts.layers import select_layers
+from facts.losses import SampledLabels, summed_cross_entropy
+from facts.memory import MemoryPolicy
+from facts.moments import collect_moments
+from facts.search import CoRSFisher
+from tests.networks import image_batches, make_model
+
+# Groups that end within batches, and batches that do not divide evenly among two processes.
+SIZES = [3, 3, 1, 2, 3]
+SEVERAL = {
+    **{name: estimator() for name, estimator in ESTIMATORS.items()},
+    "gfwsvd in groups": GFWSVD(group_size=2),
+    "gfwsvd on the device": GFWSVD(group_size=2, store="device"),
+    "facts, three iterations": FACTS(num_iterations=3),
+}
+
+
+def factors_of_all(folder: Path | None, host: bool = False) -> dict[str, dict]:
+    """By estimator and layer, the factors `(A, B)`."""
+    model = make_model()
+    layers = select_layers(model)
+    settings = {
+        "loss": SampledLabels(summed_cross_entropy),
+        "memory": MemoryPolicy(moments="host" if host else "auto"),
+        "cache": Cache(folder) if folder else None,
+    }
+    factors = {}
+    for name, estimator in SEVERAL.items():
+        last, moments = see_data(estimator, partial(collect_moments, model, layers, image_batches(SIZES), **settings))
+        factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
+        parallel.gather(None)  # a store without a cache lies with the main process
+    return {name: {layer: (f.A, f.B) for layer, f in layers.items()} for name, layers in factors.items()}
+
+
+def plans(folder: Path) -> list[dict]:
+    """Of rank searches that measure, that differentiate and that train."""
+    searches = ("cors", "asvd", CoRSFisher(), "comcat")
+    return [
+        facts.compress(make_model(), image_batches(SIZES), search=search, ratio=0.6, cache=folder).plan
+        for search in searches
+    ]
+
+
+def cell_record(folder: Path):
+    with initialize_config_dir(CONF, version_base="1.3"):
+        config = compose("config", overrides=[f"results={folder}", "tracking=off", "search=cors"])
+    return run_cell(Cell.of(config))
+
+
+def failure() -> str:
+    """What the processes hear of each other's failure: NaN in the batch of the second one alone."""
+    batches = image_batches([2, 2, 2])
+    batches[1][0][0] = torch.nan
+    model = make_model()
+    try:
+        collect_moments(model, select_layers(model), batches, FACTS().moments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def results(folder: Path) -> dict:
+    return {
+        "factors": factors_of_all(folder / "cache"),
+        "again": factors_of_all(folder / "cache"),
+        "uncached": factors_of_all(None, host=True),
+        "plans": plans(folder / "plans"),
+        "record": cell_record(folder / "results"),
+        "failures": parallel.gather(failure()),
+    }
+
+
+def die_during_the_pass() -> None:
+    """The second process is killed at its second batch, as by the system where memory runs out."""
+
+    def deadly(batches):
+        for number, batch in enumerate(batches):
+            if (parallel.rank(), number) == (1, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    model = make_model()
+    collect_moments(model, select_layers(model), deadly(image_batches(SIZES)), FACTS().moments)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parallel.join()
+    task, folder = sys.argv[1], Path(sys.argv[2])
+    if task == "die":
+        die_during_the_pass()
+    else:
+        found = results(folder)
+        if parallel.is_main():
+            torch.save(found, folder / "results.pt")
