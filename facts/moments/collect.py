@@ -123,8 +123,10 @@ class MomentPass:
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""
         self.accumulate(shown(parallel.share(calibration), "calibration"))
+        for moment, totals in self.totals.items():
+            moment.join(totals)
         return {
-            moment: {name: moment.finish(total) for name, total in moment.join(totals).items()}
+            moment: {name: moment.finish(total) for name, total in totals.items()}
             for moment, totals in self.totals.items()
         }
 

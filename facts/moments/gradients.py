@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -88,8 +88,9 @@ class GroupMeans:
             self.store.append(self.sum / self.sizes[self.group])
             self.sum.zero_()
 
-    def joined(self) -> GradientStore:
-        """The groups of all processes, each with the mean over all its samples; the main process writes the file."""
+    def join(self) -> None:
+        """Take the groups of all processes, each with the mean over all its samples; the main one writes the file."""
+        self.close_group()
         store = self.store
         whole = GradientStore(store.like, store.shape, self.path)
         sizes = sum(map(Counter, parallel.gather(self.sizes)), Counter())
@@ -104,7 +105,7 @@ class GroupMeans:
         whole.num_gradients = len(sizes)
         if store.path:
             store.path.unlink(missing_ok=True)  # it is not there where a process had no batch
-        return whole
+        self.store = whole
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,13 @@ class GroupGradients(Moment):
             total.add_samples(group, batch.g[start:end], batch.x[start:end])
             start = end
 
-    def join(self, totals: dict[str, GroupMeans]) -> dict[str, GradientStore]:
-        for total in totals.values():
-            total.close_group()
-        return {name: total.joined() if parallel.size() > 1 else total.store for name, total in totals.items()}
+    def join(self, totals: Mapping[str, GroupMeans]) -> None:
+        for total in totals.values() if parallel.size() > 1 else ():
+            total.join()
+
+    def finish(self, total: GroupMeans) -> GradientStore:
+        total.close_group()
+        return total.store
 
     def save(self, cache: Cache, totals: dict[str, GradientStore]) -> None:
         """Write down which files are whole; the gradients themselves are there already (`disk`), or are not kept."""

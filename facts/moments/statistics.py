@@ -5,7 +5,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]`
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -52,10 +52,9 @@ class Moment(ABC):
         """The tensors of a total that grow with the data."""
         return total
 
-    def join(self, totals: dict[str, Any]) -> dict[str, Any]:
-        """The totals of all layers over all processes, each of which saw its share of the data."""
+    def join(self, totals: Mapping[str, Any]) -> None:
+        """Make the totals of all layers those of all processes, each of which saw its share of the data."""
         parallel.add_up(tensor for total in totals.values() for tensor in self.sums(total))
-        return totals
 
     def finish(self, total: Any) -> Any:
         """The sum in the form that estimators read."""
