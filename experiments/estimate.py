@@ -6,17 +6,21 @@ Of cells that share a network and its data, one after another, with nothing in t
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from experiments.cell import instantiate
+from facts.capture import capturing
 from facts.cost import count_cost, count_rows, meta_input
 from facts.estimators import Estimator
 from facts.layers import select_layers
+from facts.memory import MAX_PARTS, MemoryPolicy
 from facts.moments import Moment
 from facts.tasks import Task
 
@@ -35,12 +39,29 @@ class Rates:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes on the device at once, bytes in the cache, and operations in float32 and in float64."""
+    """Bytes on the device and in the cache, and operations in float32 and in float64.
 
-    memory: int
+    On the device lie the parameters, the moments, and what a batch leaves there for the backward pass.
+    """
+
+    parameters: int
+    moments: int
+    batch: int
     disk: int
     single: float
     double: float
+
+    @property
+    def memory(self) -> int:
+        """With all moments on the device, and batches whole."""
+        return self.parameters + self.moments + self.batch
+
+    def num_parts(self, free: float, policy: MemoryPolicy) -> int | None:
+        """Into how many parts each batch must be divided to fit beside the moments; None where that does not help."""
+        left = free - self.parameters
+        left -= min(self.moments, policy.room_of(left))
+        choices = (2**i for i in range(MAX_PARTS.bit_length()) if i == 0 or policy.halve_batches)
+        return next((num_parts for num_parts in choices if self.batch / num_parts < left), None)
 
     def seconds(self, rates: Rates) -> float:
         return (self.single / rates.single + self.double / rates.double) / EFFICIENCY
@@ -48,11 +69,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Network:
-    """Its layers as `(d_in, d_out, rows per sample)`, operations of a forward pass, and parameters."""
+    """Its layers as `(d_in, d_out, rows per sample)`, operations of a forward pass, parameters, and bytes that one
+    sample leaves for the backward pass."""
 
     layers: tuple[tuple[int, int, int], ...]
     flops: int
     params: int
+    sample_bytes: int
 
     def values(self, moments: Iterable[Moment], num_samples: int) -> int:
         """How many numbers these moments are."""
@@ -80,10 +103,6 @@ class Network:
         """For one sample: every layer at every ratio, on the part of the network behind it, half of it on average."""
         return len(self.layers) * num_ratios * self.flops / 2
 
-    def batch_values(self, batch_size: int) -> int:
-        """Inputs and output gradients of every layer."""
-        return batch_size * sum(rows * (d_in + d_out) for d_in, d_out, rows in self.layers)
-
 
 @cache
 def network_of(recipe: str, task: Task) -> Network:
@@ -95,7 +114,29 @@ def network_of(recipe: str, task: Task) -> Network:
     rows = count_rows(model, layers, meta_input(model, shape))
     cost = count_cost(model, shape, rule="full")
     sizes = tuple((layer.in_features, layer.out_features, rows[name]) for name, layer in layers.items())
-    return Network(sizes, cost.flops, cost.params)
+    return Network(sizes, cost.flops, cost.params, kept_bytes(model, layers, meta_input(model, shape)))
+
+
+def kept_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor) -> int:
+    """What a data pass holds at its peak, between forward and backward: inputs of layers, and what autograd keeps."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with (
+        capturing(model, layers, lambda name, x, g: None) as capture,
+        saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        capture.start_batch(len(inputs))
+        model(inputs)
+        for layer in capture.layers.values():
+            for call in layer.calls:
+                keep(call.inputs)
+    permanent = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    return sum(storage.nbytes() for place, storage in kept.items() if place not in permanent)
 
 
 def estimate(configs: Iterable[DictConfig]) -> Estimate:
@@ -114,8 +155,14 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     double = len(estimators) * network.decomposition_operations()
     held = [moment for moment in moments if not moment.on_disk]
     disk = network.values(moments, task.num_calibration) + len(estimators) * network.decomposition_values()
-    memory = network.params + network.values(held, task.num_calibration) + network.batch_values(task.batch_size)
-    return Estimate(BYTES * memory, BYTES * disk, single, double)
+    return Estimate(
+        parameters=BYTES * network.params,
+        moments=BYTES * network.values(held, task.num_calibration),
+        batch=task.batch_size * network.sample_bytes,
+        disk=BYTES * disk,
+        single=single,
+        double=double,
+    )
 
 
 def estimator_of(config: DictConfig) -> Estimator | None:

@@ -18,9 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.cell import instantiate
-from experiments.estimate import estimate
+from experiments.estimate import Estimate, estimate
 from experiments.record import PACKAGES
 from facts.files import writable_folder
+from facts.memory import MemoryPolicy
 
 Level = Literal["fine", "warning", "problem"]
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
@@ -43,7 +44,7 @@ def examine(columns: Iterable[list[DictConfig]]) -> list[Finding]:
     needs = [estimate(column) for column in columns]
     return [
         *packages(configs),
-        device(configs[0], max(need.memory for need in needs)),
+        device(configs[0], max(needs, key=lambda need: need.memory)),
         *checkpoints(configs),
         *data(configs),
         disk(configs[0], sum(need.disk for need in needs)),
@@ -66,7 +67,7 @@ def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
             yield Finding(name, "problem", "not installed", f"pip install 'facts[{extra}]'")
 
 
-def device(config: DictConfig, memory: float) -> Finding:
+def device(config: DictConfig, need: Estimate) -> Finding:
     """Whether the device is there and its memory holds what the largest network needs."""
     name = config.hardware.device
     if name.startswith("cuda"):
@@ -75,9 +76,12 @@ def device(config: DictConfig, memory: float) -> Finding:
         free, what = torch.cuda.mem_get_info()[0], torch.cuda.get_device_name()
     else:
         free, what = _free_memory(), f"{torch.get_num_threads()} CPU threads"
-    detail = f"{what}; {decimal(free)} free, some {decimal(round(memory))} needed"
-    if memory < free:
+    detail = f"{what}; {decimal(free)} free, some {decimal(round(need.memory))} needed"
+    if need.memory < free:
         return Finding("device", "fine", detail)
+    num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if name.startswith("cuda") else None
+    if num_parts:
+        detail += f"; it will do with moments in main memory and each batch in {num_parts} parts"
     return Finding("device", "warning", detail, "lower task.batch_size, or run fewer estimators at once")
 
 

@@ -1,6 +1,7 @@
 """What happens where a device's memory is short."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -36,12 +37,14 @@ class MemoryPolicy:
 
     def room_for_moments(self, device: torch.device) -> float:
         """Bytes of the device that moments may take."""
-        if self.moments == "host":
-            return 0
-        if self.moments == "device" or device.type != "cuda":
-            return float("inf")
+        if device.type != "cuda":
+            return self.room_of(math.inf)
         torch.cuda.empty_cache()
-        return SHARE_OF_MOMENTS * torch.cuda.mem_get_info(device)[0]
+        return self.room_of(torch.cuda.mem_get_info(device)[0])
+
+    def room_of(self, free: float) -> float:
+        """Bytes that moments may take of those that are free."""
+        return {"host": 0, "auto": SHARE_OF_MOMENTS * free, "device": math.inf}[self.moments]
 
 
 DEFAULT_POLICY = MemoryPolicy()

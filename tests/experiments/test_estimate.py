@@ -1,19 +1,46 @@
 """Estimates: exact where counting is exact, and of the right size where it is not."""
 
+import copy
+
 import pytest
 import torch
 
 from experiments.cell import Cell, run_cell
-from experiments.estimate import Rates, estimate
+from experiments.estimate import Rates, estimate, kept_bytes
 from experiments.reproduce import share_data_pass
+from facts.cost import count_rows
+from facts.estimators import ESTIMATORS
+from facts.layers import select_layers
+from facts.memory import MemoryPolicy
 from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
+from tests.networks import make_model
 
 
 def test_a_network_is_measured_without_its_weights_and_data(cell_config):
     need = estimate([cell_config("profile=paper", "estimator=none")])
-    assert 4 * 87.3e6 < need.memory < 10e9  # its parameters, and one batch
+    assert 4 * 87.3e6 < need.memory < 12e9  # its parameters, and what one batch leaves
     assert need.disk == need.double == 0
     assert need.single == pytest.approx(50_000 * 35e9, rel=0.05)  # 33.9 GFLOPs and attention's products
+
+
+@pytest.mark.parametrize("model", ["swin_l", "convnext_l", "mambavision_l"])
+def test_the_largest_networks_fit_a_gpu_of_24_gb(cell_config, model):
+    """All ten estimators at once, in float32, with batches of 64: half of the memory for moments, parts of batches."""
+    configs = [cell_config("profile=paper", f"model={model}", f"estimator={name}") for name in ESTIMATORS]
+    need = estimate(configs)
+    assert need.memory > 24e9
+    assert need.num_parts(24e9, MemoryPolicy()) in (2, 4)
+    assert need.num_parts(24e9, MemoryPolicy(moments="device", halve_batches=False)) is None
+
+
+def test_what_a_pass_keeps_is_counted_without_computing():
+    """On the meta device as on the CPU; a layer's input is kept though autograd drops it."""
+    model, images = make_model(torch.float32), torch.randn(3, 3, 8, 8)
+    layers, skeleton = select_layers(model), copy.deepcopy(model).to("meta")
+    kept = kept_bytes(model, layers, images)
+    assert kept == kept_bytes(skeleton, select_layers(skeleton), images.to("meta"))
+    rows = count_rows(model, layers, images)
+    assert kept >= sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
 
 
 def test_disk_is_what_the_cache_takes(cell_config):

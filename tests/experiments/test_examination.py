@@ -1,11 +1,13 @@
 """What the doctor finds before a run: what is fine, what is not, and what to do."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
 
 import experiments.examination as examination
+from experiments.estimate import Estimate
 from experiments.examination import checkpoints, data, device, disk, examine, packages, show_findings, tracking
 
 
@@ -34,12 +36,20 @@ def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
 
 
 def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monkeypatch):
-    assert device(cell_config(), memory=1e6).level == "fine"
-    tight = device(cell_config(), memory=1e18)
+    small, large = (Estimate(0, moments=size, batch=size, disk=0, single=0, double=0) for size in (10**6, 2 * 10**10))
+    huge = replace(large, batch=10**18)
+    assert device(cell_config(), small).level == "fine"
+    tight = device(cell_config(), huge)
     assert tight.level == "warning" and "batch_size" in tight.advice
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    missing = device(cell_config("hardware=cuda"), memory=1e6)
+    missing = device(cell_config("hardware=cuda"), small)
     assert missing.level == "problem" and "hardware=cpu" in missing.advice
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
+    assert "each batch in 2 parts" in device(cell_config("hardware=cuda"), large).detail
+    assert "parts" not in device(cell_config("hardware=cuda"), huge).detail
 
 
 def test_checkpoints_are_here_or_fetched_or_missing(cell_config, tmp_path):
