@@ -94,16 +94,17 @@ class TimmModel(Recipe):
         return timm.create_model(self.tag, **self.arguments)
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """As timm itself reads names, and buffers no longer kept, of files older than its present release."""
+        """As timm itself reads the names, and the buffers no longer kept, of files older than its present release."""
         translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        # timm would resample tensors of another image size, which are to be refused.
-        if translate is None or any(tensor.shape != shapes.get(name, tensor.shape) for name, tensor in tensors.items()):
+        if translate is None:
             return tensors
         try:
-            return translate(tensors, model)
-        except (AttributeError, KeyError):  # it looks for parts that only the network of the file has
+            translated = translate(tensors, model)
+        except Exception:  # of another network, which can fail in any way; `load_strictly` says what does not fit
             return tensors
+        # timm resamples what has the shape of another image size: what the file does not hold is not taken.
+        held = {tensor.data_ptr() for tensor in tensors.values()}
+        return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

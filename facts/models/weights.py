@@ -51,7 +51,7 @@ def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"no checkpoint {str(weights)!r}: looked for {', '.join(str(path) for path in candidates)}. "
+        f"no checkpoint {str(weights)!r}: looked for {', '.join(dict.fromkeys(map(str, candidates)))}. "
         "Give a safetensors or PyTorch file, a folder of published ones, `pretrained` or `random`."
     )
 

@@ -134,9 +134,13 @@ def swin(**fields) -> TimmModel:
     return TimmModel(tag="swin_tiny_patch4_window7_224", arguments={**SWIN, **fields.pop("arguments", {})}, **fields)
 
 
-def test_buffers_of_older_files_are_read_as_timm_reads_them(tmp_path):
+def test_names_and_buffers_of_older_files_are_read_as_timm_reads_them(tmp_path):
     tensors = swin(weights="random").build().state_dict()
-    older = {**tensors, "layers.0.blocks.0.attn.relative_position_index": torch.zeros(16, 16, dtype=torch.int64)}
+    older = {
+        name.replace("layers.1.downsample", "layers.0.downsample").replace("head.fc", "head"): tensor
+        for name, tensor in tensors.items()
+    }
+    older["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
     save_file(older, tmp_path / "older.safetensors")
     assert_loaded(swin(weights=str(tmp_path / "older.safetensors")).build(), tensors)
 
