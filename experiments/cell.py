@@ -185,6 +185,7 @@ def attempt(cell: Cell, number: int) -> Record:
         config=OmegaConf.to_container(config, resolve=True),
         model_hash=cell.model_hash,
         data_hash=cell.data_hash,
+        weights=cell.model.recipe.origin(),
         attempt=number,
     )
     group = config.experiment.name if config.experiment else None

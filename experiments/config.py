@@ -94,6 +94,7 @@ class Config:
     labels: str = "given"
     bounds: dict[str, float] = field(default_factory=dict)
     cache: bool = True
+    checkpoints: str = "pretrained"
     seed: int = 0
     results: str = "results"
     plan: bool = False

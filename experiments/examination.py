@@ -1,6 +1,5 @@
 """Whether cells can go through: packages, device, checkpoints, data, room on the disk, tracking."""
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -22,6 +21,7 @@ from experiments.estimate import Estimate, estimate
 from experiments.record import PACKAGES
 from facts.files import writable_folder
 from facts.memory import MemoryPolicy
+from facts.models.weights import sha256
 
 Level = Literal["fine", "warning", "problem"]
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
@@ -101,11 +101,15 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
         try:
             path = recipe.checkpoint()
         except (OSError, ValueError) as error:
-            yield Finding(what, "problem", str(error), "put the file there, or set the model's weights to where it is")
+            yield Finding(
+                what,
+                "problem",
+                str(error),
+                "put the file there, or set checkpoints, or the model's weights, to where it is",
+            )
             continue
         if path:
-            with path.open("rb") as file:
-                yield Finding(what, "fine", f"{path}, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}")
+            yield Finding(what, "fine", f"{path}, sha256 {sha256(path)}")
         elif recipe.weights == "random":
             yield Finding(what, "warning", "random", "of use for measuring speed alone")
         else:

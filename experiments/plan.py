@@ -13,8 +13,8 @@ from experiments.estimate import Estimate, Rates
 
 def state_of(config: DictConfig) -> str:
     """`done`, `failed`, `to do`, or what is missing; nothing is fetched."""
-    recipe = instantiate(config.model[config.profile.name])
     try:
+        recipe = instantiate(config.model[config.profile.name])
         if recipe.weights == "pretrained" and recipe.checkpoint() is None:
             return "weights not here"
         record = Cell.of(config).earlier_record()

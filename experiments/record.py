@@ -26,6 +26,8 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "h
 class Record:
     """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
 
+    `weights` names the file of the network's weights and its SHA-256, `model_hash` what was in it.
+
     `spent`, `budget`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`; `analysis`
     holds the values that an analysis found, beside its metrics.
     """
@@ -35,6 +37,7 @@ class Record:
     config: dict[str, Any]
     model_hash: str
     data_hash: str
+    weights: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
     repaired: dict[str, int] = field(default_factory=dict)

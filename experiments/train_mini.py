@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from facts.models import Recipe
-from facts.models.builders import CHECKPOINTS
+from facts.models.weights import CHECKPOINTS
 from facts.tasks.digits import load_images
 
 CONFIGS = Path(__file__).parents[1] / "conf" / "model"

@@ -1,42 +1,74 @@
 """Recipes that build a network from a few plain values, so that a folder of JSON and safetensors can name one."""
 
+import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import timm
-import torch
-from huggingface_hub import try_to_load_from_cache
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
-from facts.models.mambavision import MambaVision
-
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+from facts.models.mambavision import VARIANTS, MambaVision
+from facts.models.weights import (
+    fetch,
+    fetched,
+    find_checkpoint,
+    find_published,
+    load_strictly,
+    read_checkpoint,
+    sha256,
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Recipe:
+class Recipe(ABC):
     """What is needed to build one network: an architecture and where its weights come from.
 
-    `weights` is `pretrained` (the published ones), `random`, or a checkpoint file; a relative file is looked for in
-    the package's own `models/checkpoints`, then in the working folder. `arguments` go to the architecture.
+    `weights` is `pretrained` (those published at Hugging Face), `random`, a checkpoint file, or a folder in which the
+    published ones of many networks lie; a relative file is looked for in the package's own `models/checkpoints`, then
+    in the working folder. `arguments` go to the architecture.
     """
 
     weights: str = "pretrained"
     arguments: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    @abstractmethod
+    def repository(self) -> str:
+        """Where at Hugging Face the published weights are."""
+
+    @abstractmethod
+    def architecture(self) -> nn.Module:
+        """The network with random weights."""
+
+    @abstractmethod
+    def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """A published checkpoint's tensors under the names that `model` has for them."""
+
     def checkpoint(self) -> Path | None:
         """The file of the weights on this machine; None for random weights and for those yet to be fetched."""
-        return None if self.weights in ("pretrained", "random") else find_checkpoint(self.weights)
+        if self.weights == "random":
+            return None
+        if self.weights == "pretrained":
+            return fetched(self.repository)
+        folder = Path(self.weights).expanduser()
+        return find_published(folder, self.repository) if folder.is_dir() else find_checkpoint(self.weights)
+
+    def origin(self) -> dict[str, str]:
+        """What the weights of a built network were read from, to be compared with what is published."""
+        path = self.checkpoint()
+        return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
 
     def build(self) -> nn.Module:
         """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` where its weights do not fit."""
-        model = self.architecture(pretrained=self.weights == "pretrained")
-        if self.weights not in ("pretrained", "random"):
-            load_strictly(model, read_checkpoint(find_checkpoint(self.weights)))
+        path = self.checkpoint()
+        if path is None and self.weights == "pretrained":
+            path = fetch(self.repository)
+        model = self.architecture()
+        if path:
+            load_strictly(model, self.renamed(read_checkpoint(path), model), path)
         model.recipe = self
         return model.eval()
 
@@ -48,71 +80,52 @@ class TimmModel(Recipe):
     kind: ClassVar[str] = "timm"
     tag: str
 
-    def checkpoint(self) -> Path | None:
-        if self.weights != "pretrained":
-            return super().checkpoint()
-        config = timm.get_pretrained_cfg(self.tag)
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            if isinstance(path := try_to_load_from_cache(config.hf_hub_id, name), str):
-                return Path(path)
-        return None
+    @property
+    def repository(self) -> str:
+        published = timm.get_pretrained_cfg(self.tag) if timm.models.is_model_pretrained(self.tag) else None
+        if published is None or published.hf_hub_id is None:
+            raise ValueError(
+                f"timm publishes no weights of {self.tag!r} at Hugging Face: timm.list_pretrained() shows its tags; "
+                "or set weights to a checkpoint file or to `random`"
+            )
+        return published.hf_hub_id
 
-    def architecture(self, pretrained: bool = False) -> nn.Module:
+    def architecture(self) -> nn.Module:
+        return timm.create_model(self.tag, **self.arguments)
+
+    def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """As timm itself reads the names, and the buffers no longer kept, of files older than its present release."""
+        translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if translate is None:
+            return tensors
         try:
-            return timm.create_model(self.tag, pretrained=pretrained, **self.arguments)
-        except OSError as error:
-            raise FileNotFoundError(
-                f"the weights of {self.tag} could not be fetched ({error}). Connect this machine to their hub once, "
-                "or set weights to a checkpoint file."
-            ) from error
+            translated = translate(tensors, model)
+        except Exception:  # of another network, which can fail in any way; `load_strictly` says what does not fit
+            return tensors
+        # timm resamples what has the shape of another image size: what the file does not hold is not taken.
+        held = {tensor.data_ptr() for tensor in tensors.values()}
+        return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class MambaVisionModel(Recipe):
-    """A MambaVision of this package; NVIDIA publishes its weights as a file, so `pretrained` has no meaning here."""
+    """A MambaVision of this package, by the name of its size."""
 
     kind: ClassVar[str] = "mambavision"
-    variant: str
+    variant: Literal[*VARIANTS]
 
-    def architecture(self, pretrained: bool = False) -> nn.Module:
-        if pretrained:
-            raise ValueError(
-                "MambaVision's weights come as a file: set weights to the path of the official checkpoint, "
-                "for instance mambavision_base_1k.pth.tar"
-            )
+    @property
+    def repository(self) -> str:
+        return f"nvidia/MambaVision-{self.variant}-1K"
+
+    def architecture(self) -> nn.Module:
         return MambaVision.from_variant(self.variant, **self.arguments)
+
+    def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """The repository's file has the tensors of the official one under a prefix, and a short name for `gamma`."""
+        if not all(name.startswith("model.") for name in tensors):
+            return tensors
+        return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
 
 
 RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel)}
-
-
-def find_checkpoint(weights: str) -> Path:
-    candidates = [CHECKPOINTS / weights, Path(weights).expanduser()]
-    for path in candidates:
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f"no checkpoint {weights!r}: looked for {' and '.join(str(path) for path in candidates)}. "
-        "Give a safetensors or PyTorch file, or `pretrained` or `random`."
-    )
-
-
-def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file or of a PyTorch file (its `state_dict` or `model` entry, where it has one)."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"the checkpoint {path} cannot be read ({error}); fetch it again") from error
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    for key in ("state_dict", "model"):
-        content = content.get(key, content)
-    return content
-
-
-def load_strictly(model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Load every tensor by name; half-precision tensors become the model's own type."""
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint does not fit the architecture: {error}") from error

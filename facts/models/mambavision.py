@@ -20,9 +20,11 @@ except ImportError:
 
 VARIANTS = {
     "T": {"depths": (1, 3, 8, 4), "dims": (80, 160, 320, 640), "heads": (8, 16), "stem_dim": 32},
+    "T2": {"depths": (1, 3, 11, 4), "dims": (80, 160, 320, 640), "heads": (8, 16), "stem_dim": 32},
     "S": {"depths": (3, 3, 7, 5), "dims": (96, 192, 384, 768), "heads": (8, 16)},
     "B": {"depths": (3, 3, 10, 5), "dims": (128, 256, 512, 1024), "heads": (8, 16), "layer_scale": 1e-5},
     "L": {"depths": (3, 3, 10, 5), "dims": (196, 392, 784, 1568), "heads": (16, 32), "layer_scale": 1e-5},
+    "L2": {"depths": (3, 3, 12, 5), "dims": (196, 392, 784, 1568), "heads": (16, 32), "layer_scale": 1e-5},
 }
 
 

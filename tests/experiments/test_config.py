@@ -9,6 +9,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
 from experiments.cell import instantiate
 from experiments.config import CONF
@@ -46,14 +47,44 @@ def test_every_estimator_file_compresses_a_network(cell_config, name):
     assert result.summary.after.params < result.summary.before.params
 
 
+PUBLISHED = {
+    "convnext_b": "timm/convnext_base.fb_in22k_ft_in1k",
+    "convnext_l": "timm/convnext_large.fb_in22k_ft_in1k",
+    "convnext_s": "timm/convnext_small.fb_in22k_ft_in1k",
+    "deit_b": "timm/deit_base_distilled_patch16_224.fb_in1k",
+    "deit_b_plain": "timm/deit_base_patch16_224.fb_in1k",
+    "deit_s": "timm/deit_small_patch16_224.fb_in1k",
+    "mambavision_b": "nvidia/MambaVision-B-1K",
+    "mambavision_l": "nvidia/MambaVision-L-1K",
+    "mambavision_s": "nvidia/MambaVision-S-1K",
+    "swin_b": "timm/swin_base_patch4_window7_224.ms_in22k_ft_in1k",
+    "swin_l": "timm/swin_large_patch4_window7_224.ms_in22k_ft_in1k",
+    "swin_s": "timm/swin_small_patch4_window7_224.ms_in22k_ft_in1k",
+}
+
+
 @pytest.mark.parametrize("name", options("model"))
 def test_every_model_has_a_mini_that_runs_and_a_paper_recipe_that_builds(cell_config, name):
     config = cell_config(f"model={name}").model
     mini = instantiate(config.mini).build()
     assert mini(torch.zeros(2, *mini.pretrained_cfg["input_size"])).shape == (2, 10)
+    published = instantiate(config.paper)
+    assert (published.weights, published.repository) == ("pretrained", PUBLISHED[name])
     with torch.device("meta"):
         paper = instantiate(OmegaConf.merge(config.paper, {"weights": "random"})).build()
         assert paper(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+
+
+def test_a_folder_gives_the_checkpoints_of_the_paper(cell_config, tmp_path):
+    recipe = instantiate(cell_config("model=deit_s", f"checkpoints={tmp_path}").model.paper)
+    with torch.device("meta"):
+        tensors = recipe.architecture().state_dict()
+    tensors = {
+        name: torch.full_like(tensor, 0.5, dtype=torch.float16, device="cpu") for name, tensor in tensors.items()
+    }
+    save_file(tensors, tmp_path / "deit_small_patch16_224.fb_in1k.safetensors")
+    loaded = recipe.build().state_dict()
+    assert loaded.keys() == tensors.keys() and all((tensor == 0.5).all() for tensor in loaded.values())
 
 
 @pytest.mark.parametrize("name", [name for name in options("experiment") if name != "all"])

@@ -55,10 +55,16 @@ def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monke
 def test_checkpoints_are_here_or_fetched_or_missing(cell_config, tmp_path):
     here = only(checkpoints([cell_config()]))
     assert here.level == "fine" and "mini_deit.safetensors, sha256 " in here.detail
-    fetched = only(checkpoints([cell_config("profile=paper")]))
-    assert fetched.level in ("fine", "warning")  # where this machine has fetched it before
+    for name in ("deit_b", "mambavision_b"):
+        fetched = only(checkpoints([cell_config("profile=paper", f"model={name}")]))
+        assert fetched.level in ("fine", "warning")  # where this machine has fetched it before
     missing = only(checkpoints([cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")]))
     assert missing.level == "problem" and "none.pth" in missing.detail
+    folder = cell_config("profile=paper", "model=mambavision_b", f"checkpoints={tmp_path}")
+    missing = only(checkpoints([folder]))
+    assert missing.level == "problem" and f"{tmp_path / 'MambaVision-B-1K.pth.tar'}" in missing.detail
+    (tmp_path / "MambaVision-B-1K.pth.tar").write_bytes(b"")
+    assert "MambaVision-B-1K.pth.tar, sha256 e3b0c44" in only(checkpoints([folder])).detail
     random = only(checkpoints([cell_config("model.mini.weights=random")]))
     assert random.level == "warning"
 

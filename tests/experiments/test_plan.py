@@ -58,12 +58,18 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     assert state_of(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
     assert state_of(missing) == "blocked (FileNotFoundError)"
+    empty = cell_config("profile=paper", "model=mambavision_b", f"checkpoints={tmp_path}")
+    assert state_of(empty) == "blocked (FileNotFoundError)"
+    assert state_of(cell_config("profile=paper", "model=mambavision_b", "model.paper.variant=XL")) == (
+        "blocked (ValidationError)"
+    )
 
 
 def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
-    monkeypatch.setattr("facts.models.TimmModel.checkpoint", lambda recipe: None)
-    monkeypatch.setattr("facts.models.TimmModel.build", lambda recipe: pytest.fail("built"))
-    assert state_of(cell_config("profile=paper")) == "weights not here"
+    monkeypatch.setattr("facts.models.Recipe.checkpoint", lambda recipe: None)
+    monkeypatch.setattr("facts.models.Recipe.build", lambda recipe: pytest.fail("built"))
+    for name in ("deit_b", "mambavision_b"):
+        assert state_of(cell_config("profile=paper", f"model={name}")) == "weights not here"
 
 
 def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):

@@ -1,6 +1,8 @@
 """One cell: its record, its fingerprint, what happens when it fails."""
 
+import hashlib
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import experiments.cell
 from experiments.cell import Cell, run_cell, subject_of
 from experiments.record import Record, read_record, write_record
 from facts.losses import SampledLabels
+from facts.models.weights import CHECKPOINTS
 
 
 def record_files(tmp_path: Path) -> list[Path]:
@@ -24,6 +27,8 @@ def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, t
     assert record.metrics["gflops"] > 0 and record.metrics["mparams"] > 0
     assert all(rank >= 1 for rank in record.plan.values()) and record.plan
     assert {"torch", "timm", "facts"} <= set(record.versions)
+    digest = hashlib.sha256((CHECKPOINTS / "mini_deit.safetensors").read_bytes()).hexdigest()
+    assert record.weights == {"source": "mini_deit.safetensors", "sha256": digest}
     assert record.config["estimator"]["_target_"] == "facts.estimators.FACTS"
     assert {"decomposition", "search", "evaluation"} == set(record.seconds)
     (path,) = record_files(tmp_path)
@@ -46,7 +51,9 @@ def test_a_finished_cell_is_not_run_again(cell_config, monkeypatch):
 
 def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_config, tmp_path):
     base = Cell.of(cell_config()).fingerprint
+    weights = shutil.copy(CHECKPOINTS / "mini_deit.safetensors", tmp_path / "copy.safetensors")
     same = ["hardware.num_threads=1", "tracking=offline", f"results={tmp_path / 'elsewhere'}"]
+    same += [f"checkpoints={tmp_path}", f"model.mini.weights={weights}"]
     other = [
         "ratio=0.4",
         "estimator=svd_llm",
@@ -114,7 +121,8 @@ def test_records_survive_a_write_that_fails(tmp_path, monkeypatch):
         (["task.mini.num_calibration=5000"], "num_calibration"),
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
         (["profile=paper", "model.paper.weights=random", "task.paper.root=nowhere"], "no ImageNet at nowhere"),
-        (["profile=paper", "model=mambavision_b"], "no checkpoint 'mambavision_base_1k.pth.tar'"),
+        (["profile=paper", "model=mambavision_b", "checkpoints=nowhere"], "no checkpoint 'nowhere'"),
+        (["profile=paper", "model.paper.tag=deit_base.other"], "timm publishes no weights of 'deit_base.other'"),
     ],
 )
 def test_bad_values_are_refused_with_the_name_of_the_field(cell_config, overrides, message):

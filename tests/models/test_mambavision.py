@@ -90,8 +90,10 @@ def test_base_has_the_published_names_and_shapes():
     assert round(millions(model), 2) == 97.69
 
 
-# Published: 31.8, 50.1 and 227.9 M; the last is cut off, not rounded.
-@pytest.mark.parametrize(("variant", "expected"), [("T", 31.79), ("S", 50.14), ("L", 227.96)])
+# Published: 31.8, 35.1, 50.1, 227.9 and 241.5 M; the last two are cut off, not rounded.
+@pytest.mark.parametrize(
+    ("variant", "expected"), [("T", 31.79), ("T2", 35.10), ("S", 50.14), ("L", 227.96), ("L2", 241.55)]
+)
 def test_parameter_counts_of_the_other_variants(variant, expected):
     with torch.device("meta"):
         assert round(millions(MambaVision.from_variant(variant)), 2) == expected
@@ -104,7 +106,7 @@ def test_runs_on_the_meta_device():
 
 
 def test_unknown_variant_says_what_is_allowed():
-    with pytest.raises(ValueError, match=r"'XL'.*T, S, B, L"):
+    with pytest.raises(ValueError, match=r"'XL'.*T, T2, S, B, L, L2"):
         MambaVision.from_variant("XL")
 
 

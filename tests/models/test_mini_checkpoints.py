@@ -1,7 +1,7 @@
 import pytest
 
 from experiments.train_mini import NAMES, mini_recipe, top1_on_test
-from facts.models.builders import CHECKPOINTS
+from facts.models.weights import CHECKPOINTS
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,113 @@
+"""Checkpoint files: where they are, what they hold, and whether that is what a network needs."""
+
+import argparse
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+PUBLISHED = "model.safetensors"
+SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
+SHOWN = 3  # of the tensors that do not fit
+
+
+def fetched(repository: str) -> Path | None:
+    """The published weights of a repository at Hugging Face, where this machine has fetched them before."""
+    path = try_to_load_from_cache(repository, PUBLISHED)
+    return Path(path) if isinstance(path, str) else None
+
+
+def fetch(repository: str) -> Path:
+    """Fetch the published weights of a repository. Raises `FileNotFoundError` where that fails."""
+    try:
+        return Path(hf_hub_download(repository, PUBLISHED))
+    except OSError as error:
+        raise FileNotFoundError(
+            f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect this machine to "
+            "huggingface.co once, or set weights to a checkpoint file or to a folder that holds them."
+        ) from error
+
+
+def find_checkpoint(weights: str) -> Path:
+    """A file of this package, or of this machine. Raises `FileNotFoundError`."""
+    return _first_file(weights, [CHECKPOINTS / weights, Path(weights).expanduser()])
+
+
+def find_published(folder: Path, repository: str) -> Path:
+    """The weights that a repository publishes, in a folder with those of many. Raises `FileNotFoundError`."""
+    name = repository.rpartition("/")[2]
+    return _first_file(folder, [*(folder / f"{name}{suffix}" for suffix in SUFFIXES), folder / name / PUBLISHED])
+
+
+def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"no checkpoint {str(weights)!r}: looked for {', '.join(dict.fromkeys(map(str, candidates)))}. "
+        "Give a safetensors or PyTorch file, a folder of published ones, `pretrained` or `random`."
+    )
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file or of a PyTorch file (its `state_dict` or `model` entry, where it has one).
+
+    Raises `ValueError` where it is damaged or holds anything else.
+    """
+    try:
+        content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"the checkpoint {path} cannot be read ({_first_line(error)}); fetch it again") from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping):
+            content = content.get(key, content)
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} is no checkpoint: give a file of tensors by name, or with them under `state_dict`")
+    return dict(content)
+
+
+def _read_pickle(path: Path) -> object:
+    # Training scripts save their arguments beside the tensors; such a namespace can run no code.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load every tensor by name; half-precision tensors become the model's own type.
+
+    Raises `ValueError` that names the first tensors of other shapes, missing or extra, and says how many there are.
+    """
+    expected, found = _shapes(model.state_dict()), _shapes(tensors)
+    misfits = [
+        f"{name}: {found.get(name, 'nothing')} instead of {expected.get(name, 'nothing')}"
+        for name in {**expected, **found}
+        if found.get(name) != expected.get(name)
+    ]
+    if misfits:
+        raise ValueError(
+            f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, "
+            f"the first being {'; '.join(misfits[:SHOWN])}. "
+            "Give the checkpoint of this very network, or change the network's tag, variant or arguments."
+        )
+    model.load_state_dict(tensors)
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file, as the hub shows it beside the file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

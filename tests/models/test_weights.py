@@ -1,0 +1,194 @@
+"""Checkpoints: found, fetched, read and loaded strictly, without any network."""
+
+import argparse
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import save_file
+
+import facts.models.weights as weights
+from facts.models import MambaVision, MambaVisionModel, TimmModel
+
+TINY = {"depths": [0, 0, 2, 2], "dims": [4, 4, 16, 16], "heads": [2, 2], "windows": [4, 2], "stem_dim": 4}
+REPOSITORY = "nvidia/MambaVision-B-1K"
+
+
+def tiny(**fields) -> MambaVisionModel:
+    return MambaVisionModel(variant="B", arguments=TINY, **fields)
+
+
+@pytest.fixture
+def tensors():
+    return tiny(weights="random").build().state_dict()
+
+
+def as_published(tensors):
+    """Under the names of the repositories' files."""
+    return {f"model.{name}".replace("gamma_", "g_"): tensor for name, tensor in tensors.items()}
+
+
+def assert_loaded(model, tensors):
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("variant", "size"), [("B", 390_807_536), ("L", 911_925_488)])
+def test_names_as_published_give_files_of_the_published_size(variant, size):
+    """The header of a safetensors file holds every name, so its length is a check on all of them together."""
+    with torch.device("meta"):
+        published = as_published(MambaVision.from_variant(variant).state_dict())
+    header, offset = '{"__metadata__":{"format":"pt"}', 0
+    for name in sorted(published, key=lambda name: (-published[name].element_size(), name)):
+        tensor = published[name]
+        end = offset + tensor.nbytes
+        shape, dtype = str(list(tensor.shape)).replace(" ", ""), {4: "F32", 8: "I64"}[tensor.element_size()]
+        header += f',"{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{offset},{end}]}}'
+        offset = end
+    assert 8 + -(-(len(header) + 1) // 8) * 8 + offset == size
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, tensors):
+    """A Hugging Face cache that holds one published file; nothing can be fetched."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub/models--nvidia--MambaVision-B-1K"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text("commit")
+    (repository / "snapshots/commit").mkdir(parents=True)
+    save_file(as_published(tensors), repository / "snapshots/commit/model.safetensors")
+    monkeypatch.setattr(weights, "hf_hub_download", lambda *args: pytest.fail("fetched"))
+    return repository / "snapshots/commit/model.safetensors"
+
+
+def test_what_was_fetched_before_is_not_fetched_again(hub, tensors):
+    assert tiny().checkpoint() == hub
+    assert_loaded(tiny().build(), tensors)
+
+
+def test_published_weights_are_fetched_where_they_are_not_here(hub, tensors, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
+    asked = []
+    monkeypatch.setattr(weights, "hf_hub_download", lambda *args: asked.append(args) or str(hub))
+    assert tiny().checkpoint() is None
+    assert_loaded(tiny().build(), tensors)
+    assert asked == [(REPOSITORY, "model.safetensors")]
+
+
+def offline(*args):
+    raise LocalEntryNotFoundError("no connection\nand a page of advice")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "repository"),
+    [(tiny(), REPOSITORY), (TimmModel(tag="deit_small_patch16_224"), "timm/deit_small_patch16_224.fb_in1k")],
+)
+def test_offline_the_repository_and_what_to_do_are_named(recipe, repository, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights, "hf_hub_download", offline)
+    with pytest.raises(FileNotFoundError, match=rf"{repository} could not be fetched \(no connection\).*folder"):
+        recipe.build()
+
+
+def test_the_hubs_own_offline_switch_is_kept_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="could not be fetched"):
+        weights.fetch(REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(f"MambaVision-B-1K{suffix}" for suffix in weights.SUFFIXES), "MambaVision-B-1K/model.safetensors"],
+)
+def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_file(as_published(tensors), path)
+    else:
+        torch.save({"epoch": 300, "args": argparse.Namespace(lr=0.1), "state_dict": tensors}, path)
+    recipe = tiny(weights=str(tmp_path))
+    assert_loaded(recipe.build(), tensors)
+    assert recipe.origin() == {"source": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def test_a_folder_without_the_file_says_which_names_were_looked_for(tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
+        tiny(weights=str(tmp_path)).build()
+    for name in ("MambaVision-B-1K.safetensors", "MambaVision-B-1K.pth.tar", "MambaVision-B-1K/model.safetensors"):
+        assert str(tmp_path / name) in str(raised.value)
+
+
+def test_random_weights_say_so():
+    assert tiny(weights="random").origin() == {"source": "random"}
+
+
+SWIN = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}
+
+
+def swin(**fields) -> TimmModel:
+    return TimmModel(tag="swin_tiny_patch4_window7_224", arguments={**SWIN, **fields.pop("arguments", {})}, **fields)
+
+
+def test_names_and_buffers_of_older_files_are_read_as_timm_reads_them(tmp_path):
+    tensors = swin(weights="random").build().state_dict()
+    older = {
+        name.replace("layers.1.downsample", "layers.0.downsample").replace("head.fc", "head"): tensor
+        for name, tensor in tensors.items()
+    }
+    older["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
+    save_file(older, tmp_path / "older.safetensors")
+    assert_loaded(swin(weights=str(tmp_path / "older.safetensors")).build(), tensors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embed_dim": 16}, r"patch_embed.proj.weight: \(16, 3, 4, 4\) instead of \(8, 3, 4, 4\); .*; .*\. Give"),
+        ({"window_size": 2}, r"4 tensors differ, .*relative_position_bias_table: \(9, 2\) instead of \(49, 2\)"),
+        ({"depths": [2, 4]}, r"26 tensors differ, .* layers.1.blocks.2.\S+: \(16,\) instead of nothing"),
+        ({"depths": [2, 1]}, r"13 tensors differ, .* layers.1.blocks.1.\S+: nothing instead of \("),
+        ({"num_classes": 9}, r"2 tensors differ, .* head.fc.weight: \(9, 16\) instead of \(1000, 16\); head.fc.bias"),
+    ],
+)
+def test_the_checkpoint_of_another_network_is_refused(arguments, message, tmp_path):
+    path = tmp_path / "other.safetensors"
+    save_file(swin(weights="random", arguments=arguments).build().state_dict(), path)
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}"
+    ) as e:
+        swin(weights=str(path)).build()
+    assert len(str(e.value)) < 700
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("name", ["half.safetensors", "half.pth"])
+def test_a_truncated_file_is_one_clear_error(name, tensors, tmp_path):
+    path = tmp_path / name
+    save_file(tensors, path) if path.suffix == ".safetensors" else torch.save(tensors, path)
+    truncated(path)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} cannot be read \(.*\); fetch it again") as raised:
+        weights.read_checkpoint(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b"version https://git-lfs.github.com/spec/v1\n"])
+def test_a_file_that_is_none_is_one_clear_error(content, tmp_path):
+    for name in ("page.pth", "page.safetensors"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=r"page.* cannot be read \(.*\); fetch it again"):
+            weights.read_checkpoint(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {"state_dict": 3}, torch.zeros(2)])
+def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
+    torch.save(content, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match=r"other.pth is no checkpoint: give a file of tensors"):
+        weights.read_checkpoint(tmp_path / "other.pth")
