@@ -147,3 +147,15 @@ def test_images_of_shards_are_gone_from_the_temporary_folder_with_their_batches(
     assert folder.exists()
     del calibration
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("use", ["calibration", "evaluation"])
+def test_processes_read_their_own_batches_and_no_others(root, network, task, use):
+    """Of three, each the batches of its turn: the same ones that one process would see."""
+    imagenet = task(root, batch_size=7 if use == "calibration" else 300)
+    whole = list(getattr(imagenet, use)(network))
+    shares = [list(getattr(imagenet, use)(network).share(rank, 3)) for rank in range(3)]
+    for number, (images, labels) in enumerate(whole):
+        theirs, their_labels = shares[number % 3][number // 3]
+        assert torch.equal(images, theirs) and torch.equal(labels, their_labels)
+    assert sum(map(len, shares)) == len(whole) > 3
