@@ -31,19 +31,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     setting = Setting.of(args.model, args)
-    model, (images, labels) = setting.build()
-    loaders = {number: calibration(args, number, model) for number in args.workers}
+    model, batch = setting.build()
+    loaders = {f"loader, {number} workers": partial(read, photos(args, number, model)) for number in args.workers}
     with tempfile.TemporaryDirectory() as folder:
         data_pass = moment_pass(model, ["facts"], setting.dtype, Path(folder))
-        variants = {
-            **{f"loader, {number} workers": partial(read, batches) for number, batches in loaders.items()},
-            FORWARD: partial(forward, model, images, setting.dtype),
-            DATA_PASS: partial(data_pass.accumulate, [(images, labels)]),
+        passes = {
+            FORWARD: partial(forward, model, batch[0], setting.dtype),
+            DATA_PASS: partial(data_pass.accumulate, [batch]),
         }
-        seconds = medians(interleaved(variants, args.repeats))
-    num_images = {name: setting.batch_size if name in (FORWARD, DATA_PASS) else args.images for name in seconds}
+        seconds = medians(interleaved(loaders | passes, args.repeats))
+    num_images = dict.fromkeys(loaders, args.images) | dict.fromkeys(passes, setting.batch_size)
     rates = pd.Series({name: num_images[name] / seconds[name] for name in seconds})
-    ratios = {f"ratio to {what}": rates / rates[what] for what in (FORWARD, DATA_PASS)}
+    ratios = {f"ratio to {what}": rates / rates[what] for what in passes}
     table = pd.DataFrame({"images per second": rates, **ratios}).reset_index(names="what")
     write_results("loader", table, text(setting.title, rates, args), args)
 
@@ -62,7 +61,7 @@ def text(model: str, rates: pd.Series, args: argparse.Namespace) -> str:
     )
 
 
-def calibration(args: argparse.Namespace, num_workers: int, model: nn.Module) -> ImageBatches:
+def photos(args: argparse.Namespace, num_workers: int, model: nn.Module) -> ImageBatches:
     sizes = {"num_calibration": args.images, "num_sensitivity": 1, "batch_size": args.batch_size}
     return ImageNet(root=args.root, **sizes, num_workers=num_workers).calibration(model)
 
