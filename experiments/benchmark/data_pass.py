@@ -24,7 +24,7 @@ from facts.moments.collect import MomentPass
 from facts.moments.data_pass import autocast
 
 FAMILIES = ("deit_b", "swin_b", "convnext_b", "mambavision_b")
-ESTIMATORS_OF = {"data pass, FACTS": ["facts"], "data pass, all ten estimators": list(ESTIMATORS)}
+ESTIMATORS_OF = {"data pass of FACTS": ["facts"], "data pass of all ten estimators": list(ESTIMATORS)}
 PLAIN = "forward + backward"
 PASSES = (PLAIN, *ESTIMATORS_OF)
 
@@ -108,5 +108,5 @@ def peak_memory(setting: Setting, what: str) -> float:
         for _ in range(2):
             variants[what]()
     if setting.device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated() / 2**30
+        return torch.cuda.max_memory_allocated(setting.device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

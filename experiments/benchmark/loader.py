@@ -18,7 +18,7 @@ from facts.moments.data_pass import autocast
 from facts.tasks import ImageNet
 from facts.tasks.image_batches import ImageBatches
 
-FORWARD, DATA_PASS = "forward pass", "data pass, FACTS"
+FORWARD, DATA_PASS = "forward pass", "data pass of FACTS"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

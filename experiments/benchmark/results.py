@@ -14,7 +14,7 @@ from facts.files import replacing
 
 def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
     """`<name>.csv`, with the conditions as columns, and `<name>.md`, with them and the text above the table."""
-    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else processor()
+    device = torch.cuda.get_device_name(args.device) if args.device.startswith("cuda") else processor()
     conditions = {
         "device": device,
         "threads": torch.get_num_threads(),

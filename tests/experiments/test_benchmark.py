@@ -23,7 +23,7 @@ def benchmark(tmp_path):
 
 def test_data_pass(benchmark):
     table = benchmark("data_pass", "--models", "deit_b")
-    assert list(table["pass"]) == ["forward + backward", "data pass, FACTS", "data pass, all ten estimators"]
+    assert list(table["pass"]) == ["forward + backward", "data pass of FACTS", "data pass of all ten estimators"]
     assert (table["seconds per 1,000 images"] > 0).all() and (table["peak memory [GiB]"] > 0).all()
     assert (table.batch_size == 4).all()
 
@@ -31,5 +31,5 @@ def test_data_pass(benchmark):
 def test_loader(benchmark, tmp_path):
     write_folders(tmp_path / "imagenet", make_files())
     table = benchmark("loader", "--root", tmp_path / "imagenet", "--images", 8, "--workers", 0, 1)
-    assert list(table.what) == ["loader, 0 workers", "loader, 1 workers", "forward pass", "data pass, FACTS"]
+    assert list(table.what) == ["loader, 0 workers", "loader, 1 workers", "forward pass", "data pass of FACTS"]
     assert (table["images per second"] > 0).all()
