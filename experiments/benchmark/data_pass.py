@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> None:
     for name in args.models:
         setting = Setting.of(name, args)
         memory = {what: in_own_process(peak_memory, setting, what) for what in PASSES}
-        with passes(setting) as variants:
-            seconds = medians(interleaved(variants, args.repeats))
+        seconds = median_seconds(setting, args.repeats)
         rows += [
             {
                 "model": setting.title,
@@ -53,6 +52,12 @@ def run(args: argparse.Namespace) -> None:
             for what in PASSES
         ]
         write_results("data_pass", pd.DataFrame(rows), text(args), args)  # at once: the next model takes minutes
+
+
+def median_seconds(setting: Setting, repeats: int) -> dict[str, float]:
+    """Of every pass; in a function, so that the sums are gone before the next model's."""
+    with passes(setting) as variants:
+        return medians(interleaved(variants, repeats))
 
 
 def text(args: argparse.Namespace) -> str:
