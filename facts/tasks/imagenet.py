@@ -127,6 +127,7 @@ class ImageNet(Classification):
                 num_workers=self.num_workers,
                 collate_fn=collate,
                 pin_memory=torch.cuda.is_available(),
+                persistent_workers=self.num_workers > 0,  # searches read the same batches again and again
                 generator=torch.Generator().manual_seed(self.seed),
             )
 

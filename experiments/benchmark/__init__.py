@@ -1,0 +1,1 @@
+"""Benchmarks, one a file; `python -m experiments.benchmark` runs them."""

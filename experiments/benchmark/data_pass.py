@@ -1,0 +1,117 @@
+"""The data pass of FACTS and that of all ten estimators, against a plain forward and backward pass."""
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from experiments.benchmark.results import write_results
+from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.timing import interleaved, medians
+from facts.estimators import ESTIMATORS
+from facts.layers import select_layers
+from facts.losses import summed_cross_entropy
+from facts.moments.collect import MomentPass
+from facts.moments.data_pass import autocast
+
+FAMILIES = ("deit_b", "swin_b", "convnext_b", "mambavision_b")
+ESTIMATORS_OF = {"data pass of FACTS": ["facts"], "data pass of all ten estimators": list(ESTIMATORS)}
+PLAIN = "forward + backward"
+PASSES = (PLAIN, *ESTIMATORS_OF)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--models", nargs="+", default=FAMILIES, choices=MODELS)
+    add_setting(command)
+
+
+def run(args: argparse.Namespace) -> None:
+    rows = []
+    for name in args.models:
+        setting = Setting.of(name, args)
+        memory = {what: in_own_process(peak_memory, setting, what) for what in PASSES}
+        seconds = median_seconds(setting, args.repeats)
+        rows += [
+            {
+                "model": setting.title,
+                "pass": what,
+                "seconds per 1,000 images": 1000 * seconds[what] / setting.batch_size,
+                "ratio of time": seconds[what] / seconds[PLAIN],
+                "peak memory [GiB]": memory[what],
+                "ratio of memory": memory[what] / memory[PLAIN],
+            }
+            for what in PASSES
+        ]
+        write_results("data_pass", pd.DataFrame(rows), text(args), args)  # at once: the next model takes minutes
+
+
+def median_seconds(setting: Setting, repeats: int) -> dict[str, float]:
+    """Of every pass; in a function, so that the sums are gone before the next model's."""
+    with passes(setting) as variants:
+        return medians(interleaved(variants, repeats))
+
+
+def text(args: argparse.Namespace) -> str:
+    kind = "of tensors on the GPU" if args.device.startswith("cuda") else "of the whole process, libraries included"
+    return (
+        f"Random weights and images; medians of {args.repeats} rounds in which the passes took turns. Peak memory is "
+        f"that {kind}, over two batches, each pass in a process of its own.\n\n"
+        "Written by `python -m experiments.benchmark data_pass`."
+    )
+
+
+@contextmanager
+def passes(setting: Setting) -> Iterator[dict[str, Callable[[], None]]]:
+    """Each pass over the same batch, to be called again and again.
+
+    The first call allocates the sums, as a run does for its many batches.
+    """
+    model, batch = setting.build()
+    with tempfile.TemporaryDirectory() as folder:
+        yield {
+            PLAIN: partial(plain_pass, model, *batch, setting.dtype),
+            **{
+                what: partial(moment_pass(model, names, setting.dtype, Path(folder)).accumulate, [batch])
+                for what, names in ESTIMATORS_OF.items()
+            },
+        }
+
+
+def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torch.dtype) -> None:
+    """Forward and backward with weight gradients: what an optimiser's step would cost without the update."""
+    model.zero_grad(set_to_none=True)
+    with autocast(images.device, precision):
+        loss = summed_cross_entropy(model(images), labels)
+    loss.backward()
+
+
+def moment_pass(model: nn.Module, estimators: list[str], precision: torch.dtype, folder: Path) -> MomentPass:
+    moments = list(dict.fromkeys(moment for name in estimators for moment in ESTIMATORS[name]().moments))
+    return MomentPass(model, select_layers(model), moments, summed_cross_entropy, precision, folder)
+
+
+def in_own_process(function: Callable[..., float], *arguments: Setting | str) -> float:
+    """The function's result, from a process that has done nothing else."""
+    context = multiprocessing.get_context("forkserver")  # a spawned process inherits the peak memory of this one
+    context.set_forkserver_preload([__name__])  # imported once, not by every process
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def peak_memory(setting: Setting, what: str) -> float:
+    """GiB at most in use over two batches: the second one is added to sums that are there."""
+    with passes(setting) as variants:
+        for _ in range(2):
+            variants[what]()
+    if setting.device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(setting.device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,0 +1,37 @@
+"""Tables in `results/benchmarks/<device>/`, each with the conditions it was measured under."""
+
+import argparse
+import datetime
+import re
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from experiments.record import processor
+from facts.files import replacing
+
+
+def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
+    """`<name>.csv`, with the conditions as columns, and `<name>.md`, with them and the text above the table."""
+    device = torch.cuda.get_device_name(args.device) if args.device.startswith("cuda") else processor()
+    conditions = {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "batch_size": args.batch_size,
+        "precision": args.precision,
+        "matmul_precision": args.matmul_precision,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    title = f"# Benchmark `{name}`"
+    header = ", ".join(f"{field.replace('_', ' ')}: {value}" for field, value in conditions.items())
+    contents = {
+        "csv": table.assign(**conditions).to_csv(index=False),
+        "md": f"{title}\n\n{header}\n\n{table.to_markdown(index=False, floatfmt='.2f')}\n\n{text}\n",
+    }
+    folder = Path(args.results, "benchmarks", re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_"))
+    for suffix, content in contents.items():
+        with replacing(folder / f"{name}.{suffix}") as path:
+            path.write_text(content)
+    print(contents["md"])

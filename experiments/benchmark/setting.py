@@ -1,0 +1,63 @@
+"""What is run where: a network of the paper with random weights, a batch for it, a device and its precision."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from experiments.cell import MATMUL_PRECISIONS, PRECISIONS, instantiate
+from experiments.config import CONF
+
+MODELS = sorted(path.stem for path in Path(CONF, "model").glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`model` is a file in `conf/model`, `profile` one of its two sizes; it can be handed to another process."""
+
+    model: str
+    profile: str
+    device: str
+    batch_size: int
+    precision: str
+    matmul_precision: str
+
+    @classmethod
+    def of(cls, model: str, args: argparse.Namespace) -> Self:
+        return cls(model, args.profile, args.device, args.batch_size, args.precision, args.matmul_precision)
+
+    @property
+    def config(self) -> dict:
+        return OmegaConf.load(Path(CONF, "model", f"{self.model}.yaml"))
+
+    @property
+    def title(self) -> str:
+        return self.config.title if self.profile == "paper" else f"{self.config.title}, small"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return PRECISIONS[self.precision]
+
+    def build(self) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+        """The network and a batch `(images, labels)`, the same whenever it is called."""
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        recipe = OmegaConf.merge(self.config[self.profile], {"weights": "random"})
+        model = instantiate(recipe).build().to(self.device)
+        images = torch.randn(self.batch_size, *model.pretrained_cfg["input_size"], device=self.device)
+        return model, (images, torch.randint(0, model.num_classes, (self.batch_size,), device=self.device))
+
+
+def add_setting(command: argparse.ArgumentParser) -> None:
+    """The fields of a setting, but for the model; and where its tables go."""
+    cuda = torch.cuda.is_available()
+    command.add_argument("--profile", default="paper", choices=["paper", "mini"], help="full size, or its stand-in")
+    command.add_argument("--device", default="cuda" if cuda else "cpu")
+    command.add_argument("--batch-size", type=int, default=64 if cuda else 16)
+    command.add_argument("--precision", default="float32", choices=PRECISIONS, help="autocast type of the passes")
+    command.add_argument("--matmul-precision", default="high" if cuda else "highest", choices=MATMUL_PRECISIONS)
+    command.add_argument("--results", default="results", help="the tables go to benchmarks/<device> in this folder")

@@ -1,0 +1,35 @@
+"""The benchmarks run and write their tables; how fast anything is, is not tested."""
+
+import pandas as pd
+import pytest
+
+from experiments.benchmark.__main__ import main
+from tests.tasks.fake_imagenet import make_files, write_folders
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """A function from a command, on the small networks, to the table that it writes."""
+
+    def run(command, *arguments):
+        common = ["--profile", "mini", "--device", "cpu", "--repeats", "1", "--batch-size", "4"]
+        main([command, *common, "--results", str(tmp_path / "results"), *map(str, arguments)])
+        (path,) = tmp_path.glob(f"results/benchmarks/*/{command}.csv")
+        assert "device: " in path.with_suffix(".md").read_text()
+        return pd.read_csv(path)
+
+    return run
+
+
+def test_data_pass(benchmark):
+    table = benchmark("data_pass", "--models", "deit_b")
+    assert list(table["pass"]) == ["forward + backward", "data pass of FACTS", "data pass of all ten estimators"]
+    assert (table["seconds per 1,000 images"] > 0).all() and (table["peak memory [GiB]"] > 0).all()
+    assert (table.batch_size == 4).all()
+
+
+def test_loader(benchmark, tmp_path):
+    write_folders(tmp_path / "imagenet", make_files())
+    table = benchmark("loader", "--root", tmp_path / "imagenet", "--images", 8, "--workers", 0, 1)
+    assert list(table.what) == ["loader, 0 workers", "loader, 1 workers", "forward pass", "data pass of FACTS"]
+    assert (table["images per second"] > 0).all()

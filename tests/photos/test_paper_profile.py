@@ -1,0 +1,64 @@
+"""On a published ViT-Tiny and real photos: cells of `profile=paper`, from files on disk to records."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments.cell import Cell, run_cell
+from experiments.config import CONF
+from tests.photos.data import PHOTOS, WEIGHTS
+
+SIZES = {"num_calibration": 256, "num_sensitivity": 16, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """An ImageNet of class folders: a calibration photo of each class to train on, the validation photos to judge by.
+
+    A class without a validation photo is judged by its calibration photo, since every class must be there.
+    """
+    root = tmp_path_factory.mktemp("imagenet")
+    labels = pd.read_csv(PHOTOS / "labels.csv")
+    train, val = (labels[labels.file.str.startswith(folder)] for folder in ("calibration/", "validation/"))
+    val = pd.concat([val, train[~train.synset.isin(val.synset)]])
+    for split, photos in (("train", train), ("val", val)):
+        for photo in photos.itertuples():
+            link = root / split / photo.synset / Path(photo.file).name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(PHOTOS / photo.file)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(root, tmp_path_factory):
+    """A function from overrides to a cell that has run, and its record."""
+    overrides = ["profile=paper", "tracking=off", f"results={tmp_path_factory.mktemp('results')}"]
+    overrides += [f"task.paper.{field}={value}" for field, value in {"root": root, **SIZES}.items()]
+    overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={WEIGHTS}"]
+
+    def make(*own):
+        with initialize_config_dir(CONF, version_base="1.3"):
+            cell = Cell.of(compose("config", [*overrides, *own]))
+        return cell, run_cell(cell)
+
+    return make
+
+
+def test_the_dense_network_reads_the_photos_as_it_was_trained_to(run):
+    _, record = run("estimator=none")
+    assert record.metrics["top1"] > 75
+
+
+def test_facts_and_cors_keep_the_budget_and_the_network_useful(run, root):
+    cell, record = run("estimator=facts", "search=cors", "search.ratios=[0.4,0.8]", "ratio=0.8")
+    assert record.metrics["gflops"] <= record.metrics["gflops_budget"]
+    assert record.metrics["top1"] > 40  # chance is 0.1
+
+    chosen = json.loads((cell.folder / "images" / f"{record.data_hash}.json").read_text())
+    names = {use: set(part["names"]) for use, part in chosen.items()}
+    assert {use: len(part) for use, part in names.items()} == {"sensitivity": 16, "calibration": 256}
+    assert not names["sensitivity"] & names["calibration"]
+    assert all((root / "train" / name).exists() for part in names.values() for name in part)
