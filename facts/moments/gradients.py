@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from facts.cache import Cache
-from facts.files import replacing
+from facts.files import needing_room, replacing
 from facts.moments.batch import LayerBatch
 from facts.moments.statistics import Moment
 
@@ -43,8 +43,12 @@ class GradientStore:
         if self.path is None:
             self.held.append(mean)
         else:
-            with self.path.open("ab") as file:
-                mean.cpu().numpy().tofile(file)
+            try:
+                with needing_room(self.path), self.path.open("ab") as file:
+                    file.write(mean.cpu().numpy())
+            except OSError:
+                drop_unfinished(self.path)
+                raise
         self.num_gradients += 1
         self.pending.zero_()
         self.num_pending = 0
@@ -64,6 +68,13 @@ class GradientStore:
         stored = torch.from_file(str(self.path), size=size, dtype=self.like.dtype).view(-1, *self.shape)
         for chunk in stored.split(per_chunk):
             yield chunk.to(self.like.device)
+
+
+def drop_unfinished(path: Path) -> None:
+    """Give back the room of a pass that failed: no layer's file is of use without those of the others."""
+    moment = path.stem.rpartition("-")[0]
+    for file in path.parent.glob(f"{moment}-*{path.suffix}"):
+        file.unlink()
 
 
 @dataclass(frozen=True)
