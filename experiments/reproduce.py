@@ -26,6 +26,7 @@ from experiments.estimate import estimate, measure_rates
 from experiments.examination import examine, show_findings
 from experiments.figures import draw_figure
 from experiments.plan import show_cells, show_estimates, state_of
+from experiments.publication import publish
 from experiments.record import Record
 from experiments.report import write_report
 from experiments.tables import Entry, Status, rank_correlations, screen_table, write_tables
@@ -132,7 +133,7 @@ def show_plan(experiments: list[Experiment], places: list[Place], config: Config
 
 
 def show(experiment: Experiment, places: list[Place], folder: Path, config: Config, console: Console) -> None:
-    """Draw the experiment's figure, and write its table, on the screen too; W&B gets both."""
+    """Draw the experiment's figure, and write its table, on the screen too; W&B gets both, and all files."""
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
             path = draw_figure(experiment, places, folder / "figures")
@@ -142,6 +143,7 @@ def show(experiment: Experiment, places: list[Place], folder: Path, config: Conf
             write_tables(experiment, entries, folder / "tables", properties_of(experiment, places))
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries))
+        track(lambda run: publish(run, experiment, places, folder))
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:

@@ -1,7 +1,9 @@
 """Files that are whole or not there, written under another name first and then renamed; and locks on files."""
 
+import errno
 import logging
 import os
+import re
 import shutil
 import tempfile
 import weakref
@@ -10,26 +12,57 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block succeeds and disappears when it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
+    """A temporary path in the same folder that becomes `path` when the block succeeds and disappears when it fails.
+
+    Raises `OSError` that says what to do where the disk is full.
+    """
+    with needing_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def needing_room(path: Path) -> Iterator[None]:
+    """For a block that writes `path`: raises `OSError` that says what to do where the disk is full."""
     try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number not in NO_ROOM:
+            raise
+        free = shutil.disk_usage(path.parent).free / 2**30
+        raise OSError(
+            number,
+            f"no room for {path} ({os.strerror(number)}; {free:.2f} GiB are free there): free some, or choose a folder "
+            "on another disk (results=, cache=, TMPDIR for temporary files), and start again; what is finished is kept",
+        ) from error
+
+
+def _error_number(error: OSError | SafetensorError) -> int | None:
+    """The system's; safetensors has it in its text alone, and none where the tensors are at fault."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else None
 
 
 def _umask() -> int:

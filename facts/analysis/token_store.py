@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facts.files import ScratchFolder
+from facts.files import ScratchFolder, needing_room
 from facts.losses import Loss
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, shown
@@ -45,8 +45,8 @@ class TokenStore:
         for kind, tensor in (("inputs", batch.x), ("grads", batch.g)):
             self.features[kind] = tensor.shape[-1]
             self.energies[kind] += tensor.double().square().sum().item()
-            with self._path(kind).open("ab") as file:
-                tensor.transpose(0, 1).contiguous().cpu().numpy().tofile(file)
+            with needing_room(self._path(kind)), self._path(kind).open("ab") as file:
+                file.write(tensor.transpose(0, 1).contiguous().cpu().numpy())
 
     def read(self, kind: str, start: int, end: int) -> Tensor:
         """The `inputs` or `grads` of some tokens `[end - start, N, d]`; over all tokens their mean square is 1."""

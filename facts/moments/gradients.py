@@ -14,7 +14,7 @@ from torch import Tensor
 
 from facts import parallel
 from facts.cache import Cache
-from facts.files import replacing
+from facts.files import needing_room, replacing
 from facts.moments.batch import LayerBatch
 from facts.moments.statistics import Moment
 
@@ -39,8 +39,12 @@ class GradientStore:
         if self.path is None:
             self.held.append(gradient)
         else:
-            with self.path.open("ab") as file:
-                gradient.cpu().numpy().tofile(file)
+            try:
+                with needing_room(self.path), self.path.open("ab") as file:
+                    file.write(gradient.cpu().numpy())
+            except OSError:
+                drop_unfinished(self.path)
+                raise
         self.num_gradients += 1
 
     def is_whole(self) -> bool:
@@ -57,6 +61,13 @@ class GradientStore:
         stored = torch.from_file(str(self.path), size=size, dtype=self.like.dtype).view(-1, *self.shape)
         for chunk in stored.split(self.per_chunk):
             yield chunk.to(self.like.device)
+
+
+def drop_unfinished(path: Path) -> None:
+    """Give back the room of a pass that failed: no layer's file is of use without those of the others."""
+    moment = path.stem.rpartition("-")[0]
+    for file in path.parent.glob(f"{moment}-*{path.suffix}"):
+        file.unlink(missing_ok=True)  # other processes do the same
 
 
 class GroupMeans:

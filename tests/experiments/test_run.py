@@ -14,6 +14,7 @@ from experiments.cell import Cell, run_cell, subject_of
 from experiments.record import Record, read_record, write_record
 from facts.losses import SampledLabels
 from facts.models.weights import CHECKPOINTS
+from tests.disk import room_for
 
 
 def record_files(tmp_path: Path) -> list[Path]:
@@ -85,6 +86,16 @@ def test_a_failing_cell_is_recorded_raised_and_tried_again(cell_config, monkeypa
     assert failed.status == "failed" and "ZeroDivisionError" in failed.error
     again = run_cell(Cell.of(config))
     assert again.status == "done" and again.attempt == 2
+
+
+def test_a_cell_on_a_full_disk_says_so_in_its_record_and_goes_on_where_it_was(cell_config, caplog):
+    caplog.set_level("INFO")
+    config = cell_config("estimator=facts")
+    with room_for(500_000), pytest.raises(OSError, match=r"no room for .*InputWeightedGradGram"):
+        run_cell(Cell.of(config))
+    assert "free some" in Cell.of(config).earlier_record().error
+    assert run_cell(Cell.of(config)).status == "done"
+    assert "data pass for 3 moments" in caplog.text and "data pass for 1 moments" in caplog.text
 
 
 def test_a_damaged_record_is_run_again(cell_config, tmp_path, caplog):

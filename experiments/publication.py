@@ -1,0 +1,61 @@
+"""An experiment's results as one W&B artifact: table, figure, the rank of every layer, and the records behind them."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pandas as pd
+
+from experiments import figures
+from experiments.config import Experiment
+from experiments.record import versions
+from experiments.tables import Status
+
+
+class Place(figures.Place, Protocol):
+    """A cell's place in an experiment, and what became of it."""
+
+    status: Status
+
+
+def publish(run: Any, experiment: Experiment, places: list[Place], folder: Path) -> None:
+    """Log what `folder` holds of the experiment as an artifact of type `report`, a version for each call."""
+    import wandb
+
+    snapshot = Path(run.dir).with_name("report")  # a copy, since the next table may be written before this is synced
+    snapshot.mkdir()
+    plans_of(places).to_csv(snapshot / "plans.csv", index=False)
+    for path in files_of(experiment, places, folder):
+        copy = snapshot / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+    cells = Counter(place.status for place in places)
+    artifact = wandb.Artifact(
+        f"{experiment.name}-{folder.name}",
+        type="report",
+        description=experiment.title,
+        metadata={"profile": folder.name, "cells": dict(cells), "versions": versions()},
+    )
+    for path in filter(Path.is_file, snapshot.rglob("*")):
+        artifact.add_file(str(path), str(path.relative_to(snapshot)), skip_cache=True, policy="immutable")
+    run.log_artifact(artifact)
+
+
+def files_of(experiment: Experiment, places: Iterable[Place], folder: Path) -> list[Path]:
+    """The table and the figure in all their formats, and the records of the cells."""
+    shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
+    fingerprints = {place.record.fingerprint for place in places if place.record}
+    return shown + [folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints]
+
+
+def plans_of(places: Iterable[Place]) -> pd.DataFrame:
+    """The rank of every layer of every cell, empty for a layer left dense."""
+    ranks = [
+        (place.row, place.column, layer, rank)
+        for place in places
+        if place.record
+        for layer, rank in place.record.plan.items()
+    ]
+    return pd.DataFrame(ranks, columns=["row", "column", "layer", "rank"]).astype({"rank": "Int64"})

@@ -1,0 +1,89 @@
+"""An experiment in W&B: one artifact that holds all that its table and figure rest on."""
+
+import json
+import time
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from experiments.cell import Cell, run_cell
+from experiments.config import Experiment, Tracking
+from experiments.publication import publish
+from experiments.reproduce import Place, show
+
+EXPERIMENT = Experiment(
+    name="demo",
+    title="A demonstration",
+    metrics={"top1": "Top-1"},
+    ranked_by="top1",
+    axis="Ratio",
+    figure="ablation",
+    columns={"Net": []},
+    rows={"a": [], "b": [], "c": []},
+)
+
+
+@pytest.fixture
+def places(cell_config):
+    """A cell that is done, one that failed, and one that has not run."""
+    config = cell_config("estimator=pela")
+    done = Place("demo", "a", "Net", config, "done", run_cell(Cell.of(config)))
+    return [done, Place("demo", "b", "Net", config, "failed"), Place("demo", "c", "Net", None)]
+
+
+def shown(places, folder: Path, mode: str):
+    config = SimpleNamespace(tracking=Tracking(mode=mode), profile=SimpleNamespace(comparable=False))
+    show(EXPERIMENT, places, folder, config, Console(file=StringIO()))
+
+
+def test_the_artifact_holds_table_figure_plans_and_records(places, tmp_path):
+    folder = tmp_path / "results/mini"
+    shown(places, folder, "disabled")
+    (tmp_path / "run").mkdir()
+    logged = []
+    publish(SimpleNamespace(dir=str(tmp_path / "run/files"), log_artifact=logged.append), EXPERIMENT, places, folder)
+
+    (artifact,) = logged
+    assert (artifact.name, artifact.type) == ("demo-mini", "report")
+    assert artifact.metadata["profile"] == "mini" and "torch" in artifact.metadata["versions"]
+    assert artifact.metadata["cells"] == {"done": 1, "failed": 1, "missing": 1}
+    record = places[0].record
+    entries = artifact.manifest.entries
+    assert entries.keys() == {
+        *(f"tables/demo.{suffix}" for suffix in ("csv", "md", "tex")),
+        *(f"figures/demo.{suffix}" for suffix in ("csv", "pdf", "png")),
+        f"records/{record.fingerprint}.json",
+        "plans.csv",
+    }
+    assert all(Path(entry.local_path).is_relative_to(tmp_path / "run") for entry in entries.values())
+    held = Path(entries[f"records/{record.fingerprint}.json"].local_path)
+    assert json.loads(held.read_text())["metrics"] == record.metrics
+    plans = pd.read_csv(entries["plans.csv"].local_path)
+    assert dict(zip(plans.layer, plans["rank"], strict=True)) == record.plan
+    assert set(plans.row) == {"a"}
+
+    for path in (folder / "tables").iterdir():
+        path.write_text("a later table")
+    assert "later" not in Path(entries["tables/demo.md"].local_path).read_text()
+
+
+def test_an_offline_run_keeps_it_beside_the_results(places, tmp_path, caplog):
+    shown(places, tmp_path / "results/mini", "offline")
+    assert "W&B could not" not in caplog.text
+    (run,) = (tmp_path / "results/mini/wandb").glob("offline-run-*")
+    assert (run / "report/tables/demo.csv").exists()
+    log, deadline = run / "run-result-demo.wandb", time.monotonic() + 60
+    while b"demo-mini" not in log.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)  # W&B's own process writes it
+    assert b"demo-mini" in log.read_bytes()
+
+
+def test_an_artifact_that_cannot_be_made_costs_no_table(places, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("wandb.Artifact.add_file", lambda *args, **kwargs: 1 / 0)
+    shown(places, tmp_path / "results/mini", "offline")
+    assert "W&B could not log (ZeroDivisionError" in caplog.text
+    assert (tmp_path / "results/mini/tables/demo.csv").exists()

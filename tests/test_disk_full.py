@@ -1,0 +1,89 @@
+"""A disk that fills up: one clear error, nothing half written, and what was finished is kept."""
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+import facts
+from facts.cache import Cache
+from facts.files import needing_room, replacing
+from facts.layers import select_layers
+from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
+from tests.disk import room_for
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+def stamps(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def collect(model, batches, moments, cache):
+    return collect_moments(model, select_layers(model), batches, moments, cache=cache)
+
+
+def test_a_moment_that_finds_no_room(model, batches, cache, caplog):
+    caplog.set_level("INFO")
+    moments = [SampleGradEnergy(), InputGram(), GradGram()]
+    with room_for(4096), pytest.raises(OSError, match=r"no room for .*InputGram.*GiB are free.*: free some, or choose"):
+        collect(model, batches, moments, cache)
+    kept = stamps(cache.folder)
+    assert sorted(path.name.split("-")[0] for path in kept) == ["Counts", "SampleGradEnergy", "data_pass.lock"]
+
+    caplog.clear()
+    found = collect(model, batches, moments, cache)
+    assert "data pass for 2 moments" in caplog.text
+    assert kept.items() <= stamps(cache.folder).items()
+    for name, expected in collect(model, batches, moments, None).items():
+        for moment in moments:
+            assert all(map(torch.equal, found[name][moment], expected[moment]))
+
+
+def test_gradients_that_find_no_room(model, batches, cache, caplog):
+    caplog.set_level("INFO")
+    collect(model, batches, [InputGram()], cache)
+    kept, both = stamps(cache.folder), [InputGram(), GroupGradients(2)]
+    with room_for(4096), pytest.raises(OSError, match=r"no room for .*GroupGradients.*\.gradients"):
+        collect(model, batches, both, cache)
+    assert stamps(cache.folder).keys() == kept.keys()
+
+    caplog.clear()
+    found = collect(model, batches, both, cache)
+    assert "data pass for 1 moments" in caplog.text
+    for name, expected in collect(model, batches, both, None).items():
+        pairs = zip(found[name][GroupGradients(2)].chunks(), expected[GroupGradients(2)].chunks(), strict=True)
+        assert all(left.equal(right) for left, right in pairs)
+
+
+def test_a_decomposition_that_finds_no_room_costs_no_other_data_pass(model, batches, tmp_path, caplog):
+    caplog.set_level("INFO")
+    facts.compress(model, batches, cache=tmp_path / "roomy")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "roomy").rglob("*.safetensors")}
+    name, size = max(sizes.items(), key=lambda item: item[1])
+    assert name.startswith("FACTS-")
+    with room_for(size - 1), pytest.raises(OSError, match=f"no room for .*{name}"):
+        facts.compress(model, batches, cache=tmp_path / "cache")
+    kept = stamps(tmp_path / "cache")
+    assert {path.name for path in kept} == sizes.keys() - {name} | {"data_pass.lock"}
+
+    caplog.clear()
+    facts.compress(model, batches, cache=tmp_path / "cache")
+    assert "data pass" not in caplog.text
+    assert kept.items() <= stamps(tmp_path / "cache").items()
+
+
+def test_a_file_that_was_there_stays(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text("before")
+    with room_for(4096), pytest.raises(OSError, match="no room for"), replacing(path) as temporary:
+        temporary.write_text("after" * 1000)
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"] and path.read_text() == "before"
+
+
+def test_other_errors_of_safetensors_stay_what_they_are(tmp_path):
+    with pytest.raises(SafetensorError, match="Is a directory"), needing_room(tmp_path):
+        save_file({"a": torch.ones(1)}, tmp_path)
