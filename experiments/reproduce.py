@@ -86,14 +86,16 @@ def main(config: Config) -> None:
         log.info("%s, %d cells (%d of %d)", column[0].config.model.name, len(column), number, len(columns))
         run_column(column)
 
-    parallel.from_main(lambda: publish(experiments, places, folder, config, console))
+    parallel.from_main(lambda: show_all(experiments, places, folder, config, console))
     if failed := [place for place in places if place.status == "failed"]:
         raise SystemExit(
             f"{len(failed)} of {len(places)} cells failed; their records say why. Run again to retry them."
         )
 
 
-def publish(experiments: list[Experiment], places: list[Place], folder: Path, config: Config, console: Console) -> None:
+def show_all(
+    experiments: list[Experiment], places: list[Place], folder: Path, config: Config, console: Console
+) -> None:
     """Tables, figures and the report of what was run."""
     for experiment in experiments:
         show(experiment, [place for place in places if place.experiment == experiment.name], folder, config, console)
