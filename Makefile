@@ -11,7 +11,7 @@ reproduce: $(VENV)/.base
 test: $(VENV)/.test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -26,10 +26,9 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "h
 class Record:
     """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
 
-    `weights` names the file of the network's weights and its SHA-256, `model_hash` what was in it.
-
     `spent`, `budget`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`; `analysis`
-    holds the values that an analysis found, beside its metrics.
+    holds the values that an analysis found, beside its metrics. `weights` names the file that the network's weights
+    came from, with its SHA-256; `model_hash` is of what was in it.
     """
 
     fingerprint: str
@@ -37,7 +36,6 @@ class Record:
     config: dict[str, Any]
     model_hash: str
     data_hash: str
-    weights: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
     repaired: dict[str, int] = field(default_factory=dict)
@@ -47,6 +45,7 @@ class Record:
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     analysis: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     attempt: int = 1
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))

@@ -82,7 +82,7 @@ def test_group_gradients_are_means_of_samples_in_order(tmp_path):
     moment = GroupGradients(group_size=3)
     total = moment.start("layer", inputs, 5, 4, tmp_path / "layer")
     for part in (slice(0, 2), slice(2, 7)):
-        moment.add(total, LayerBatch(inputs[part], grads[part]))
+        moment.add(total, LayerBatch(inputs[part], grads[part], first_sample=part.start))
     (stored,) = moment.finish(total).chunks()
     expected = torch.stack(
         [

@@ -22,7 +22,6 @@ from experiments.reproduce import Place, run_column
 from facts.files import HeldElsewhere, locked
 
 TWELVE = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45,0.5,0.55"]
-SIX = ["estimator=pela,svd_llm", "ratio=0.3,0.4,0.5"]
 FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]
 
 
@@ -70,7 +69,7 @@ def runs(logs: Iterable[Path]) -> Counter[str]:
     ("options", "num_cells"),
     [
         ([*TWELVE, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], 12),
-        ([*SIX, "hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=3"], 6),  # each job loads PyTorch anew
+        ([*FOUR, "hydra/launcher=submitit_local", "hydra.sweeper.max_batch_size=2"], 4),  # each job loads PyTorch anew
     ],
     ids=["joblib", "submitit"],
 )
