@@ -249,6 +249,7 @@ def subject_of(cell: Cell, result: nn.Module) -> Subject:
         precision=cell.precision,
         estimator=cell.estimator,
         compressed=None if cell.estimator is None else result,
+        memory=cell.memory,
         cache=cell.cache,
     )
 

@@ -81,7 +81,7 @@ def device(config: DictConfig, need: Estimate) -> Finding:
         return Finding("device", "fine", detail)
     num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if name.startswith("cuda") else None
     if num_parts:
-        detail += f"; it will do with moments in main memory and each batch in {num_parts} parts"
+        detail += f"; batches in parts, here {num_parts}, and moments in main memory make it do"
     return Finding("device", "warning", detail, "lower task.batch_size, or run fewer estimators at once")
 
 

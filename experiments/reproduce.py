@@ -206,7 +206,7 @@ def run_column(places: list[Place]) -> None:
 def fill(place: Place, cell: Cell, wait: bool) -> bool:
     """Give a place its record; False where another process runs its cell and this one is not to wait."""
     try:
-        place.record, place.status = run_cell(cell, wait), "done"
+        place.record, place.status = parallel.everywhere(lambda: run_cell(cell, wait)), "done"
     except HeldElsewhere:
         return False
     except Exception as error:

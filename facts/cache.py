@@ -30,7 +30,7 @@ class Cache:
             return None
         except SafetensorError as error:
             log.warning("the cache file %s is damaged (%s): it is dropped and computed again", path, error)
-            path.unlink()
+            path.unlink(missing_ok=True)
             return None
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:

@@ -107,7 +107,8 @@ def compress(
         sensitivity = list(sensitivity)
     if sensitivity is None and calibration is not None:
         sensitivity = FirstSamples(calibration, NUM_SENSITIVITY)
-    inputs = _first_inputs(calibration)
+    own = None if calibration is None else parallel.share(calibration)
+    inputs = parallel.from_main(lambda: _first_inputs(own))
     example = meta_input(model, input_shape) if input_shape else _example(inputs)
     kept = moment_cache(cache, model, selected, calibration, loss, precision) if cache else None
 

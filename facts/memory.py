@@ -1,5 +1,6 @@
 """What happens where a device's memory is short."""
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -66,13 +67,29 @@ def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
                     "set hardware.memory.moments=host, or let hardware.memory.halve_batches=true divide the batches"
                 ) from error
         num_parts *= 2
+        gc.collect()  # errors and their frames can refer to each other, and to what lies on the device
         torch.cuda.empty_cache()
         log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
-    """`(inputs, targets)` in at most `num_parts` parts; every tensor is divided along its first axis."""
+    """`(inputs, targets)` in at most `num_parts` parts; every tensor is divided along its first axis.
+
+    Raises `ValueError` for a tensor that has not one row a sample there.
+    """
+    if num_parts == 1:
+        yield batch
+        return
     total = batch_size(batch[0])
     step = -(-total // num_parts)
     for start in range(0, total, step):
-        yield tree_map_only(Tensor, lambda tensor, start=start: tensor[start : start + step], batch)
+        yield tree_map_only(Tensor, partial(_rows, start=start, end=start + step, total=total), batch)
+
+
+def _rows(tensor: Tensor, start: int, end: int, total: int) -> Tensor:
+    if tensor.ndim == 0 or len(tensor) != total:
+        raise ValueError(
+            f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}, which cannot be divided among "
+            "parts of it as the device's memory asks for; lower the batch size instead"
+        )
+    return tensor[start:end]

@@ -142,19 +142,20 @@ def share(batches: Iterable[T]) -> Iterable[T]:
 
 
 def _meet(value: Any) -> list[Any]:
-    """Exchange values; a `_Failure` is raised on every process."""
+    """Exchange values; of several failures all processes raise the same one, that of the lowest rank."""
     received: list[Any] = [None] * _group.size
     try:
         dist.all_gather_object(received, _portable(value), group=_group.messages)
     except RuntimeError as error:
         raise SystemExit(f"process {_group.rank} lost the others, one of which must have died ({error})") from error
-    failures = [value for value in received if isinstance(value, _Failure)]
-    if not failures:
+    error = next((each.error for each in received if isinstance(each, _Failure)), None)
+    if error is None:
         return received
-    # A process that failed itself raises its own error, with the traceback.
-    error = value.error if isinstance(value, _Failure) else failures[0].error
     error.is_shared = True
-    raise error
+    try:
+        raise error from (value.error if isinstance(value, _Failure) else None)
+    finally:
+        del error, received, value  # the error holds this frame, which must not hold the error
 
 
 def _portable(value: Any) -> Any:

@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -81,7 +84,7 @@ def test_moments_in_main_memory_are_those_on_the_device(name):
 def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
     model = make_model()
     layers = select_layers(model)
-    sizes = {name: 8 * (layer.in_features**2, layer.out_features**2)[1] for name, layer in layers.items()}
+    sizes = {name: 8 * layer.out_features**2 for name, layer in layers.items()}
     room = sizes["grid"] + sizes["windows"]
     data_pass = MomentPass(
         model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, tmp_path, room
@@ -98,3 +101,25 @@ def test_parts_hold_every_sample_once():
         assert [len(targets) for _, targets in parts] == expected
         joined = torch.cat([inputs["masks"][0] for inputs, _ in parts])
         assert torch.equal(joined, torch.arange(5) * 10)
+
+
+def test_a_batch_that_cannot_be_divided_says_so_and_stays_whole_where_it_need_not_be():
+    batch = (torch.zeros(4, 2), {"scale": torch.tensor(2.0)})
+    assert next(in_parts(batch, 1)) is batch
+    with pytest.raises(ValueError, match=r"4 samples holds a tensor of shape \[\]"):
+        list(in_parts(batch, 2))
+
+
+def test_a_pass_that_is_over_keeps_no_memory(tmp_path):
+    """Freed at once, not when Python next looks for cycles: on a GPU its moments would be in the next pass's way."""
+    model = make_model()
+    settings = (summed_cross_entropy, torch.float32, tmp_path)
+    data_pass = MomentPass(model, select_layers(model), list(FACTS().moments), *settings)
+    gc.disable()
+    try:
+        data_pass.run(image_batches([3, 2]))
+        gone = weakref.ref(data_pass)
+        del data_pass
+        assert gone() is None
+    finally:
+        gc.enable()

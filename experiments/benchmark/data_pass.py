@@ -4,7 +4,7 @@ import argparse
 import multiprocessing
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -70,19 +70,15 @@ def text(args: argparse.Namespace) -> str:
 
 
 @contextmanager
-def passes(setting: Setting) -> Iterator[dict[str, Callable[[], None]]]:
-    """Each pass over the same batch, to be called again and again.
-
-    The first call allocates the sums, as a run does for its many batches.
-    """
+def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str, Callable[[], None]]]:
+    """Passes over the same batch, to be called again and again; their sums lie ready, as in a run of many batches."""
     model, batch = setting.build()
     with tempfile.TemporaryDirectory() as folder:
         yield {
-            PLAIN: partial(plain_pass, model, *batch, setting.dtype),
-            **{
-                what: partial(moment_pass(model, names, setting.dtype, Path(folder)).accumulate, [batch])
-                for what, names in ESTIMATORS_OF.items()
-            },
+            name: partial(plain_pass, model, *batch, setting.dtype)
+            if name == PLAIN
+            else partial(moment_pass(model, ESTIMATORS_OF[name], setting.dtype, Path(folder)).accumulate, [batch])
+            for name in names
         }
 
 
@@ -109,7 +105,7 @@ def in_own_process(function: Callable[..., float], *arguments: Setting | str) ->
 
 def peak_memory(setting: Setting, what: str) -> float:
     """GiB at most in use over two batches: the second one is added to sums that are there."""
-    with passes(setting) as variants:
+    with passes(setting, [what]) as variants:
         for _ in range(2):
             variants[what]()
     if setting.device.startswith("cuda"):

@@ -15,6 +15,7 @@ from torch import nn
 from facts.compression import moment_cache
 from facts.estimators import Estimator
 from facts.losses import Loss, summed_cross_entropy
+from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments import LayerMoments, Moment, collect_moments
 
 Batches = Iterable[tuple[Any, Any]]
@@ -35,6 +36,7 @@ class Subject:
     precision: torch.dtype = torch.float32
     estimator: Estimator | None = None
     compressed: nn.Module | None = None
+    memory: MemoryPolicy = DEFAULT_POLICY
     cache: Path | None = None
 
     def collect(
@@ -48,7 +50,7 @@ class Subject:
         layers = self.layers if layers is None else layers
         settings = {"loss": self.loss, "precision": self.precision}
         kept = moment_cache(self.cache, self.model, layers, data, **settings) if self.cache and cached else None
-        return collect_moments(self.model, layers, data, moments, **settings, cache=kept)
+        return collect_moments(self.model, layers, data, moments, **settings, memory=self.memory, cache=kept)
 
 
 @plain_dataclass(frozen=True)

@@ -84,5 +84,10 @@ def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | 
 
 
 def mirror(total: Tensor) -> Tensor:
-    """The symmetric matrix of which `total` holds the lower triangle."""
-    return total.tril() + total.tril(-1).T
+    """Make `total`, the lower triangle of a symmetric matrix, that matrix: in place, as it may take half of memory."""
+    for start in range(0, len(total), MIN_BLOCKED_SIZE):
+        end = start + MIN_BLOCKED_SIZE
+        block = total[start:end, start:end]
+        block.copy_(block.tril() + block.tril(-1).T)
+        total[start:end, end:] = total[end:, start:end].T
+    return total

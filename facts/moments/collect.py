@@ -79,7 +79,7 @@ def collect_moments(
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    room = memory.room_for_moments(device)
+                    room = min(parallel.gather(memory.room_for_moments(device)))  # the same places on all processes
                     data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts)
                     return data_pass.run(calibration)
 
@@ -114,11 +114,12 @@ class MomentPass:
         room: float = math.inf,
         num_parts: int = 1,
     ):
-        self.layers, self.folder, self.room = layers, folder, room
+        self.layers, self.folder, self.room, self.num_samples = layers, folder, room, 0
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
-        self.data_pass = DataPass(model, layers, self._add, loss, precision, needs_grads, num_parts)
+        settings = {"loss": loss, "precision": precision, "needs_grads": needs_grads, "num_parts": num_parts}
+        self.new_pass = partial(DataPass, model, layers, **settings)
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""
@@ -126,13 +127,13 @@ class MomentPass:
         for moment, totals in self.totals.items():
             moment.join(totals)
         return {
-            moment: {name: moment.finish(total) for name, total in totals.items()}
+            moment: {name: moment.finish(totals.pop(name)) for name in self.layers}
             for moment, totals in self.totals.items()
         }
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
         """Add batches to the totals."""
-        self.data_pass.run(batches)
+        self.num_samples = self.new_pass(add=self._add).run(batches, self.num_samples)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         for moment, totals in self.totals.items():
@@ -147,12 +148,11 @@ class MomentPass:
     def _place(self, moment: Moment, name: str) -> Any:
         """An empty total, on the layer's device or in main memory."""
         weight = self.layers[name].weight
-        if moment.movable:
-            size = moment.num_values(weight.shape[1], weight.shape[0], 0) * at_least_float32(weight[:0]).element_size()
-            if size > self.room:
-                self.elsewhere.add((moment, name))
-                return self._start(moment, name, torch.device("cpu"))
-            self.room -= size
+        size = moment.num_held(*weight.shape[::-1]) * at_least_float32(weight[:0]).element_size()
+        if moment.movable and size > self.room:
+            self.elsewhere.add((moment, name))
+            return self._start(moment, name, torch.device("cpu"))
+        self.room -= size
         return self._start(moment, name, weight.device)
 
     def _start(self, moment: Moment, name: str, device: torch.device) -> Any:

@@ -41,13 +41,17 @@ class DataPass:
         self.device = next(model.parameters()).device
         self.finite: dict[str, tuple[Tensor, ...]] = {}
 
-    def run(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        """Raises `ValueError` where the data are empty or a layer's values are not finite."""
-        number = -1
+    def run(self, batches: Iterable[tuple[Any, Any]], first_sample: int = 0) -> int:
+        """Run the batches, whose first sample has the given position in all the data; returns that behind their last.
+
+        Raises `ValueError` where the data are empty or a layer's values are not finite.
+        """
+        seen = 0
         with capturing(self.model, self.layers, self._hand_over, self.needs_grads) as capture:
-            for number, first_sample, batch in numbered(batches):
+            for number, position, batch in numbered(batches):
                 loss = self.loss.of_batch(number) if isinstance(self.loss, SampledLabels) else self.loss
-                self.first_sample = first_sample
+                self.first_sample = first_sample + position
+                seen += batch_size(batch[0])
                 for part in in_parts(batch, self.num_parts):
                     num_samples = batch_size(part[0])
                     capture.start_batch(num_samples)
@@ -55,11 +59,13 @@ class DataPass:
                         self._pass(capture, *to_device(part, self.device), loss)
                     self._check_finite(number)
                     self.first_sample += num_samples
-        if not any(parallel.gather(number >= 0)):
+        seen = sum(parallel.gather(seen))
+        if not seen:
             raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
         ran = set().union(*parallel.gather(capture.ever_ran))
         if silent := [name for name in self.layers if name not in ran]:
             raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
+        return first_sample + seen
 
     def _pass(self, capture: Capture, inputs: Any, targets: Any, loss: Loss) -> None:
         with autocast(self.device, self.precision):
@@ -101,7 +107,7 @@ def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tup
         if batch is not None:
             before = sum(sizes[: parallel.rank()])
             yield turn * len(sizes) + parallel.rank(), first_sample + before, batch
-        if 0 in sizes:
+        if not any(sizes):  # those that are through wait for the others
             return
         first_sample += sum(sizes)
 

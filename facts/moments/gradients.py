@@ -66,8 +66,9 @@ class GradientStore:
 def drop_unfinished(path: Path) -> None:
     """Give back the room of a pass that failed: no layer's file is of use without those of the others."""
     moment = path.stem.rpartition("-")[0]
-    for file in path.parent.glob(f"{moment}-*{path.suffix}"):
-        file.unlink(missing_ok=True)  # other processes do the same
+    for suffix in (".gradients", ".part"):
+        for file in path.parent.glob(f"{moment}-*{suffix}"):
+            file.unlink(missing_ok=True)  # other processes do the same
 
 
 class GroupMeans:
@@ -142,6 +143,9 @@ class GroupGradients(Moment):
     def num_values(self, d_in, d_out, num_samples):
         return math.ceil(num_samples / self.group_size) * d_in * d_out
 
+    def num_held(self, d_in, d_out):
+        return d_in * d_out
+
     def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GroupMeans:
         path = file.with_suffix(".gradients") if self.store == "disk" else None
         return GroupMeans(like.new_empty(0), (d_out, d_in), path)
@@ -187,12 +191,12 @@ class GroupGradients(Moment):
             known = {name: stores[name] for name in layers}
         except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
             log.warning("the list of gradients %s is damaged: they are collected again", path)
-            path.unlink()
+            path.unlink(missing_ok=True)
             return None
         for store in known.values():
             if not store.is_whole():
                 log.warning("the gradients in %s are cut short: they are collected again", store.path)
-                path.unlink()
+                path.unlink(missing_ok=True)
                 return None
         return known
 

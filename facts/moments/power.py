@@ -40,6 +40,9 @@ class TokenPowerStep(ClippedGradMoment):
         add_symmetric(inputs, batch.x, batch.x, of_grads)
         add_symmetric(grads, batch.g, batch.g, of_inputs)
 
+    def num_held(self, d_in, d_out):
+        return 2 * (d_in**2 + d_out**2)
+
     def sums(self, total):
         return total[:2]
 

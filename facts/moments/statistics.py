@@ -40,6 +40,10 @@ class Moment(ABC):
         """How many numbers the sum over so many samples holds."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
+    def num_held(self, d_in: int, d_out: int) -> int:
+        """How many numbers it takes where it grows."""
+        return self.num_values(d_in, d_out, num_samples=0)
+
     def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
         """An empty sum for a layer, of `like`'s type and device; a moment too large for memory may use `file`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
@@ -57,7 +61,7 @@ class Moment(ABC):
         parallel.add_up(tensor for total in totals.values() for tensor in self.sums(total))
 
     def finish(self, total: Any) -> Any:
-        """The sum in the form that estimators read."""
+        """The sum in the form that estimators read, in place where it is large."""
         return total
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
@@ -240,7 +244,7 @@ class InputFourthMoment(Moment):
 
 @dataclass(frozen=True)
 class InputMagnitude(Moment):
-    """Σ over batches of mean or max |x| per feature `[n]`. The only moment for which the batch size matters (max)."""
+    """Σ over batches of mean or max |x| per feature `[n]`: what a batch is, matters."""
 
     statistic: Literal["mean", "max"]
     needs_grads = False

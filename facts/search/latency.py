@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
+from facts import parallel
 from facts.lowrank import LowRankLinear
 
 MIN_SECONDS = 0.02
@@ -25,7 +26,7 @@ class LayerTimes:
         layer = self.layers[name]
         key = (layer.in_features, layer.out_features, layer.bias is None, self.rows[name], rank)
         if key not in self.known:
-            self.known[key] = self._measure(layer, self.rows[name], rank)
+            self.known[key] = parallel.from_main(lambda: self._measure(layer, self.rows[name], rank))
         return self.known[key]
 
     @staticmethod

@@ -49,7 +49,7 @@ class ImageBatches:
 
     It makes the loader of every `size`-th batch from number `rank` on, so that several processes can share the work.
     Images that cannot be decoded are left out and logged, each once. More than one in a thousand, and more than one,
-    are a `ValueError`.
+    are a `ValueError`; of several processes each counts its own, against a thousandth of all.
     """
 
     make_loader: Callable[[int, int], DataLoader]
@@ -58,6 +58,7 @@ class ImageBatches:
     rank: int = 0
     size: int = 1
     corrupt: set[str] = field(default_factory=set)
+    shares: dict[tuple[int, int], "ImageBatches"] = field(default_factory=dict)
 
     @cached_property
     def loader(self) -> DataLoader:
@@ -67,8 +68,8 @@ class ImageBatches:
         return len(self.loader)
 
     def share(self, rank: int, size: int) -> "ImageBatches":
-        """Every `size`-th batch from number `rank` on; the others are not decoded."""
-        return replace(self, rank=rank, size=size)
+        """Every `size`-th batch from number `rank` on, by workers that stay; the others are not decoded."""
+        return self.shares.setdefault((rank, size), replace(self, rank=rank, size=size))
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, corrupt in self.loader:
@@ -85,7 +86,7 @@ class ImageBatches:
         for name in set(names) - self.corrupt:
             self.corrupt.add(name)
             log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
-        total = len(self.loader.dataset)
+        total = len(self.loader.dataset) * self.size  # nearly: shares are alike but for one batch
         if len(self.corrupt) > max(1, total / 1000):
             raise ValueError(
                 f"{len(self.corrupt)} of {total} images cannot be decoded: {first_few(self.corrupt)}; at most one in a "

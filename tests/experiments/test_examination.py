@@ -48,7 +48,7 @@ def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
-    assert "each batch in 2 parts" in device(cell_config("hardware=cuda"), large).detail
+    assert "batches in parts, here 2," in device(cell_config("hardware=cuda"), large).detail
     assert "parts" not in device(cell_config("hardware=cuda"), huge).detail
 
 

@@ -1,5 +1,6 @@
 """What the processes of a job do in test_parallel.py: `torchrun --module tests.parallel.together TASK FOLDER`."""
 
+import math
 import os
 import signal
 import sys
@@ -18,13 +19,14 @@ from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.layers import select_layers
 from facts.losses import SampledLabels, summed_cross_entropy
-from facts.memory import MemoryPolicy
+from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments import collect_moments
 from facts.search import CoRSFisher
 from tests.networks import image_batches, make_model
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
 SIZES = [3, 3, 1, 2, 3]
+SAMPLED = SampledLabels(summed_cross_entropy)
 SEVERAL = {
     **{name: estimator() for name, estimator in ESTIMATORS.items()},
     "gfwsvd in groups": GFWSVD(group_size=2),
@@ -33,17 +35,21 @@ SEVERAL = {
 }
 
 
-def factors_of_all(folder: Path | None, host: bool = False) -> dict[str, dict]:
+class Uneven(MemoryPolicy):
+    """One process has room for few moments, the others for all."""
+
+    def room_for_moments(self, device):
+        return math.inf if parallel.rank() else 8 * 12**2
+
+
+def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY, loss=SAMPLED, names=SEVERAL) -> dict[str, dict]:
     """By estimator and layer, the factors `(A, B)`."""
     model = make_model()
     layers = select_layers(model)
-    settings = {
-        "loss": SampledLabels(summed_cross_entropy),
-        "memory": MemoryPolicy(moments="host" if host else "auto"),
-        "cache": Cache(folder) if folder else None,
-    }
+    settings = {"loss": loss, "memory": memory, "cache": Cache(folder) if folder else None}
     factors = {}
-    for name, estimator in SEVERAL.items():
+    for name in names:
+        estimator = SEVERAL[name]
         last, moments = see_data(estimator, partial(collect_moments, model, layers, image_batches(SIZES), **settings))
         factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
         parallel.gather(None)  # a store without a cache lies with the main process
@@ -77,23 +83,38 @@ def failure() -> str:
     return ""
 
 
+def unlike_failures() -> list[str]:
+    """What each process raises where one lacks memory and the other has bad data."""
+
+    def fail():
+        raise torch.OutOfMemoryError("none left") if parallel.is_main() else ValueError("bad data")
+
+    try:
+        parallel.everywhere(fail)
+    except Exception as error:
+        return parallel.gather(f"{type(error).__name__}: {error}")
+
+
 def results(folder: Path) -> dict:
     return {
+        "failures": parallel.gather(failure()),  # first: what follows shows that the processes still meet
+        "unlike failures": unlike_failures(),
         "factors": factors_of_all(folder / "cache"),
         "again": factors_of_all(folder / "cache"),
-        "uncached": factors_of_all(None, host=True),
+        "uncached": factors_of_all(None, MemoryPolicy(moments="host")),
+        "uneven": factors_of_all(None, Uneven(), summed_cross_entropy, ["facts"])["facts"],
         "plans": plans(folder / "plans"),
         "record": cell_record(folder / "results"),
-        "failures": parallel.gather(failure()),
     }
 
 
-def die_during_the_pass() -> None:
-    """The second process is killed at its second batch, as by the system where memory runs out."""
+def die_during_the_pass(folder: Path) -> None:
+    """The second process is killed at its second batch, as by the system where memory runs out; a file says when."""
 
     def deadly(batches):
         for number, batch in enumerate(batches):
-            if (parallel.rank(), number) == (1, 3):
+            if (parallel.rank(), number) == (1, 3):  # of which it takes every other one
+                (folder / "death").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
@@ -106,7 +127,7 @@ if __name__ == "__main__":
     parallel.join()
     task, folder = sys.argv[1], Path(sys.argv[2])
     if task == "die":
-        die_during_the_pass()
+        die_during_the_pass(folder)
     else:
         found = results(folder)
         if parallel.is_main():
