@@ -1,0 +1,49 @@
+"""Seconds of functions that take turns, A B A B, so that their ratio holds on a machine that does other things too."""
+
+from collections.abc import Callable, Mapping
+from statistics import median, quantiles
+from typing import Annotated, Any
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch.utils.benchmark import Timer
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, a median for each turn."""
+
+    seconds: tuple[Positive, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range as a share of the median."""
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return (high - low) / self.median
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class TimingPolicy:
+    """How long to look: every function is called once to warm up, and in each of `num_turns` for `min_seconds`."""
+
+    num_turns: Annotated[int, Field(ge=2)] = 7
+    min_seconds: Annotated[float, Field(ge=0)] = 0.5
+
+    def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
+        """Of each function, on as many threads as torch has here; a GPU is waited for."""
+        threads = torch.get_num_threads()
+        timers = {name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in functions.items()}
+        for timer in timers.values():
+            timer.timeit(1)
+        turns = [
+            {name: timer.blocked_autorange(min_run_time=self.min_seconds).median for name, timer in timers.items()}
+            for _ in range(self.num_turns)
+        ]
+        return {name: Timing(tuple(turn[name] for turn in turns)) for name in timers}
