@@ -22,13 +22,13 @@ def seeded(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
 
     `device` is the GPU on which torch draws, if it does.
     """
-    states = random.getstate(), np.random.get_state()
+    seed, states = seed_of(*parts), (random.getstate(), np.random.get_state())
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
-            random.seed(seed_of(*parts))
-            np.random.seed(seed_of(*parts))
-            torch.manual_seed(seed_of(*parts))
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
             yield
         finally:
             random.setstate(states[0])

@@ -1,10 +1,12 @@
 """The training itself: steps, checkpoints, progress."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,8 +48,9 @@ def finetune(
 
     With a `folder` checkpoints are kept there, under a hash of the recipe, both networks and the data. Called again
     with the same student as at first, it goes on at the last one, or returns at once where it was through; anything
-    else starts anew and leaves the others' checkpoints alone. Processes that torchrun started share each step's
-    batches. The statistics of BatchNorm stay: those of a part of a batch are other ones.
+    else starts anew and leaves the others' checkpoints alone. On a CPU an interruption does not change a bit of the
+    weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay: those of a
+    part of a batch are other ones.
 
     Raises `ValueError` where the loss is not finite, `MemoryError` where the device's memory is too small.
     """
@@ -81,6 +84,7 @@ class _Training:
             progress(self.state.steps)
             while self.state.steps < self.total_steps:
                 self._epoch(self.state.steps // self.steps_per_epoch, progress)
+        self.student.zero_grad()
         loss, samples = self.state.totals.T
         return Outcome((loss / samples).tolist(), self.state.seconds)
 
@@ -98,9 +102,7 @@ class _Training:
             self.state.seconds += time.perf_counter() - start
             progress(self.state.steps, loss)
             if step + 1 == self.steps_per_epoch or self.state.steps % self.recipe.save_every == 0:
-                self._save()
-        loss, samples = self.state.totals[epoch].tolist()
-        log.info("finetuning: epoch %d of %d, mean loss %.4g", epoch + 1, self.recipe.num_epochs, loss / samples)
+                self._save(epoch)
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """One update from this process's batches and those of the others. Returns the mean loss."""
@@ -114,7 +116,7 @@ class _Training:
             total += self._add_gradients((recipe.seed, epoch, number), batch, num_samples)
         parallel.add_up([total, *(parameter.grad for parameter in parameters)])
         loss = total.item()
-        if not torch.tensor(loss).isfinite():
+        if not math.isfinite(loss):
             raise ValueError(
                 f"the loss is {loss} in epoch {epoch}, step {state.steps}: lower learning_rate, or take precision "
                 "float32 or bfloat16"
@@ -150,9 +152,16 @@ class _Training:
         self.state.restore(tensors)
         log.info("finetuning goes on after step %d of %d", self.state.steps, self.total_steps)
 
-    def _save(self) -> None:
+    def _save(self, epoch: int) -> None:
+        """Write a checkpoint, where they are kept, and log how far it is: a log file shows no bar."""
         if self.cache:
             parallel.from_main(lambda: self.cache.save(self.checkpoint, self.state.tensors()))
+        steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
+        left = timedelta(seconds=round(self.state.seconds / steps * (self.total_steps - steps)))
+        log.info(
+            "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
+            steps, self.total_steps, epoch + 1, loss / samples, left,
+        )  # fmt: skip
 
 
 @contextmanager
