@@ -348,3 +348,17 @@ def test_an_epoch_brings_a_compressed_network_back():
     finetune(student, teacher, task, instantiate(config.mini, _convert_="all"))
     after = task.evaluate(student)["top1"]
     assert after > before + 10 and after > 95, (before, after)
+
+
+@pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
+def test_every_family_can_be_finetuned(name):
+    """Every parameter learns, and statistics of BatchNorm stay."""
+    teacher, task = mini_recipe(name).build(), Given([1])
+    task.batches = image_batches([8, 8], num_classes=10, shape=Digits().input_shape(teacher)[1:], dtype=torch.float32)
+    student = facts.compress(teacher, task.batches, estimator="pela", ratio=0.5).model
+    before = copy.deepcopy(student)
+    finetune(student, teacher, task, recipe(precision="bfloat16"))
+    for (parameter, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):
+        assert not ours.equal(theirs), parameter
+    for (buffer, ours), theirs in zip(student.named_buffers(), before.buffers(), strict=True):
+        assert ours.equal(theirs), buffer
