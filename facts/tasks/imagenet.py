@@ -39,11 +39,10 @@ class ImageNet(Classification):
     another input size; `timm` does what the checkpoint was evaluated with. `augmentation: train` calibrates on timm's
     training transform instead, `train_cutmix` with CutMix on top. `training_augmentation` is that of finetuning, which
     sees all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix;
-    `crop` crops and flips.
+    `crop` crops, flips and jitters colours.
 
     Tar files are read in place, with an index beside them. Images chosen from parquet shards are copied into the
-    temporary folder, 2 GB of them at the paper's number, and all of them, 140 GB, for
-    finetuning.
+    temporary folder, 2 GB of them at the paper's number, all of them, 140 GB, for finetuning.
     """
 
     root: Path
