@@ -39,7 +39,9 @@ class TimingPolicy:
     def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
         """Of each function, on as many threads as torch has here; a GPU is waited for."""
         threads = torch.get_num_threads()
-        timers = {name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in functions.items()}
+        timers = {
+            name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in functions.items()
+        }
         for timer in timers.values():
             timer.timeit(1)
         turns = [

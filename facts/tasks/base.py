@@ -1,13 +1,21 @@
 """What a task is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Protocol
 
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
+
+
+class Batches(Protocol):
+    """Batches of `(inputs, targets)`. A slice of them leaves the others unread."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+    def __getitem__(self, part: slice) -> "Batches": ...
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -36,6 +44,10 @@ class Task(ABC):
     def analysis(self, model: nn.Module) -> tuple[Iterable[tuple[Any, Any]], Iterable[tuple[Any, Any]]]:
         """Disjoint parts of the evaluation data, every class alike: for the factors to analyse, and to compare with."""
 
+    @abstractmethod
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches:
+        """Batches for an epoch of finetuning, as many in each. Order and augmentation depend on `seed` and `epoch`."""
+
     def chosen_images(self) -> dict[str, Any]:
         """Which images give the factors, and which the sensitivities; empty where that needs no telling."""
         return {}
@@ -43,6 +55,15 @@ class Task(ABC):
     @abstractmethod
     def output_error(self, original: Any, changed: Any) -> Tensor:
         """How far the outputs of a changed network lie from the original ones: the sum over samples."""
+
+    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
+        """How far a student's outputs lie from its teacher's, for training: the sum over samples.
+
+        Raises `ValueError` for a temperature where there are no logits to divide by it.
+        """
+        if temperature != 1:
+            raise ValueError(f"the outputs of {type(self).__name__} are no class logits: temperature must be 1")
+        return self.output_error(original, changed)
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> Tensor:

@@ -40,6 +40,10 @@ class Classification(Task):
     def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
         return kl_divergence(original, changed)
 
+    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
+        """The gradient of the softened outputs shrinks with the square of the temperature, which is made up for."""
+        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
+
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, *model.pretrained_cfg["input_size"])
 

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from facts.cache import content_key
+from facts.randomness import seed_of
 from facts.tasks.classification import Batch, Classification, Count, balanced
 
 Split = Literal["train", "test"]
@@ -65,6 +66,12 @@ class Digits(Classification):
         images, labels = load_images("train", input_size(model))
         # One batch: on networks this small a call costs more than its data.
         return [(images[-self.num_sensitivity :], labels[-self.num_sensitivity :])]
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
+        """All training images, not augmented: in the few epochs of finetuning none is seen often."""
+        images, labels = load_images("train", input_size(model))
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of(seed, epoch)))
+        return _split(images[order], labels[order], self.batch_size)
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
         images, labels = load_images("test", input_size(model))

@@ -73,22 +73,27 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, corrupt in self.loader:
-            self._note(corrupt)
+            total = len(self.loader.dataset) * self.size  # nearly: shares are alike but for one batch
+            note_corrupt(corrupt, self.corrupt, total)
             if batch is None:
                 continue
-            images, labels = batch
-            if self.mixup is not None:
-                even = len(images) // 2 * 2  # it mixes pairs
-                images, labels = self.mixup(images[:even], labels[:even])
-            yield images, labels
+            yield mixed(batch, self.mixup)
 
-    def _note(self, names: list[str]) -> None:
-        for name in set(names) - self.corrupt:
-            self.corrupt.add(name)
-            log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
-        total = len(self.loader.dataset) * self.size  # nearly: shares are alike but for one batch
-        if len(self.corrupt) > max(1, total / 1000):
-            raise ValueError(
-                f"{len(self.corrupt)} of {total} images cannot be decoded: {first_few(self.corrupt)}; at most one in a "
-                "thousand may be left out; fetch them again"
-            )
+
+def mixed(batch: Batch, mixup: timm.data.Mixup | None) -> Batch:
+    """The batch with its images mixed in pairs, without one that has no partner, if they are to be mixed at all."""
+    images, labels = batch
+    even = len(images) // 2 * 2
+    return mixup(images[:even], labels[:even]) if mixup else batch
+
+
+def note_corrupt(names: list[str], known: set[str], total: int) -> None:
+    """Add to the `known` ones of `total` images. Raises `ValueError` where they are too many."""
+    for name in set(names) - known:
+        known.add(name)
+        log.warning("%s cannot be decoded and is left out (%d so far)", name, len(known))
+    if len(known) > max(1, total / 1000):
+        raise ValueError(
+            f"{len(known)} of {total} images cannot be decoded: {first_few(known)}; at most one in a thousand may be "
+            "left out; fetch them again"
+        )

@@ -12,7 +12,7 @@ import torch
 from experiments.config import CONF
 from facts.losses import summed_cross_entropy
 from tests.networks import relative_error
-from tests.parallel.together import SEVERAL, cell_record, factors_of_all, plans
+from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans
 
 ROOT = Path(CONF).parent
 # float64 sums in another order. Lanczos: a relative residual of 1e-9.
@@ -67,6 +67,15 @@ def test_two_processes_give_the_plan_and_the_accuracy_of_one(together, tmp_path)
     assert ours.metrics == theirs.metrics
     for name, errors in theirs.profile.items():
         assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("accumulate", ACCUMULATE)
+def test_two_processes_finetune_to_the_weights_of_one(together, tmp_path, accumulate):
+    ours, loaded = together["finetuned"][accumulate]
+    expected, _ = finetuned(tmp_path, accumulate)
+    for name, weights in expected.items():
+        assert relative_error(ours[name], weights) < EXACT
+        assert loaded[name].equal(ours[name])
 
 
 def test_what_fails_in_one_process_fails_in_all(together):

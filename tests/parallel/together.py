@@ -17,16 +17,19 @@ from facts import parallel
 from facts.cache import Cache
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
+from facts.finetuning import Finetuning, finetune
 from facts.layers import select_layers
 from facts.losses import SampledLabels, summed_cross_entropy
 from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments import collect_moments
 from facts.search import CoRSFisher
 from tests.networks import image_batches, make_model
+from tests.test_finetuning import Given, make_student
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
 SIZES = [3, 3, 1, 2, 3]
 SAMPLED = SampledLabels(summed_cross_entropy)
+ACCUMULATE = (1, 2, 3)
 SEVERAL = {
     **{name: estimator() for name, estimator in ESTIMATORS.items()},
     "gfwsvd in groups": GFWSVD(group_size=2),
@@ -71,6 +74,16 @@ def cell_record(folder: Path):
     return run_cell(Cell.of(config))
 
 
+def finetuned(folder: Path, accumulate: int) -> list[dict]:
+    """Weights after steps of which a process may have no batch, with dropout; and those of the checkpoint."""
+    weights, recipe = [], Finetuning(learning_rate=1e-3, num_epochs=2, accumulate=accumulate)
+    for _ in range(2):
+        student = make_student()
+        finetune(student, make_model(), Given(SIZES), recipe, folder)
+        weights.append(student.state_dict())
+    return weights
+
+
 def failure() -> str:
     """What the processes hear of each other's failure: NaN in the batch of the second one alone."""
     batches = image_batches([2, 2, 2])
@@ -105,6 +118,7 @@ def results(folder: Path) -> dict:
         "uneven": factors_of_all(None, Uneven(), summed_cross_entropy, ["facts"])["facts"],
         "plans": plans(folder / "plans"),
         "record": cell_record(folder / "results"),
+        "finetuned": {accumulate: finetuned(folder / "finetuning", accumulate) for accumulate in ACCUMULATE},
     }
 
 

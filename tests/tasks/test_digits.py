@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from experiments.train_mini import mini_recipe
 from facts.tasks import Digits
 from facts.tasks.classification import balanced
+from facts.tasks.digits import load_images
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +57,11 @@ def test_balanced_parts_are_disjoint_and_shuffled():
 def test_too_few_images_of_a_class_are_refused(network):
     with pytest.raises(ValueError, match="needs 56 evaluation images of every class; one has 51"):
         Digits(num_factors_per_class=40).analysis(network)
+
+
+def test_an_epoch_of_training_shows_every_digit_once_in_an_order_of_its_own(network):
+    epochs = [Digits().training(network, *numbers) for numbers in ((0,), (0,), (1,), (0, 1))]
+    first, again, second, other_seed = map(images_of, epochs)
+    everything, _ = load_images("train", 16)
+    assert first.unique(dim=0).equal(everything.flatten(1).unique(dim=0)) and len(first) == len(everything)
+    assert first.equal(again) and not first.equal(second) and not first.equal(other_seed)

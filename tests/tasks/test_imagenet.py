@@ -1,5 +1,6 @@
 """ImageNet's splits, transforms and keys, on made-up pictures in class folders."""
 
+import random
 from io import BytesIO
 
 import numpy as np
@@ -112,3 +113,58 @@ def test_analyses_take_disjoint_validation_images_of_every_class(root, network, 
     assert sorted(seen(first) + seen(second)) == sorted(seen(imagenet.evaluation(network)))
     with pytest.raises(ValueError, match="needs 18 evaluation images of every class; one has 2"):
         task(root).analysis(network)
+
+
+def epoch_of(task, root, network, epoch=0, seed=0, **fields):
+    return task(root, **fields).training(network, epoch, seed)
+
+
+def test_an_epoch_of_training_shows_every_image_once(roots, network, task):
+    """3,000 pictures in four batches; what would not fill another one is left out."""
+    batches = epoch_of(task, roots["folders"], network, batch_size=700, training_augmentation="crop")
+    labels = torch.cat([labels for _, labels in batches])
+    assert len(batches) == 4 and len(labels) == 2800 and labels.bincount().max() == 3
+    assert not labels.equal(labels.sort().values)
+
+
+@pytest.mark.parametrize("augmentation", ["crop", "deit"])
+def test_a_training_batch_is_the_same_wherever_it_is_made(roots, network, task, augmentation):
+    """In another slice, layout or worker; and random draws elsewhere stay what they were."""
+    settings = {"training_augmentation": augmentation, "batch_size": 40}
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    expected = list(epoch_of(task, roots["folders"], network, **settings)[:6])
+    assert before[0].equal(torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+    again = epoch_of(task, roots["tars"], network, num_workers=2, **settings)[1:6:2]
+    assert len(again) == 3
+    for (images, labels), (same_images, same_labels) in zip(again, expected[1::2], strict=True):
+        assert images.equal(same_images) and labels.equal(same_labels)
+
+
+def test_training_reads_shards_too(roots, network, task):
+    [(images, _)] = epoch_of(task, roots["shards"], network)[7:8]
+    [(expected, _)] = epoch_of(task, roots["folders"], network)[7:8]
+    assert images.equal(expected)
+
+
+def test_batches_that_are_skipped_are_not_decoded(roots, network, task, monkeypatch):
+    batches = epoch_of(task, roots["folders"], network)
+    files, reads = type(batches.batches.files), []
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda self, index: reads.append(index) or read(self, index))
+    list(batches[-2:])
+    assert len(reads) == len(set(reads)) == 16
+
+
+def test_every_epoch_and_seed_has_its_own_order(roots, network, task):
+    firsts = [
+        next(iter(epoch_of(task, roots["folders"], network, *numbers, training_augmentation="crop")))
+        for numbers in ((0, 0), (1, 0), (0, 1))
+    ]
+    assert len({images.numpy().tobytes() for images, _ in firsts}) == 3
+
+
+def test_training_mixes_images_and_labels_as_deit_does(roots, network, task):
+    _, labels = next(iter(epoch_of(task, roots["folders"], network)))
+    assert labels.shape == (8, 1000) and torch.allclose(labels.sum(dim=1), torch.ones(8))
+    assert labels.min() == pytest.approx(0.1 / 1000)

@@ -1,0 +1,6 @@
+"""What a compressed network lost is taught to it again by the network that it came from."""
+
+from facts.finetuning.recipe import Finetuning
+from facts.finetuning.training import Outcome, finetune
+
+__all__ = ["Finetuning", "Outcome", "finetune"]

@@ -1,0 +1,61 @@
+"""All that changes while a network is finetuned, and so all that a checkpoint holds."""
+
+from collections.abc import Mapping
+
+import torch
+from timm.optim import create_optimizer_v2
+from torch import Tensor, nn
+
+from facts.finetuning.recipe import Finetuning
+
+
+class State:
+    """Student, AdamW, loss scale, the number of `steps` done, `totals` [epochs, 2] of loss and samples, `seconds`.
+
+    Random draws have no state: each batch has its own seed.
+    """
+
+    def __init__(self, student: nn.Module, recipe: Finetuning):
+        self.student = student
+        # DeiT's groups: biases, norms and what the network names itself do not decay.
+        self.optimizer = create_optimizer_v2(
+            student, "adamw", lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        device = next(student.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
+        self.steps = 0
+        self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
+        self.seconds = 0.0
+
+    def tensors(self) -> dict[str, Tensor]:
+        moments = self.optimizer.state_dict()["state"]
+        return {
+            **{f"student/{name}": tensor.detach() for name, tensor in self._weights().items()},
+            **{f"adamw/{i}/{key}": tensor for i, entries in moments.items() for key, tensor in entries.items()},
+            **{f"scaler/{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()},
+            "steps": torch.tensor(self.steps),
+            "totals": self.totals,
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+        }
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._weights().items():
+            tensor.copy_(tensors[f"student/{name}"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        scaler = {}
+        for name, tensor in tensors.items():
+            match name.split("/"):
+                case "adamw", index, key:
+                    moments.setdefault(int(index), {})[key] = tensor
+                case "scaler", key:
+                    scaler[key] = tensor.item()
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        if scaler:
+            self.scaler.load_state_dict(scaler)
+        self.steps, self.seconds = int(tensors["steps"]), float(tensors["seconds"])
+        self.totals = tensors["totals"]
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers, each once: some networks use one under several names."""
+        return {**dict(self.student.named_parameters()), **dict(self.student.named_buffers())}

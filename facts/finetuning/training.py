@@ -1,0 +1,194 @@
+"""The training itself: steps, checkpoints, progress."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from timm.scheduler import CosineLRScheduler
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from facts import parallel
+from facts.cache import Cache, content_key
+from facts.finetuning.recipe import Finetuning
+from facts.finetuning.state import State
+from facts.layers import batch_size, evaluating
+from facts.moments.data_pass import autocast, to_device
+from facts.randomness import seeded
+from facts.tasks import Task
+
+log = logging.getLogger(__name__)
+
+Numbered = tuple[int, tuple[Any, Any]]
+"""A batch and its number in the epoch."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The mean loss of each epoch, and the time of all steps, those before an interruption too."""
+
+    losses: list[float]
+    seconds: float
+
+
+def finetune(
+    student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Path | str | None = None
+) -> Outcome:
+    """Train all parameters of `student` in place, on the task's training batches; `teacher` stays as it is.
+
+    With a `folder` checkpoints are kept there, under a hash of the recipe, both networks and the data. Called again
+    with the same student as at first, it goes on at the last one, or returns at once where it was through; anything
+    else starts anew and leaves the others' checkpoints alone. On a CPU an interruption does not change a bit of the
+    weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay: those of a
+    part of a batch are other ones.
+
+    Raises `ValueError` where the loss is not finite, `MemoryError` where the device's memory is too small.
+    """
+    return parallel.everywhere(lambda: _Training(student, teacher, task, recipe, folder).run())
+
+
+class _Training:
+    def __init__(self, student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Any):
+        self.student, self.teacher, self.task, self.recipe = student, teacher, task, recipe
+        self.device = next(student.parameters()).device
+        self.cache = Cache(folder) if folder else None
+        self.checkpoint = f"finetuning-{self._fingerprint()}" if folder else ""
+        self.num_batches = len(task.training(teacher, 0, recipe.seed))
+        if not self.num_batches:
+            raise ValueError("the task has not one whole batch to train on: lower task.batch_size")
+        self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
+        student.requires_grad_(True)
+        self.state = State(student, recipe)
+        self.total_steps = recipe.num_epochs * self.steps_per_epoch
+        self.schedule = CosineLRScheduler(
+            self.state.optimizer, self.total_steps, lr_min=recipe.min_learning_rate, t_in_epochs=False
+        )
+
+    def _fingerprint(self) -> str:
+        networks = (repr(self.student), self.student, self.teacher)
+        return content_key(self.recipe.identity(), *networks, self.task.content_key(self.teacher))
+
+    def run(self) -> Outcome:
+        self._resume()
+        with evaluating(self.teacher), _training(self.student), _progress(self.total_steps) as progress:
+            progress(self.state.steps)
+            while self.state.steps < self.total_steps:
+                self._epoch(self.state.steps // self.steps_per_epoch, progress)
+        self.student.zero_grad()
+        loss, samples = self.state.totals.T
+        return Outcome((loss / samples).tolist(), self.state.seconds)
+
+    def _epoch(self, epoch: int, progress: Any) -> None:
+        """The rest of an epoch, of which some steps may be done."""
+        first = self.state.steps % self.steps_per_epoch
+        own = slice(first * self.recipe.accumulate + parallel.rank(), None, parallel.size())
+        numbers = range(self.num_batches)[own]
+        batches = iter(self.task.training(self.teacher, epoch, self.recipe.seed)[own])
+        for step in range(first, self.steps_per_epoch):
+            start = time.perf_counter()
+            in_step = range(step * self.recipe.accumulate, (step + 1) * self.recipe.accumulate)
+            chosen = [number for number in in_step if number in numbers]
+            loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
+            self.state.seconds += time.perf_counter() - start
+            progress(self.state.steps, loss)
+            if step + 1 == self.steps_per_epoch or self.state.steps % self.recipe.save_every == 0:
+                self._save(epoch)
+
+    def _step(self, epoch: int, batches: list[Numbered]) -> float:
+        """One update from this process's batches and those of the others. Returns the mean loss."""
+        state, recipe = self.state, self.recipe
+        num_samples = sum(parallel.gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
+        parameters = list(self.student.parameters())
+        for parameter in parameters:  # zeros rather than None: a process may have no batch left
+            parameter.grad = torch.zeros_like(parameter)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number, batch in batches:
+            total += self._add_gradients((recipe.seed, epoch, number), batch, num_samples)
+        parallel.add_up([total, *(parameter.grad for parameter in parameters)])
+        loss = total.item()
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} in epoch {epoch}, step {state.steps}: lower learning_rate, or take precision "
+                "float32 or bfloat16"
+            )
+        state.scaler.unscale_(state.optimizer)
+        if recipe.clip_grad:
+            nn.utils.clip_grad_norm_(parameters, recipe.clip_grad)
+        self.schedule.step_update(state.steps)
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.steps += 1
+        state.totals[epoch] += torch.tensor([loss * num_samples, num_samples], dtype=torch.float64)
+        return loss
+
+    def _add_gradients(self, seed: tuple[int, ...], batch: tuple[Any, Any], num_samples: int) -> Tensor:
+        """Of one batch's share in the step's mean loss, which is returned."""
+        inputs, targets = to_device(batch, self.device)
+        try:
+            with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
+                loss = self.recipe.loss(self.task, self.student, self.teacher, inputs, targets) / num_samples
+            self.state.scaler.scale(loss).backward()
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide task.batch_size, "
+                "and multiply finetuning.accumulate by as much: a step sees the same samples"
+            ) from error
+        return loss.detach()
+
+    def _resume(self) -> None:
+        tensors = self.cache and self.cache.load(self.checkpoint)
+        if None in parallel.gather(tensors and True):
+            return
+        self.state.restore(tensors)
+        log.info("finetuning goes on after step %d of %d", self.state.steps, self.total_steps)
+
+    def _save(self, epoch: int) -> None:
+        """Write a checkpoint, where they are kept, and log how far it is: a log file shows no bar."""
+        if self.cache:
+            parallel.from_main(lambda: self.cache.save(self.checkpoint, self.state.tensors()))
+        steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
+        left = timedelta(seconds=round(self.state.seconds / steps * (self.total_steps - steps)))
+        log.info(
+            "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
+            steps, self.total_steps, epoch + 1, loss / samples, left,
+        )  # fmt: skip
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Training mode within the block, but for the statistics of BatchNorm; evaluation mode afterwards."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """A function that shows the steps done, the loss and an estimate of the time left, on the main process."""
+    columns = (
+        TextColumn("finetuning"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, transient=True, console=console, disable=not parallel.is_main()) as progress:
+        bar = progress.add_task("", total=total, loss="")
+
+        def show(completed: int, loss: float | None = None) -> None:
+            progress.update(bar, completed=completed, loss="" if loss is None else f"loss {loss:.4g}")
+
+        yield show
