@@ -61,7 +61,7 @@ def _on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
-    return copy.deepcopy(model).cpu().eval(), example.cpu()
+    return copy.deepcopy(model).cpu().eval(), example.detach().cpu()
 
 
 def _one_more(example: Tensor) -> Tensor:
