@@ -5,6 +5,7 @@ from facts.compression import CompressionResult, Summary, compress
 from facts.cost import Cost, count_cost
 from facts.decomposition import Decomposition, decompose, low_rank_factors
 from facts.estimators import KroneckerFactors
+from facts.export import export_onnx, export_program
 from facts.factors import estimate_factors
 from facts.lowrank import LowRankLinear
 from facts.storage import load_compressed, save_compressed
@@ -22,6 +23,8 @@ __all__ = [
     "count_cost",
     "decompose",
     "estimate_factors",
+    "export_onnx",
+    "export_program",
     "load_compressed",
     "low_rank_factors",
     "save_compressed",

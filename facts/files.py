@@ -32,12 +32,36 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary = Path(file.name)
         try:
             yield temporary
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
+            _to_disk(temporary)
             temporary.chmod(0o666 & ~_umask())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staging(path: Path) -> Iterator[Path]:
+    """`path` in a temporary folder beside it, for a writer that may leave other files there, which `path` refers to.
+
+    All of them move here when the block succeeds, `path` last, and disappear when it fails. Raises `OSError` that says
+    what to do where the folder cannot be written or the disk is full.
+    """
+    folder = writable_folder(path.parent)
+    with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
+        staged = Path(temporary) / path.name
+        yield staged
+        others = [file for file in staged.parent.iterdir() if file != staged]
+        for file in (*others, staged):
+            _to_disk(file)
+        if others:
+            path.unlink(missing_ok=True)  # the older one must not refer to newer files, should this end in between
+        for file in (*others, staged):
+            file.replace(folder / file.name)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""Locks: one holder at a time, whatever becomes of it."""
+"""Locks: one holder at a time, whatever becomes of it. Files that refer to others: never to those of another."""
 
 import errno
 import fcntl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from facts.files import HeldElsewhere, locked
+from facts.files import HeldElsewhere, locked, staging
 
 HOLDER = """
 import fcntl, sys, time
@@ -55,3 +56,43 @@ def test_a_file_system_without_locks_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="on a file system with flock"), locked(tmp_path / "lock"):
         pytest.fail("no lock, and yet inside")
+
+
+def write(path, text):
+    """A file, and another one that it refers to, where `staging` says."""
+    with staging(path) as staged:
+        staged.write_text(text)
+        staged.with_suffix(".data").write_text(text)
+
+
+def contents(folder):
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_staged_files_move_together(tmp_path):
+    for text in ("first", "second"):
+        write(tmp_path / "folder" / "a.onnx", text)
+        assert contents(tmp_path / "folder") == {"a.onnx": text, "a.data": text}
+
+
+def test_what_fails_while_staged_changes_nothing(tmp_path):
+    write(tmp_path / "a.onnx", "first")
+    with pytest.raises(ZeroDivisionError), staging(tmp_path / "a.onnx") as staged:
+        staged.write_text("second")
+        1 / 0  # noqa: B018
+    assert contents(tmp_path) == {"a.onnx": "first", "a.data": "first"}
+
+
+def test_a_move_that_ends_in_between_mixes_no_files(tmp_path, monkeypatch):
+    write(tmp_path / "a.onnx", "first")
+    move = Path.replace
+
+    def moves_only_data(file, to):
+        if file.suffix == ".onnx":
+            raise KeyboardInterrupt
+        return move(file, to)
+
+    monkeypatch.setattr(Path, "replace", moves_only_data)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "a.onnx", "second")
+    assert contents(tmp_path) == {"a.data": "second"}
