@@ -8,13 +8,13 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.cost import count_rows, meta_input
 from facts.layers import frozen
 from facts.moments.data_pass import shown
 from facts.pruning.base import Pruner, PruningProblem
 from facts.pruning.gates import HyperNetwork, by_block, distance, draw, gate_widths, gated, remaining_weights
 from facts.pruning.indexed_block import IndexedBlock
-from facts.pruning.vit import check_vit
+from facts.pruning.ranking import turns_to_go
+from facts.pruning.vit import check_vit, num_tokens
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -40,7 +40,7 @@ class DISP(Pruner):
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         check_vit(model)
         logits = self._train(problem, model)
-        turns = turns_to_go(logits)
+        turns = turns_to_go(dict(enumerate(logits))).values()
         most = sum(map(len, logits)) - len(logits)
         return problem.first_fit(lambda amount: indexed(model, [turn >= amount for turn in turns]), most)
 
@@ -49,8 +49,8 @@ class DISP(Pruner):
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(self.seed)
         masks = [torch.ones(width, device=device) for width in gate_widths(model)]
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
             network = HyperNetwork(gate_widths(model)).to(device)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
         dense = remaining_weights(model, masks)
@@ -69,25 +69,13 @@ class DISP(Pruner):
 
 def target_share(problem: PruningProblem, num_weights: int) -> float:
     """What may remain of the blocks' matrices, which hold `num_weights`. Raises `ValueError` where nothing may."""
-    cost = num_weights
-    if problem.cost == "flops":
-        name, layer = "blocks.0.attn.qkv", problem.model.blocks[0].attn.qkv
-        cost *= 2 * count_rows(problem.model, {name: layer}, meta_input(problem.model, problem.input_shape))[name]
+    cost = num_weights * (2 * num_tokens(problem.model, problem.input_shape) if problem.cost == "flops" else 1)
     if cost <= problem.dense - problem.budget:
         raise ValueError(
             f"DISP prunes the blocks' matrices, which take {cost} of {problem.dense} {problem.cost}; use a ratio above "
             f"{1 - cost / problem.dense:.3f}"
         )
     return 1 - (problem.dense - problem.budget) / cost
-
-
-def turns_to_go(logits: list[Tensor]) -> list[Tensor]:
-    """For each feature when it goes, counted over all gates: the smallest logits first, the largest of a gate never."""
-    staying = [logit.clone().index_fill(0, logit.argmax(), float("inf")) for logit in logits]
-    order = torch.cat(staying).argsort(stable=True)
-    turns = torch.empty_like(order)
-    turns[order] = torch.arange(len(order), device=order.device)
-    return list(turns.split([len(logit) for logit in logits]))
 
 
 def indexed(model: nn.Module, masks: list[Tensor]) -> nn.Module:
