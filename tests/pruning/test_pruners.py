@@ -1,0 +1,146 @@
+"""What holds of every method."""
+
+import copy
+
+import pytest
+import timm
+import torch
+
+from facts.cost import count_cost
+from facts.pruning import DISP, PRUNERS, Isomorphic, NViT
+from tests.pruning.problems import digits_problem, make_problem, make_vit
+
+QUICK = {
+    "isomorphic": Isomorphic(round_to=1),
+    "disp_llm": DISP(num_steps=3),
+    "nvit": NViT(num_steps=2, steps_between=2),
+}
+# One channel of the embedding, or of all heads, is the least that these methods take from the small network.
+GRANULARITY = {"isomorphic": 0.08, "disp_llm": 0.01, "nvit": 0.08}
+
+every_method = pytest.mark.parametrize("name", PRUNERS)
+
+
+def test_every_method_is_tested():
+    assert list(QUICK) == list(PRUNERS)
+
+
+@every_method
+@pytest.mark.parametrize("cost", ["params", "flops"])
+def test_the_budget_is_met_and_used(name, cost):
+    problem = make_problem(ratio=0.6, cost=cost)
+    pruned = QUICK[name].prune(problem)
+    spent = getattr(count_cost(pruned, (3, 8, 8)), cost)
+    assert spent == problem.spent(pruned)
+    assert 0.6 - GRANULARITY[name] < spent / getattr(count_cost(problem.model, (3, 8, 8)), cost) <= 0.6
+
+
+@every_method
+def test_the_original_is_untouched_and_the_result_runs(name):
+    model = make_vit()
+    before = copy.deepcopy(model)
+    problem = make_problem(model)
+    pruned = copy.deepcopy(QUICK[name].prune(problem))
+    for (key, now), then in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
+        assert now.equal(then), key
+    assert all(parameter.grad is None for parameter in [*model.parameters(), *pruned.parameters()])
+    assert all(parameter.requires_grad for parameter in pruned.parameters())
+    images = problem.calibration[0][0]
+    assert model(images).equal(before(images))
+    assert pruned(images).shape == (8, 4) and pruned(images).isfinite().all()
+    pruned(images).sum().backward()  # it can be finetuned
+    assert not pruned.training
+
+
+@every_method
+def test_the_same_again(name):
+    def outputs():
+        problem = make_problem(copy.deepcopy(model))
+        return quick.prune(problem)(problem.calibration[0][0])
+
+    model, quick = make_vit(), QUICK[name]
+    if name == "nvit":
+        quick = NViT(num_steps=2, steps_between=2, latency_weight=0)  # stopwatches differ
+    torch.manual_seed(1)
+    first = outputs()
+    torch.manual_seed(2)
+    assert outputs().equal(first)
+
+
+@every_method
+def test_all_of_the_cost_is_the_network_itself(name):
+    problem = make_problem(ratio=1.0)
+    images = problem.calibration[0][0]
+    assert QUICK[name].prune(problem)(images).equal(problem.model(images))
+
+
+@every_method
+@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "deit_tiny_patch16_224"])
+def test_networks_without_a_distillation_token(name, model):
+    problem = make_problem(make_vit(model, qkv_bias=model.startswith("deit")))
+    pruned = QUICK[name].prune(problem)
+    assert problem.spent(pruned) <= problem.budget
+    assert pruned(problem.calibration[0][0]).isfinite().all()
+
+
+@every_method
+def test_unfused_attention(name):
+    problem = make_problem()
+    for block in problem.model.blocks:
+        block.attn.fused_attn = False
+    assert QUICK[name].prune(problem)(problem.calibration[0][0]).isfinite().all()
+
+
+@every_method
+def test_a_budget_out_of_reach(name):
+    with pytest.raises(ValueError, match=r"use a (larger ratio|ratio above)"):
+        QUICK[name].prune(make_problem(ratio=0.001))
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (lambda: timm.create_model("resnet18"), "this is a ResNet"),
+        (lambda: make_vit(init_values=0.1), "this one has blocks.0.ls1.gamma"),
+        (lambda: make_vit("vit_tiny_patch16_224", qk_norm=True), "this one has blocks.0.attn.q_norm.weight"),
+    ],
+)
+def test_networks_that_it_does_not_know(name, model, what):
+    with pytest.raises(ValueError, match=rf"vision transformers \(vit_\*, deit_\*\).*{what}"):
+        QUICK[name].prune(make_problem(model()))
+
+
+@pytest.mark.parametrize("name", ["disp_llm", "nvit"])
+def test_a_pruned_network_is_not_pruned_again(name):
+    problem = make_problem()
+    pruned = QUICK[name].prune(problem)
+    with pytest.raises(ValueError, match="prune the original network"):
+        QUICK[name].prune(make_problem(pruned))
+
+
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.1])
+def test_a_bad_ratio(ratio):
+    with pytest.raises(ValueError, match=rf"must lie in \(0, 1\], got {ratio}"):
+        make_problem(ratio=ratio)
+
+
+def test_a_bad_cost():
+    with pytest.raises(ValueError, match="cost must be one of params, flops, got 'latency'"):
+        make_problem(cost="latency")
+
+
+def test_calibration_that_is_read_once_or_empty():
+    problem = make_problem()
+    for calibration in (iter(problem.calibration), []):
+        with pytest.raises(ValueError, match="anew each time: give a list"):
+            type(problem)(problem.model, calibration, 0.5, (3, 8, 8))
+
+
+@every_method
+def test_trained_digits(name):
+    """A little is pruned from a trained network, which still knows most of the digits."""
+    problem, task = digits_problem(ratio=0.9)
+    pruned = QUICK[name].prune(problem)
+    assert problem.spent(pruned) <= problem.budget
+    assert task.evaluate(pruned)["top1"] > 50
