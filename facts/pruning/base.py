@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.cost import count_cost
+from facts.cost import count_cost, count_params
 from facts.layers import batch_size
 from facts.losses import Loss, summed_cross_entropy
 from facts.moments.data_pass import autocast, to_device
@@ -50,7 +50,7 @@ class PruningProblem:
             raise ValueError("calibration must yield (inputs, targets) batches, and anew each time: give a list")
 
     def spent(self, model: nn.Module) -> int:
-        return getattr(count_cost(model, self.input_shape), self.cost)
+        return count_params(model) if self.cost == "params" else count_cost(model, self.input_shape).flops
 
     @cached_property
     def dense(self) -> int:

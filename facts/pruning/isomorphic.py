@@ -30,7 +30,7 @@ class Isomorphic(Pruner):
     """
 
     heads: Share = 1.0
-    head_dims: Share = 0.5
+    head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would leave the heads alone too
     round_to: Annotated[int, Field(ge=1)] = 2
     num_batches: Annotated[int, Field(ge=1)] = 50
 

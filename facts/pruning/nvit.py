@@ -34,7 +34,7 @@ class NViT(Pruner):
     num_steps: Count = 20
     steps_between: Count = 25
     learning_rate: Annotated[float, Field(ge=0)] = 1e-4
-    latency_weight: Annotated[float, Field(ge=0)] = 0.5
+    latency_weight: Annotated[float, Field(ge=0)] = 0.01
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         check_vit(model)

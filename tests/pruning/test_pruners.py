@@ -83,12 +83,12 @@ def test_networks_without_a_distillation_token(name, model):
     assert pruned(problem.calibration[0][0]).isfinite().all()
 
 
-@every_method
-def test_unfused_attention(name):
+def test_unfused_attention():
+    """torch-pruning follows the operations themselves."""
     problem = make_problem()
     for block in problem.model.blocks:
         block.attn.fused_attn = False
-    assert QUICK[name].prune(problem)(problem.calibration[0][0]).isfinite().all()
+    assert QUICK["isomorphic"].prune(problem)(problem.calibration[0][0]).isfinite().all()
 
 
 @every_method
