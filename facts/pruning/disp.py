@@ -26,13 +26,14 @@ class DISP(Pruner):
     The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
     `temperature`, straight through, open at first by `offset`. The loss is the task's plus `penalty` times
     |log(share / target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits, all gates
-    ranked together, go until the budget is met; each gate keeps one.
+    ranked together, go until the budget is met; each gate keeps one. The defaults are the published code's, but for the
+    number of steps.
     """
 
     num_steps: Annotated[int, Field(ge=1)] = 10_000
     learning_rate: Positive = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    penalty: Positive = 6.0
+    penalty: Positive = 16.0
     temperature: Positive = 0.4
     offset: float = 3.0
     seed: Annotated[int, Field(ge=0)] = 0

@@ -37,23 +37,23 @@ class Isomorphic(Pruner):
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         """Raises `ModuleNotFoundError` where torch-pruning is missing."""
         check_vit(model)
+        library = load_torch_pruning()
         model.requires_grad_(True)
         for batch in islice(problem.calibration, self.num_batches):
             problem.mean_loss(model, batch).backward()
-        return problem.first_fit(partial(self._pruned, model, problem.input_shape), MOST)
+        return problem.first_fit(partial(self._pruned, library, model, problem.input_shape), MOST)
 
-    def _pruned(self, original: nn.Module, input_shape: tuple[int, ...], amount: int) -> nn.Module:
+    def _pruned(self, library: ModuleType, original: nn.Module, input_shape: tuple[int, ...], amount: int) -> nn.Module:
         """A copy of a network with gradients, of which `amount` of `STEPS` is pruned."""
-        torch_pruning = load_torch_pruning()
         fraction = amount / STEPS
         model = copy.deepcopy(original)
         for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
             parameter.grad = source.grad  # which copies lack
         attentions = [block.attn for block in model.blocks]
-        pruner = torch_pruning.BasePruner(
+        pruner = library.BasePruner(
             model,
             next(model.parameters()).new_zeros(1, *input_shape[-3:]),
-            torch_pruning.importance.GroupTaylorImportance(),
+            library.importance.GroupTaylorImportance(),
             global_pruning=True,
             isomorphic=True,
             pruning_ratio=fraction,
@@ -69,7 +69,7 @@ class Isomorphic(Pruner):
         )
         pruner.step()
         for attention in attentions:
-            if attention.qkv.out_features < 3 * attention.attn_dim:
+            if attention.qkv.out_features < 3 * attention.attn_dim:  # else it would have lost all heads, and was left
                 attention.num_heads = pruner.num_heads[attention.qkv]
                 attention.attn_dim = attention.proj.in_features
                 attention.head_dim = attention.attn_dim // attention.num_heads

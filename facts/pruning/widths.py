@@ -87,10 +87,8 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
         total = torch.zeros(width.size + 1, device=device)  # the last entry is for units -1
         for place in width.places:
             parameter = getattr(model.get_submodule(place.module), place.name)
-            products = (
-                (parameter.detach() * parameter.grad).movedim(place.axis, 0).reshape(len(place.units), -1).sum(dim=1)
-            )
-            total.index_add_(0, place.units.to(device) % len(total), products)
+            products = (parameter.detach() * parameter.grad).movedim(place.axis, 0).reshape(len(place.units), -1)
+            total.index_add_(0, place.units.to(device) % len(total), products.sum(dim=1))
         scores[name] = total[:-1].square()
     return scores
 

@@ -75,9 +75,9 @@ def test_all_of_the_cost_is_the_network_itself(name):
 
 
 @every_method
-@pytest.mark.parametrize("model", ["vit_tiny_patch16_224", "deit_tiny_patch16_224"])
-def test_networks_without_a_distillation_token(name, model):
-    problem = make_problem(make_vit(model, qkv_bias=model.startswith("deit")))
+@pytest.mark.parametrize("arguments", [{"qkv_bias": False}, {"global_pool": "avg", "class_token": False}])
+def test_plain_networks(name, arguments):
+    problem = make_problem(make_vit("vit_tiny_patch16_224", **arguments))
     pruned = QUICK[name].prune(problem)
     assert problem.spent(pruned) <= problem.budget
     assert pruned(problem.calibration[0][0]).isfinite().all()
