@@ -60,7 +60,7 @@ def test_features_without_effect_are_learned_to_go():
         (3, 8, 8),
         loss=lambda outputs, targets: 1e4 * (outputs - targets).square().sum(),
     )
-    pruned = DISP(num_steps=150, learning_rate=0.01).prune(problem)
+    pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
     units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()
     assert (units >= 24).sum() > 1.5 * (units < 24).sum()
 

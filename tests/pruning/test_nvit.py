@@ -119,7 +119,7 @@ def test_weights_are_trained_between_the_steps():
     problem = make_problem(ratio=0.9)
 
     def loss(learning_rate):
-        pruner = NViT(num_steps=1, steps_between=20, latency_weight=0, learning_rate=learning_rate)
+        pruner = NViT(num_steps=1, steps_between=10, latency_weight=0, learning_rate=learning_rate)
         return float(problem.mean_loss(pruner.prune(problem), problem.calibration[0]).detach())
 
     assert loss(1e-3) < loss(0.0)
