@@ -1,0 +1,104 @@
+"""What a pruning method is: from a network and a budget to a narrower copy."""
+
+import copy
+import itertools
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass as plain_dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from facts.cost import count_cost, count_params
+from facts.layers import batch_size
+from facts.losses import Loss, summed_cross_entropy
+from facts.moments.data_pass import autocast, to_device
+
+PrunedCost = Literal["params", "flops"]
+
+
+@plain_dataclass(frozen=True)
+class PruningProblem:
+    """A network, of whose `cost` (all of it, by the paper's rule) at most `ratio` may remain.
+
+    `calibration` yields `(inputs, targets)` and can be read again and again; `loss(outputs, targets)` is the sum over
+    samples of each one's own loss; `input_shape` is what FLOPs are counted for. Raises `ValueError` for a ratio or a
+    cost that is not allowed.
+    """
+
+    model: nn.Module
+    calibration: Iterable[tuple[Any, Any]]
+    ratio: float
+    input_shape: tuple[int, ...]
+    cost: PrunedCost = "params"
+    loss: Loss = summed_cross_entropy
+    precision: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {self.ratio}")
+        if self.cost not in get_args(PrunedCost):
+            raise ValueError(f"cost must be one of {', '.join(get_args(PrunedCost))}, got {self.cost!r}")
+        if isinstance(self.calibration, Iterator) or next(iter(self.calibration), None) is None:
+            raise ValueError("calibration must yield (inputs, targets) batches, and anew each time: give a list")
+
+    def spent(self, model: nn.Module) -> int:
+        return count_params(model) if self.cost == "params" else count_cost(model, self.input_shape).flops
+
+    @cached_property
+    def dense(self) -> int:
+        return self.spent(self.model)
+
+    @cached_property
+    def budget(self) -> int:
+        """What may be spent, the ratio taken as it is written: 0.7 of 10 is 7."""
+        return math.floor(Fraction(str(self.ratio)) * self.dense)
+
+    def first_fit(self, pruned: Callable[[int], nn.Module], most: int, budget: int | None = None) -> nn.Module:
+        """`pruned(amount)` for the smallest amount, up to `most`, that keeps to the budget: a larger one costs less.
+
+        Raises `ValueError` where even the largest does not.
+        """
+        budget = self.budget if budget is None else budget
+        amount = bisect_left(range(most + 1), True, key=lambda amount: self.spent(pruned(amount)) <= budget)
+        if amount > most:
+            raise ValueError(
+                f"{budget} {self.cost} cannot be reached: the smallest pruned network has {self.spent(pruned(most))}, "
+                f"the original {self.dense}; use a larger ratio"
+            )
+        return pruned(amount)
+
+    def endless(self) -> Iterator[tuple[Any, Any]]:
+        """The calibration batches, from the start again where they end."""
+        return itertools.chain.from_iterable(itertools.repeat(self.calibration))
+
+    def mean_loss(self, model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
+        """The mean loss of a batch, to be differentiated."""
+        device = next(model.parameters()).device
+        inputs, targets = to_device(batch, device)
+        with autocast(device, self.precision):
+            return self.loss(model(inputs), targets) / batch_size(inputs)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Pruner(ABC):
+    """A way to narrow a network."""
+
+    def prune(self, problem: PruningProblem) -> nn.Module:
+        """A copy of the network, in evaluation mode, that keeps to the budget; as it is where it does already.
+
+        Raises `ValueError` for a network that the method does not know and for a budget that it cannot reach.
+        """
+        model = copy.deepcopy(problem.model).eval()
+        return model if problem.dense <= problem.budget else self.narrowed(problem, model)
+
+    @abstractmethod
+    def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
+        """The pruned network, made of `model`, a copy of the problem's that may be changed."""

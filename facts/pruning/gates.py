@@ -1,0 +1,95 @@
+"""Gates on what the blocks of a vision transformer read and write, and how a hypernetwork opens and shuts them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from facts.pruning.indexed_block import IndexedBlock
+
+HIDDEN = 32  # of the hypernetwork, as in the original code
+
+
+def gate_widths(model: VisionTransformer) -> list[int]:
+    """Of the five gates of each block, in the order of `IndexedBlock.PLACES`."""
+    return [
+        width
+        for block in model.blocks
+        for width in (
+            block.attn.qkv.in_features,
+            block.attn.proj.out_features,
+            block.mlp.fc1.in_features,
+            block.mlp.fc2.in_features,
+            block.mlp.fc2.out_features,
+        )
+    ]
+
+
+def by_block(gates: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    places = len(IndexedBlock.PLACES)
+    return [gates[start : start + places] for start in range(0, len(gates), places)]
+
+
+def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tensor:
+    """How many entries of the blocks' matrices the masks leave, differentiably."""
+    total = masks[0].new_zeros(())
+    for block, gates in zip(model.blocks, by_block(masks), strict=True):
+        attn_in, attn_out, mlp_in, hidden, mlp_out = (gate.sum() for gate in gates)
+        total = total + attn_in * block.attn.qkv.out_features + attn_out * block.attn.proj.in_features
+        total = total + hidden * (mlp_in + mlp_out)
+    return total
+
+
+@contextmanager
+def gated(model: VisionTransformer, masks: list[Tensor]) -> Iterator[None]:
+    """Within the block every gate multiplies by its mask; `masks` may be filled anew before each pass."""
+
+    def multiply_input(place: int):
+        return lambda module, args: (args[0] * masks[place], *args[1:])
+
+    def multiply_output(place: int):
+        return lambda module, args, output: output * masks[place]
+
+    with ExitStack() as stack:
+        for number, block in enumerate(model.blocks):
+            first = number * len(IndexedBlock.PLACES)
+            for hook in (
+                block.attn.register_forward_pre_hook(multiply_input(first)),
+                block.attn.register_forward_hook(multiply_output(first + 1)),
+                block.mlp.register_forward_pre_hook(multiply_input(first + 2)),
+                block.mlp.fc2.register_forward_pre_hook(multiply_input(first + 3)),
+                block.mlp.register_forward_hook(multiply_output(first + 4)),
+            ):
+                stack.callback(hook.remove)
+        yield
+
+
+class HyperNetwork(nn.Module):
+    """One logit for each feature of each gate, from fixed random inputs through a bidirectional GRU."""
+
+    def __init__(self, widths: Sequence[int]):
+        super().__init__()
+        self.register_buffer("inputs", torch.randn(len(widths), HIDDEN))
+        self.gru = nn.GRU(HIDDEN, 2 * HIDDEN, bidirectional=True)
+        self.norm = nn.LayerNorm(4 * HIDDEN)
+        self.heads = nn.ModuleList(nn.Linear(4 * HIDDEN, width, bias=False) for width in widths)
+
+    def forward(self) -> list[Tensor]:
+        states = F.gelu(self.norm(self.gru(self.inputs)[0]))
+        return [head(state) for head, state in zip(self.heads, states, strict=True)]
+
+
+def draw(logits: Tensor, offset: float, temperature: float, generator: torch.Generator) -> Tensor:
+    """A mask of zeros and ones with the gradient of a Gumbel-sigmoid (straight through)."""
+    uniform = torch.rand(logits.shape, generator=generator).clamp(1e-6, 1 - 1e-6).to(logits)
+    soft = ((logits + offset + uniform.logit()) / temperature).sigmoid()
+    return (soft > 0.5).to(soft) + soft - soft.detach()
+
+
+def distance(share: Tensor, target: float) -> Tensor:
+    """DISP-LLM's regulariser: how far, in the logarithm, a share lies from its target."""
+    return (share.clamp(min=1e-6).log() - math.log(target)).abs()

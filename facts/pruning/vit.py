@@ -1,0 +1,44 @@
+"""The networks that can be pruned: plain and distilled vision transformers of timm."""
+
+import re
+
+from timm.layers import Attention, Mlp
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import nn
+
+from facts.cost import count_rows, meta_input
+
+TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
+LAYERS = r"patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])|norm|fc_norm|head|head_dist"
+KNOWN_PARAMETERS = re.compile(rf"{'|'.join(TOKENS)}|({LAYERS})\.(weight|bias)")
+
+
+def check_vit(model: nn.Module) -> None:
+    """Raises `ValueError` for a network with parameters that would not be pruned along with the others."""
+    supported = (
+        "pruning knows timm's plain and distilled vision transformers (vit_*, deit_*) without layer scale, norms in "
+        "their attention, or attention pooling; "
+    )
+    if not isinstance(model, VisionTransformer):
+        raise ValueError(f"{supported}this is a {type(model).__name__}")
+    if unknown := [name for name, _ in model.named_parameters() if not KNOWN_PARAMETERS.fullmatch(name)]:
+        raise ValueError(f"{supported}this one has {', '.join(unknown[:3])}")
+    for name, block in model.blocks.named_children():
+        if (type(block), type(block.attn), type(block.mlp)) != (Block, Attention, Mlp):
+            raise ValueError(f"{supported}block {name} of this one was changed: prune the original network")
+
+
+def token_parameters(model: VisionTransformer) -> list[nn.Parameter]:
+    """What is added to the patches' embeddings or put beside them; the embedding is the last axis."""
+    return [getattr(model, name) for name in TOKENS if getattr(model, name, None) is not None]
+
+
+def note_embedding(model: VisionTransformer) -> None:
+    """Let the attributes say how wide the embedding has become."""
+    model.embed_dim = model.num_features = model.head_hidden_size = len(model.patch_embed.proj.weight)
+
+
+def num_tokens(model: VisionTransformer, input_shape: tuple[int, ...]) -> int:
+    """How many tokens the blocks see for one image."""
+    layer = {"blocks.0.attn.qkv": model.blocks[0].attn.qkv}
+    return sum(count_rows(model, layer, meta_input(model, input_shape)).values())

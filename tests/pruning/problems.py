@@ -1,0 +1,27 @@
+"""Small vision transformers to prune."""
+
+import timm
+import torch
+
+from experiments.train_mini import mini_recipe
+from facts.pruning import PruningProblem
+from facts.tasks.digits import Digits
+from tests.networks import image_batches
+
+
+def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
+    """Two blocks with an embedding of 24, 3 heads of 8 dimensions and 48 hidden units."""
+    torch.manual_seed(0)
+    small = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
+    return timm.create_model(model, **{**small, "num_classes": 4, **arguments}).eval()
+
+
+def make_problem(model=None, ratio=0.6, cost="params", **fields):
+    batches = image_batches([8, 8], dtype=torch.float32)
+    return PruningProblem(model or make_vit(), batches, ratio, (3, 8, 8), cost, **fields)
+
+
+def digits_problem(ratio):
+    """The shipped DeiT, calibrated on 64 digits."""
+    model, task = mini_recipe("deit_b").build(), Digits(num_calibration=64, batch_size=16)
+    return PruningProblem(model, task.calibration(model), ratio, task.input_shape(model)), task

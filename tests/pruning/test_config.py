@@ -1,0 +1,30 @@
+"""The files of `conf/pruning`."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments.cell import instantiate
+from experiments.config import CONF
+from facts.pruning import PRUNERS
+
+FILES = Path(CONF) / "pruning"
+
+
+def test_every_method_has_a_file():
+    assert sorted(path.stem for path in FILES.glob("*.yaml")) == sorted(PRUNERS)
+
+
+@pytest.mark.parametrize("name", PRUNERS)
+def test_the_files_say_the_defaults_of_the_classes(name):
+    config = OmegaConf.load(FILES / f"{name}.yaml")
+    assert instantiate(config) == PRUNERS[name]()
+    assert set(config) - {"_target_"} == set(PRUNERS[name].__dataclass_fields__)
+
+
+@pytest.mark.parametrize("name", PRUNERS)
+def test_an_unknown_field(name):
+    config = OmegaConf.load(FILES / f"{name}.yaml")
+    with pytest.raises(ValueError, match="surprise"):
+        instantiate(OmegaConf.merge(config, {"surprise": 1}))

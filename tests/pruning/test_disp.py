@@ -1,0 +1,84 @@
+"""DISP-LLM's gates and indexed blocks."""
+
+import pytest
+import torch
+
+from facts.pruning import DISP, PruningProblem
+from facts.pruning.disp import indexed, target_share
+from facts.pruning.gates import HyperNetwork, distance, draw, gate_widths, gated, remaining_weights
+from tests.pruning.problems import make_problem, make_vit
+
+
+def random_masks(model, share=0.6):
+    return [torch.rand(width) < share for width in gate_widths(model)]
+
+
+def test_an_indexed_network_is_the_gated_one():
+    model = make_vit()
+    images = torch.randn(3, 3, 8, 8)
+    masks = random_masks(model)
+    with gated(model, masks):
+        expected = model(images)
+    torch.testing.assert_close(indexed(model, masks)(images), expected)
+    assert not model(images).allclose(expected)  # the gates are gone
+
+
+def test_what_the_masks_leave_is_what_the_indexed_network_has():
+    model = make_vit()
+    masks = random_masks(model)
+    blocks = indexed(model, masks).blocks
+    linears = [layer for layer in blocks.modules() if isinstance(layer, torch.nn.Linear)]
+    assert int(remaining_weights(model, [mask.float() for mask in masks])) == sum(
+        layer.weight.numel() for layer in linears
+    )
+    assert all(layer.weight.shape == (layer.out_features, layer.in_features) for layer in linears)
+
+
+@pytest.mark.parametrize("cost", ["params", "flops"])
+def test_the_target_of_the_matrices_is_that_of_the_network(cost):
+    model = make_vit()
+    problem = make_problem(model, ratio=0.7, cost=cost)
+    masks = [torch.rand(width) < 0.83 for width in gate_widths(model)]
+    dense = remaining_weights(model, [torch.ones(width) for width in gate_widths(model)])
+    share = remaining_weights(model, [mask.float() for mask in masks]) / dense
+    spent = problem.spent(indexed(model, masks))
+    # Biases and GELU go too, which the target leaves out.
+    assert float(share) - target_share(problem, int(dense)) == pytest.approx((spent - problem.budget) / spent, abs=0.05)
+
+
+def test_features_without_effect_are_learned_to_go():
+    model = make_vit(depth=1)
+    with torch.no_grad():
+        model.blocks[0].mlp.fc2.weight[:, :24] = 0
+        model.blocks[0].mlp.fc1.bias.copy_(torch.arange(48) / 100)  # they tell which units are left
+    images = torch.randn(16, 3, 8, 8)
+    targets = model(images).detach()
+    problem = PruningProblem(
+        model,
+        [(images, targets)],
+        0.75,
+        (3, 8, 8),
+        loss=lambda outputs, targets: 1e4 * (outputs - targets).square().sum(),
+    )
+    pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
+    units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()
+    assert (units >= 24).sum() > 1.5 * (units < 24).sum()
+
+
+def test_draws_are_binary_with_a_gradient():
+    logits = torch.zeros(1000, requires_grad=True)
+    mask = draw(logits, 3.0, 0.4, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(mask, mask.round())
+    assert set(mask.round().unique().tolist()) == {0.0, 1.0}
+    assert mask.detach().mean() == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.03)
+    mask.sum().backward()
+    assert (logits.grad >= 0).all() and logits.grad.mean() > 0
+
+
+def test_the_distance_is_that_of_the_logarithms():
+    assert distance(torch.tensor(0.5), 0.5) == 0
+    assert distance(torch.tensor(1.0), 0.5) == pytest.approx(float(distance(torch.tensor(0.25), 0.5)))
+
+
+def test_the_hypernetwork_has_a_logit_for_every_feature():
+    assert [len(logits) for logits in HyperNetwork([3, 5])()] == [3, 5]

@@ -1,0 +1,62 @@
+"""Isomorphic pruning, which goes through torch-pruning."""
+
+import sys
+
+import pytest
+import torch
+
+from facts.pruning import Isomorphic, PruningProblem
+from tests.pruning.problems import make_problem, make_vit
+
+
+def test_useless_structures_go_first():
+    model = make_vit(mlp_ratio=2, qkv_bias=True)
+    with torch.no_grad():
+        model.blocks[0].attn.proj.weight[:, 8:16] = 0  # head 1 has no effect
+        model.blocks[1].attn.proj.weight[:, :8] = 0  # head 0
+        for block in model.blocks:
+            block.mlp.fc2.weight[:, :20] = 0
+            block.mlp.fc1.bias.copy_(torch.arange(48) / 100)  # they tell which units are left
+            block.attn.qkv.bias.copy_(torch.arange(72) / 100)
+    pruned = Isomorphic(head_dims=0.1, round_to=1).prune(make_problem(model, ratio=0.53))
+    for block, heads in zip(pruned.blocks, ([0, 2], [1, 2]), strict=True):
+        rows = (block.attn.qkv.bias.detach() * 100).round().int()
+        assert sorted({row % 24 // 8 for row in rows.tolist()}) == heads
+        units = (block.mlp.fc1.bias.detach() * 100).round().int()
+        assert len(units) <= 28 and units.min() >= 20
+
+
+def test_the_whole_network_is_narrower():
+    problem = make_problem(ratio=0.5)
+    pruned = Isomorphic(round_to=2).prune(problem)
+    width = pruned.embed_dim
+    assert width < 24 and width % 2 == 0
+    assert pruned.pos_embed.shape == (1, 6, width) and pruned.cls_token.shape == pruned.dist_token.shape == (
+        1,
+        1,
+        width,
+    )
+    assert pruned.head.in_features == pruned.head_dist.in_features == width
+    for block in pruned.blocks:
+        attention = block.attn
+        assert attention.attn_dim == attention.num_heads * attention.head_dim == attention.proj.in_features
+        assert attention.qkv.out_features == 3 * attention.attn_dim
+        assert attention.scale == attention.head_dim**-0.5
+        assert block.mlp.fc1.out_features == block.mlp.fc2.in_features <= 48
+
+
+def test_only_the_first_batches_are_read():
+    class Calibration:
+        def __iter__(self):
+            yield batch
+            raise AssertionError("a second batch was read")
+
+    batch = make_problem().calibration[0]
+    problem = PruningProblem(make_vit(depth=1), Calibration(), 0.6, (3, 8, 8))
+    assert problem.spent(Isomorphic(num_batches=1).prune(problem)) <= problem.budget
+
+
+def test_without_torch_pruning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'facts\[pruning\]'"):
+        Isomorphic().prune(make_problem())

@@ -1,0 +1,125 @@
+"""NViT's widths, importance, and table of block times."""
+
+import pytest
+import torch
+
+from facts.pruning import NViT, block_times
+from facts.pruning.block_times import BlockTimes
+from facts.pruning.narrow_attention import NarrowAttention
+from facts.pruning.nvit import less_latency
+from facts.pruning.widths import importance, widths_of, without
+from tests.pruning.problems import make_problem, make_vit
+
+
+def narrowable(**arguments):
+    model = make_vit(**arguments)
+    for block in model.blocks:
+        block.attn = NarrowAttention(block.attn)
+    return model
+
+
+def all_kept(widths):
+    return {name: torch.ones(width.size, dtype=torch.bool) for name, width in widths.items()}
+
+
+def test_the_attention_is_timms():
+    images = torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(narrowable()(images), make_vit()(images))
+
+
+def test_every_parameter_lies_in_a_width():
+    model = narrowable()
+    widths = widths_of(model)
+    assert {name.split(".")[-1]: width.size for name, width in widths.items()} == {
+        "embedding": 24, "heads": 3, "key_dims": 8, "value_dims": 8, "hidden": 48,
+    }  # fmt: skip
+    named = {f"{p.module}.{p.name}".lstrip(".") for width in widths.values() for p in width.places}
+    assert {name for name, _ in model.named_parameters()} - named == {"head.bias", "head_dist.bias"}
+
+
+@pytest.mark.parametrize(
+    ("width", "silence"),
+    [
+        ("blocks.0.heads", lambda block: block.attn.proj.weight.unflatten(1, (3, 8))[:, 1]),
+        ("blocks.0.key_dims", lambda block: block.attn.qkv.weight[:24].unflatten(0, (3, 8))[:, 1]),
+        ("blocks.0.value_dims", lambda block: block.attn.proj.weight.unflatten(1, (3, 8))[:, :, 1]),
+        ("blocks.0.hidden", lambda block: block.mlp.fc2.weight[:, 1]),
+    ],
+)
+def test_units_without_effect_can_go(width, silence):
+    """They have the least importance, and without them the network computes what it did."""
+    model = narrowable()
+    with torch.no_grad():
+        silence(model.blocks[0]).zero_()
+        if width.endswith("key_dims"):  # the bias of the query is what is left of it
+            model.blocks[0].attn.qkv.bias[:24].unflatten(0, (3, 8))[:, 1] = 0
+    images, labels = make_problem().calibration[0]
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    widths = widths_of(model)
+    scores = importance(model, widths)[width]
+    kept = all_kept(widths)
+    kept[width][1] = False
+    if not width.endswith("key_dims"):  # the keys that no query meets still have no gradient of their own
+        assert scores.argmin() == 1
+    torch.testing.assert_close(without(model, widths, kept)(images), model(images))
+
+
+def test_importance_is_the_squared_sum_of_gradient_times_weight():
+    model = narrowable(depth=1)
+    images, labels = make_problem().calibration[0]
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    scores = importance(model, widths_of(model))
+    mlp = model.blocks[0].mlp
+    parts = [(mlp.fc1.weight, 0), (mlp.fc1.bias, 0), (mlp.fc2.weight, 1)]
+    for unit in (0, 7):
+        total = sum((p.detach() * p.grad).select(axis, unit).sum() for p, axis in parts)
+        assert float(scores["blocks.0.hidden"][unit]) == pytest.approx(float(total**2), rel=1e-4)
+
+
+def test_one_channel_of_the_embedding():
+    model = narrowable()
+    widths = widths_of(model)
+    kept = all_kept(widths)
+    kept["embedding"][3] = False
+    pruned = without(model, widths, kept)
+    assert pruned.embed_dim == 23 and pruned(torch.randn(2, 3, 8, 8)).isfinite().all()
+    rest = kept["embedding"]
+    assert pruned.pos_embed.equal(model.pos_embed[..., rest])
+    assert pruned.blocks[1].mlp.fc1.weight.equal(model.blocks[1].mlp.fc1.weight[:, rest])
+    assert pruned.blocks[1].norm2.normalized_shape == (23,)
+
+
+def test_latency_decides_between_units_of_equal_importance():
+    scores = {"slow": torch.ones(2), "fast": torch.ones(2)}
+    regularised = less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0.5)
+    assert regularised["slow"].tolist() == [0.25, 0.25] and regularised["fast"].tolist() == [0.75, 0.75]
+    assert less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0)["slow"].tolist() == [1, 1]
+
+
+def test_block_times_are_linear_between_measurements(monkeypatch):
+    def seconds(model, widths, sizes, batch, tokens):
+        embedding, heads, keys, values, hidden = sizes
+        return embedding * (hidden + heads * (2 * keys + 2 * values)) + heads * keys
+
+    monkeypatch.setattr(block_times, "_seconds", seconds)
+    model = narrowable()
+    saved = BlockTimes(model, 4, 6).savings(widths_of(model))
+    assert saved["blocks.1.hidden"] == pytest.approx(24)
+    assert saved["blocks.0.heads"] == pytest.approx(24 * 32 + 8)
+    assert saved["embedding"] == pytest.approx(2 * (48 + 3 * 32))
+
+
+def test_times_are_measured():
+    times = BlockTimes(narrowable(), 4, 6)
+    assert (times.table.values > 0).all() and times.table.values.shape == (2,) * 5
+    assert all(seconds >= 0 for seconds in times.savings(widths_of(narrowable())).values())
+
+
+def test_weights_are_trained_between_the_steps():
+    problem = make_problem(ratio=0.9)
+
+    def loss(learning_rate):
+        pruner = NViT(num_steps=1, steps_between=10, latency_weight=0, learning_rate=learning_rate)
+        return float(problem.mean_loss(pruner.prune(problem), problem.calibration[0]).detach())
+
+    assert loss(1e-3) < loss(0.0)

@@ -1,0 +1,144 @@
+"""What holds of every method."""
+
+import copy
+
+import pytest
+import timm
+import torch
+
+from facts.cost import count_cost
+from facts.pruning import DISP, PRUNERS, Isomorphic, NViT
+from tests.pruning.problems import digits_problem, make_problem, make_vit
+
+QUICK = {
+    "isomorphic": Isomorphic(round_to=1),
+    "disp_llm": DISP(num_steps=3),
+    "nvit": NViT(num_steps=2, steps_between=2),
+}
+# One channel of the embedding, or of all heads, is the least that these methods take from the small network.
+GRANULARITY = {"isomorphic": 0.08, "disp_llm": 0.01, "nvit": 0.08}
+
+every_method = pytest.mark.parametrize("name", PRUNERS)
+
+
+def test_every_method_is_tested():
+    assert list(QUICK) == list(PRUNERS)
+
+
+def assert_budget_is_used(name, problem, pruned):
+    spent, dense = (getattr(count_cost(model, (3, 8, 8)), problem.cost) for model in (pruned, problem.model))
+    assert spent == problem.spent(pruned)
+    assert problem.ratio - GRANULARITY[name] < spent / dense <= problem.ratio
+
+
+@every_method
+def test_a_budget_of_flops(name):
+    problem = make_problem(cost="flops")
+    assert_budget_is_used(name, problem, QUICK[name].prune(problem))
+
+
+@every_method
+def test_the_original_is_untouched_and_the_result_runs(name):
+    model = make_vit()
+    before = copy.deepcopy(model)
+    problem = make_problem(model)
+    pruned = copy.deepcopy(QUICK[name].prune(problem))
+    assert_budget_is_used(name, problem, pruned)
+    for (key, now), then in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
+        assert now.equal(then), key
+    assert all(parameter.grad is None for parameter in [*model.parameters(), *pruned.parameters()])
+    assert all(parameter.requires_grad for parameter in pruned.parameters())
+    images = problem.calibration[0][0]
+    assert model(images).equal(before(images))
+    assert pruned(images).shape == (8, 4) and pruned(images).isfinite().all()
+    pruned(images).sum().backward()  # it can be finetuned
+    assert not pruned.training
+
+
+@pytest.mark.parametrize("pruner", [DISP(num_steps=2), NViT(num_steps=1, steps_between=2, latency_weight=0)])
+def test_the_same_again_whatever_was_drawn_before(pruner):
+    problem = make_problem()
+    outputs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        outputs.append(pruner.prune(problem)(problem.calibration[0][0]))
+    assert outputs[0].equal(outputs[1])
+
+
+@every_method
+def test_all_of_the_cost_is_the_network_itself(name):
+    problem = make_problem(ratio=1.0)
+    images = problem.calibration[0][0]
+    assert QUICK[name].prune(problem)(images).equal(problem.model(images))
+
+
+@every_method
+@pytest.mark.parametrize("arguments", [{"qkv_bias": False}, {"global_pool": "avg", "class_token": False}])
+def test_plain_networks(name, arguments):
+    problem = make_problem(make_vit("vit_tiny_patch16_224", **arguments))
+    pruned = QUICK[name].prune(problem)
+    assert problem.spent(pruned) <= problem.budget
+    assert pruned(problem.calibration[0][0]).isfinite().all()
+
+
+def test_unfused_attention():
+    """torch-pruning follows the operations themselves."""
+    problem = make_problem()
+    for block in problem.model.blocks:
+        block.attn.fused_attn = False
+    assert QUICK["isomorphic"].prune(problem)(problem.calibration[0][0]).isfinite().all()
+
+
+@every_method
+def test_a_budget_out_of_reach(name):
+    with pytest.raises(ValueError, match=r"use a (larger ratio|ratio above)"):
+        QUICK[name].prune(make_problem(ratio=0.001))
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (lambda: timm.create_model("resnet18"), "this is a ResNet"),
+        (lambda: make_vit(init_values=0.1), "this one has blocks.0.ls1.gamma"),
+        (lambda: make_vit("vit_tiny_patch16_224", qk_norm=True), "this one has blocks.0.attn.q_norm.weight"),
+    ],
+)
+def test_networks_that_it_does_not_know(name, model, what):
+    with pytest.raises(ValueError, match=rf"vision transformers \(vit_\*, deit_\*\).*{what}"):
+        QUICK[name].prune(make_problem(model()))
+
+
+@pytest.mark.parametrize("name", ["disp_llm", "nvit"])
+def test_a_pruned_network_is_not_pruned_again(name):
+    problem = make_problem()
+    pruned = QUICK[name].prune(problem)
+    with pytest.raises(ValueError, match="prune the original network"):
+        QUICK[name].prune(make_problem(pruned))
+
+
+@pytest.mark.parametrize("ratio", [0, -0.5, 1.1])
+def test_a_bad_ratio(ratio):
+    with pytest.raises(ValueError, match=rf"must lie in \(0, 1\], got {ratio}"):
+        make_problem(ratio=ratio)
+
+
+def test_a_bad_cost():
+    with pytest.raises(ValueError, match="cost must be one of params, flops, got 'latency'"):
+        make_problem(cost="latency")
+
+
+def test_calibration_that_is_read_once_or_empty():
+    problem = make_problem()
+    for calibration in (iter(problem.calibration), []):
+        with pytest.raises(ValueError, match="anew each time: give a list"):
+            type(problem)(problem.model, calibration, 0.5, (3, 8, 8))
+
+
+@every_method
+def test_trained_digits(name):
+    """A little is pruned from a trained network, which still knows most of the digits."""
+    problem, task = digits_problem(ratio=0.9)
+    pruned = QUICK[name].prune(problem)
+    assert problem.spent(pruned) <= problem.budget
+    assert task.evaluate(pruned)["top1"] > 50
