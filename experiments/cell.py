@@ -1,5 +1,6 @@
 """One cell: a checked configuration, its fingerprint, and its record once it has run."""
 
+import copy
 import json
 import logging
 import traceback
@@ -14,7 +15,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.record import Record, read_record, write_record
+from experiments.record import Record, machine, read_record, write_record
 from experiments.tracking import tracked
 from facts import parallel
 from facts.analysis import Analysis, Subject
@@ -23,9 +24,11 @@ from facts.compression import all_bounds, compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
 from facts.files import locked, replacing, writable_folder
+from facts.finetuning import Finetuning, finetune
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
 from facts.memory import MemoryPolicy
+from facts.pruning import Pruner, PruningProblem
 from facts.search import Search
 from facts.tasks import Task
 from facts.version import __version__
@@ -39,7 +42,7 @@ MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration whose parts exist and are within range; `estimator` is None for the dense network."""
+    """A configuration whose parts exist and are within range; without `estimator` and `pruner` the network is dense."""
 
     config: DictConfig
     model: nn.Module
@@ -47,6 +50,8 @@ class Cell:
     estimator: Estimator | None
     search: Search
     analysis: Analysis | None = None
+    pruner: Pruner | None = None
+    finetuning: Finetuning | None = None
 
     @classmethod
     def of(cls, config: DictConfig) -> "Cell":
@@ -57,12 +62,13 @@ class Cell:
         search = instantiate(config.search)
         task = load_task(json.dumps(OmegaConf.to_container(config, resolve=True)["task"][profile]))
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
-        analysis = instantiate(config.analysis[profile]) if config.analysis else None
+        others = (config.analysis, config.pruning, config.finetuning)
+        analysis, pruner, finetuning = (instantiate(node[profile]) if node else None for node in others)
         recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
         model = load_model(recipe, config.hardware.device)
         if analysis:
             analysis.check(model, estimator)
-        return cls(config, model, task, estimator, search, analysis)
+        return cls(config, model, task, estimator, search, analysis, pruner, finetuning)
 
     @cached_property
     def model_hash(self) -> str:
@@ -120,6 +126,12 @@ class Cell:
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
         }
+        if self.analysis and self.analysis.depends_on_device:
+            what |= {"machine": machine(), "num_threads": torch.get_num_threads()}
+        if self.finetuning:
+            what["finetuning"] = self.finetuning.identity()
+        if self.pruner:
+            return {**what, **numerics, "pruning": repr(self.pruner), "ratio": config.ratio, "cost": config.cost}
         if self.estimator is None:
             return {**what, **numerics, "estimator": None}
         compression = {key: OmegaConf.to_container(config[key], resolve=True) for key in ("estimator", "search")}
@@ -130,6 +142,8 @@ class Cell:
 def check(config: DictConfig) -> None:
     """The top-level values. Raises `ValueError` with the field's name."""
     all_bounds(config.ratio, config.cost, config.bounds)
+    if config.pruning and (config.estimator["_target_"] or config.bounds):
+        raise ValueError("pruning takes an estimator's place: choose estimator=none, and bounds={}, beside it")
     for field, value, allowed in (
         ("labels", config.labels, LABELS),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
@@ -222,10 +236,16 @@ def set_up(config: DictConfig) -> None:
 def measure(cell: Cell) -> dict[str, Any]:
     """Compress and evaluate: the fields of the record that this yields."""
     shape = cell.task.input_shape(cell.model)
-    if cell.estimator is None:
-        model, cost, outcome = cell.model, count_cost(cell.model, shape), {"seconds": {}}
-    else:
+    if cell.pruner:
+        model, cost, outcome = prune_cell(cell, shape)
+    elif cell.estimator:
         model, cost, outcome = compress_cell(cell, shape)
+    else:
+        model, cost, outcome = cell.model, count_cost(cell.model, shape), {"seconds": {}}
+    if cell.finetuning:
+        model = copy.deepcopy(model) if model is cell.model else model
+        with timed(outcome["seconds"], "finetuning"):
+            finetune(model, cell.model, cell.task, cell.finetuning, cell.folder / "finetuning")
     with timed(outcome["seconds"], "evaluation"):
         metrics = cell.task.evaluate(model, cell.precision)
     metrics |= {"gflops": cost.flops / 1e9, "mparams": cost.params / 1e6, **outcome.pop("metrics", {})}
@@ -248,7 +268,7 @@ def subject_of(cell: Cell, result: nn.Module) -> Subject:
         loss=cell.loss,
         precision=cell.precision,
         estimator=cell.estimator,
-        compressed=None if cell.estimator is None else result,
+        compressed=None if result is cell.model else result,
         memory=cell.memory,
         cache=cell.cache,
     )
@@ -279,6 +299,18 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
     fields = ("repaired", "spent", "budget", "solution", "profile")
     outcome = {"plan": result.plan, "seconds": dict(summary.seconds), "metrics": metrics}
     return result.model, summary.after, outcome | {name: getattr(summary, name) for name in fields}
+
+
+def prune_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
+    """The pruned network, which the main process makes for all, its cost, and the time that it took."""
+    calibration = cell.task.calibration(cell.model)
+    ratio, cost = cell.config.ratio, cell.config.cost
+    problem = PruningProblem(cell.model, calibration, ratio, input_shape, cost, cell.loss, cell.precision)
+    seconds: dict[str, float] = {}
+    with timed(seconds, "pruning"):
+        model = parallel.from_main(lambda: cell.pruner.prune(problem).cpu())
+    model = model.to(next(cell.model.parameters()).device)
+    return model, count_cost(model, input_shape), {"seconds": seconds}
 
 
 def log_record(run: Any, record: Record) -> None:

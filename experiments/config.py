@@ -88,6 +88,8 @@ class Config:
     hardware: Hardware = MISSING
     tracking: Tracking = MISSING
     analysis: ByProfile | None = None
+    pruning: ByProfile | None = None
+    finetuning: ByProfile | None = None
     experiment: Experiment | None = None
     ratio: float = 0.5
     cost: str = "flops"

@@ -14,6 +14,7 @@ from experiments.drawings.coupling import motivation, token_couplings
 from experiments.drawings.cross_moments import cross_moments
 from experiments.drawings.sensitivity import fisher_prediction, sensitivity_interpolation
 from experiments.drawings.style import STYLE, Drawing
+from experiments.drawings.throughput import throughput
 from experiments.record import Record
 from facts.files import replacing
 
@@ -27,6 +28,7 @@ DRAWINGS: dict[str, Drawing] = {
     "fisher_prediction": fisher_prediction,
     "motivation": motivation,
     "sensitivity_interpolation": sensitivity_interpolation,
+    "throughput": throughput,
     "token_couplings": token_couplings,
 }
 

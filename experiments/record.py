@@ -19,6 +19,7 @@ from facts.version import __version__
 log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
+WORK = ("decomposition", "search", "pruning", "finetuning")  # stages that make the network
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
 
 
@@ -56,10 +57,9 @@ class Record:
     @property
     def figures(self) -> dict[str, float]:
         """What a table can show: the metrics, and the minutes of the search and of the whole compression."""
-        if "search" not in self.seconds:
-            return self.metrics
-        search = self.seconds["search"] / 60
-        return {**self.metrics, "search_minutes": search, "total_minutes": search + self.seconds["decomposition"] / 60}
+        work = [self.seconds[stage] / 60 for stage in WORK if stage in self.seconds]
+        figures = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
+        return figures | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
 
 
 def write_record(record: Record, folder: Path) -> None:

@@ -6,6 +6,7 @@ from facts.analysis.cross_token import cross_token_coupling
 from facts.analysis.dependence import distance_correlations
 from facts.analysis.fisher_similarity import FisherSimilarity
 from facts.analysis.similarity import Estimate, cosine, probe_terms
+from facts.analysis.throughput import Throughput
 from facts.analysis.token_coupling import TokenCoupling
 from facts.analysis.token_store import TokenStore, collect_tokens
 
@@ -16,6 +17,7 @@ __all__ = [
     "Findings",
     "FisherSimilarity",
     "Subject",
+    "Throughput",
     "TokenCoupling",
     "TokenStore",
     "collect_tokens",

@@ -63,9 +63,14 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Analysis(ABC):
-    """One question to a network. `needs_factors` where it asks for an estimator's factors of the calibration data."""
+    """One question to a network.
+
+    `needs_factors` where it asks for an estimator's factors of the calibration data, `depends_on_device` where the
+    answer is another one on other hardware.
+    """
 
     needs_factors: ClassVar[bool] = False
+    depends_on_device: ClassVar[bool] = False
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every one has a condition
         """Whether the question can be asked. Raises an error that says what is missing, before any work."""
