@@ -1,0 +1,46 @@
+"""Cells that prune, finetune and time."""
+
+import pytest
+
+from experiments.cell import Cell, run_cell
+
+PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
+
+
+def test_a_cell_prunes_finetunes_and_times(cell_config):
+    timing = ["analysis=throughput", "analysis.mini.timing.num_turns=2", "analysis.mini.timing.min_seconds=0"]
+    pruned = run_cell(Cell.of(cell_config(*PRUNING, *timing)))
+    dense = run_cell(Cell.of(cell_config("estimator=none")))
+    assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
+    assert pruned.metrics["top1"] < dense.metrics["top1"]
+    assert {"speedup", "latency_ms", "dense_throughput", "compressed_throughput"} <= pruned.metrics.keys()
+    tuned = run_cell(Cell.of(cell_config(*PRUNING, "finetuning=pruned")))
+    assert tuned.metrics["top1"] > pruned.metrics["top1"]
+    assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
+    minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
+    assert tuned.figures["total_minutes"] == pytest.approx(minutes)
+
+
+def test_what_a_cell_is_known_by(cell_config):
+    def fingerprint(*overrides):
+        return Cell.of(cell_config(*overrides)).fingerprint
+
+    kinds = [
+        [*PRUNING],
+        [*PRUNING, "ratio=0.6"],
+        [*PRUNING, "pruning.mini.heads=0.5"],
+        [*PRUNING, "finetuning=pruned"],
+        [*PRUNING, "finetuning=low_rank"],
+        ["estimator=none"],
+        ["estimator=none", "analysis=throughput"],
+        ["estimator=none", "analysis=throughput", "hardware.num_threads=2"],
+        ["estimator=none", "finetuning=low_rank"],
+    ]
+    assert len({fingerprint(*kind) for kind in kinds}) == len(kinds)
+    assert fingerprint(*PRUNING) == fingerprint(*PRUNING, "hardware.num_threads=2")
+    assert fingerprint("finetuning=pruned") == fingerprint("finetuning=pruned", "finetuning.mini.save_every=7")
+
+
+def test_pruning_stands_in_for_an_estimator(cell_config):
+    with pytest.raises(ValueError, match="estimator=none"):
+        Cell.of(cell_config("pruning=isomorphic"))
