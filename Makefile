@@ -18,7 +18,7 @@ $(VENV)/bin/python:
 
 # The test environment holds the base one.
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(RUN) pip install --disable-pip-version-check -q -c constraints.txt -e '.[analysis]'
+	$(RUN) pip install --disable-pip-version-check -q -c constraints.txt -e '.[analysis,pruning]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -60,8 +60,10 @@ def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
             wanted["hyppo"] = "analysis"
         if config.search.get("solver") == "highs":
             wanted["highspy"] = "highs"
+        if config.pruning and config.pruning.name == "isomorphic":
+            wanted["torch-pruning"] = "pruning"
     for name, extra in wanted.items():
-        if importlib.util.find_spec(name):
+        if importlib.util.find_spec(name.replace("-", "_")):
             yield Finding(name, "fine", f"{name} {importlib.metadata.version(name)}")
         else:
             yield Finding(name, "problem", "not installed", f"pip install 'facts[{extra}]'")

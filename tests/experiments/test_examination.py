@@ -26,11 +26,15 @@ def test_the_embedded_default_is_fine(cell_config, capsys):
 
 def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
     configs = [cell_config("analysis=token_coupling"), cell_config("search=cors", "search.solver=highs")]
-    assert [finding.what for finding in packages(configs)] == ["packages", "hyppo", "highspy"]
+    configs.append(cell_config("pruning=isomorphic", "estimator=none"))
+    found = list(packages(configs))
+    assert [finding.what for finding in found] == ["packages", "hyppo", "highspy", "torch-pruning"]
+    assert {finding.level for finding in found} == {"fine"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert [(finding.level, finding.advice) for finding in packages(configs)][1:] == [
         ("problem", "pip install 'facts[analysis]'"),
         ("problem", "pip install 'facts[highs]'"),
+        ("problem", "pip install 'facts[pruning]'"),
     ]
     assert len(list(packages([cell_config()]))) == 1
 
