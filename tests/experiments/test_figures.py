@@ -162,3 +162,19 @@ def test_an_ablation_shows_every_measured_value_in_the_order_of_its_rows(tmp_pat
     draw_figure(experiment, places({"0.7": None}), tmp_path)
     assert_drawn(tmp_path, width=600)
     assert pd.read_csv(tmp_path / "demo.csv").empty
+
+
+def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
+    rates = {"dense": 100.0, "compressed": 150.0, "residual": 120.0}
+    speeds = {
+        name: {"throughput": rate, "spread": 0.1, "latency": 0.01, "memory": None} for name, rate in rates.items()
+    }
+    timed = replace(record(), analysis={"speeds": speeds, "missing": {"two_of_four": "no such GPU"}})
+    experiment = Experiment(name="demo", title="A figure", figure="throughput", columns={"Net": []}, rows={"A": []})
+    draw_figure(experiment, places({"A": timed}), tmp_path)
+    assert_drawn(tmp_path)
+    values = pd.read_csv(tmp_path / "demo.csv").set_index("network")
+    assert values.ratio.to_dict() == {"dense": 1.0, "residual": 1.2, "compressed": 1.5}
+
+    draw_figure(experiment, places({"A": None}), tmp_path)
+    assert pd.read_csv(tmp_path / "demo.csv").empty
