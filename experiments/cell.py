@@ -25,6 +25,7 @@ from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
 from facts.files import locked, replacing, writable_folder
 from facts.finetuning import Finetuning, finetune
+from facts.hardware import TimingPolicy
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
 from facts.memory import MemoryPolicy
@@ -111,8 +112,14 @@ class Cell:
     def memory(self) -> MemoryPolicy:
         return MemoryPolicy(**self.config.hardware.memory)
 
+    @property
+    def depends_on_device(self) -> bool:
+        """Whether something is timed."""
+        timed = self.analysis is not None and self.analysis.depends_on_device
+        return timed or "latency" in (self.config.cost, *self.config.bounds)
+
     def identity(self) -> dict[str, Any]:
-        """What a result depends on: not the device, not the tracking, not where files lie."""
+        """What a result depends on: neither the tracking, nor where files lie, nor the device unless it is timed."""
         config = self.config
         numerics = {
             "precision": config.hardware.precision,
@@ -126,7 +133,7 @@ class Cell:
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
         }
-        if self.analysis and self.analysis.depends_on_device:
+        if self.depends_on_device:
             what |= {"machine": machine(), "num_threads": torch.get_num_threads()}
         if self.finetuning:
             what["finetuning"] = self.finetuning.identity()
@@ -290,13 +297,17 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
         output_error=cell.task.output_error,
         precision=cell.precision,
         memory=cell.memory,
+        timing=TimingPolicy(**cell.config.hardware.timing),
         input_shape=input_shape,
         cache=cell.cache,
     )
     summary, metrics = result.summary, {}
     if "flops" in summary.budget:
         metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
-    fields = ("repaired", "spent", "budget", "solution", "profile")
+    if latency := summary.latency:  # in percent of the original's
+        metrics["predicted_latency"] = 100 * latency["predicted"] / latency["dense"]
+        metrics["measured_latency"] = 100 * latency["measured"] / latency["measured_dense"]
+    fields = ("repaired", "spent", "budget", "latency", "solution", "profile")
     outcome = {"plan": result.plan, "seconds": dict(summary.seconds), "metrics": metrics}
     return result.model, summary.after, outcome | {name: getattr(summary, name) for name in fields}
 

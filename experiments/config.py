@@ -35,12 +35,24 @@ class Memory:
 
 
 @dataclass
+class Timing:
+    """The fields of `facts.hardware.TimingPolicy`."""
+
+    num_warmups: int = 1
+    num_turns: int = 7
+    min_seconds: float = 0.2
+
+
+@dataclass
 class Hardware:
     device: str = MISSING
     precision: str = "float32"
     matmul_precision: str = "highest"
     num_threads: int | None = None
     memory: Memory = field(default_factory=Memory)
+    batch_size: int = 64
+    compile: bool = False
+    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass

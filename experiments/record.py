@@ -27,9 +27,9 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "h
 class Record:
     """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
 
-    `spent`, `budget`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`; `analysis`
-    holds the values that an analysis found, beside its metrics. `weights` names the file that the network's weights
-    came from, with its SHA-256; `model_hash` is of what was in it.
+    `spent`, `budget`, `latency`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`;
+    `analysis` holds the values that an analysis found, beside its metrics. `weights` names the file that the network's
+    weights came from, with its SHA-256; `model_hash` is of what was in it.
     """
 
     fingerprint: str
@@ -42,6 +42,7 @@ class Record:
     repaired: dict[str, int] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, float] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     analysis: dict[str, Any] = field(default_factory=dict)

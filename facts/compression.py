@@ -19,6 +19,7 @@ from facts.cost import COST_NAMES, Cost, CostName, count_params, count_pass, cou
 from facts.decomposition import Decomposition, decompose
 from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator, see_data
+from facts.hardware import DEFAULT_TIMING, TimingPolicy, batch_seconds
 from facts.layers import batch_size, select_layers
 from facts.losses import Loss, OutputError, kl_divergence, on_given_labels, summed_cross_entropy
 from facts.lowrank import LowRankLinear
@@ -27,7 +28,7 @@ from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.data_pass import to_device
 from facts.names import by_name
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
-from facts.search.latency import LayerTimes
+from facts.search.latency import LatencyTable
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,9 @@ class Summary:
     """Cost of the whole network before and after by the paper's rule, and how it went.
 
     FLOPs are None where no input shape is known. `spent` and `budget` are those of the compressed layers alone, for
-    each cost that was bounded. `solution` is the solver's proof, where the search used one: status, error, bound, gap.
+    each cost that was bounded. Where latency was, `latency` holds seconds of the whole network on one batch: `dense`
+    and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns with `measured_dense`.
+    `solution` is the solver's proof, where the search used one: status, error, bound, gap.
     `profile` lists, by layer, the ranks, their ratios, and the errors there that the search measured or predicted.
     `repaired` counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each
     stage, which for the search includes what earlier searches spent on errors that it found in the cache.
@@ -51,6 +54,7 @@ class Summary:
     seconds: dict[str, float]
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, float] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -79,14 +83,16 @@ def compress(
     output_error: OutputError = kl_divergence,
     precision: torch.dtype = torch.float32,
     memory: MemoryPolicy = DEFAULT_POLICY,
+    timing: TimingPolicy = DEFAULT_TIMING,
     input_shape: tuple[int, ...] | None = None,
     cache: Path | str | None = None,
 ) -> CompressionResult:
     """Compress the linear layers of a copy of `model` until `ratio` of their cost remains.
 
     `calibration` yields `(inputs, targets)`; a method without data (PELA) needs none. `estimator` and `search` are
-    names or instances; `cost` is what the ratio speaks of, `flops`, `params` or `latency` (measured here), and `bounds`
-    are further ratios of the same kind, all of which must hold: `{"params": 0.6}`. `layers` names the layers (default:
+    names or instances; `cost` is what the ratio speaks of: `flops` or `params` of these layers, or `latency`, the time
+    that the whole network takes here for a batch of the calibration data, measured as `timing` says. `bounds` are
+    further ratios of the same kind, all of which must hold: `{"params": 0.6}`. `layers` names the layers (default:
     `select_layers`). `sensitivity` are the batches on which a search compares outputs (default: the first
     calibration batches, up to 512 samples), by `output_error(original, changed)`, a sum over samples.
     `loss(outputs, targets)` is the sum over samples of each one's own loss (`SampledLabels(loss)`: factors from labels
@@ -118,14 +124,14 @@ def compress(
             model, selected, calibration, estimator, loss=loss, precision=precision, memory=memory, cache=kept
         )
     rows = _rows(model, selected, example, inputs)
-    batch = 1 if inputs is None else batch_size(inputs)
+    batch = _batch(model, inputs, input_shape)
     problem = AllocationProblem(
         model=model,
         layers=selected,
         decompositions=decompositions,
         bounds=bounds,
         rows=rows,
-        seconds=LayerTimes(selected, {name: batch * count for name, count in rows.items()}),
+        latency=LatencyTable(model, selected, rows, batch, precision, timing.num_turns),
         sensitivity=sensitivity,
         calibration=calibration,
         loss=on_given_labels(loss),
@@ -146,6 +152,7 @@ def compress(
         seconds=seconds,
         spent=dict(zip(bounds, problem.spent(result.plan), strict=True)),
         budget=dict(zip(bounds, problem.budget, strict=True)),
+        latency=_latencies(problem, compressed, result.plan, timing) if "latency" in bounds else {},
         solution=result.solution and {k: v for k, v in asdict(result.solution).items() if k not in ("choices", "cost")},
         profile={
             name: [[rank, rank / problem.full_rank(name), error] for rank, error in sorted(errors.items())]
@@ -289,6 +296,27 @@ class FirstSamples:
             left -= batch_size(inputs)
             if left <= 0:
                 return
+
+
+def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
+    """What latency is measured on: a batch of the data, or noise of the given shape."""
+    device = next(model.parameters()).device
+    if inputs is not None:
+        return to_device(inputs, device)
+    return input_shape and torch.randn_like(meta_input(model, input_shape), device=device)
+
+
+def _latencies(problem: AllocationProblem, compressed: nn.Module, plan: Plan, timing: TimingPolicy) -> dict[str, float]:
+    """Seconds of a batch, as in `Summary`."""
+    table, networks = problem.latency, {"measured_dense": problem.model, "measured": compressed}
+    spent = sum(table.seconds(name, rank) for name, rank in plan.items())
+    measured = parallel.from_main(lambda: batch_seconds(networks, table.inputs, timing, problem.precision))
+    return {
+        "dense": table.dense,
+        "allowed": problem.bounds["latency"] * table.dense,
+        "predicted": table.rest + spent,
+        **{name: found.median for name, found in measured.items()},
+    }
 
 
 def _rows(model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor | None, inputs: Any) -> dict[str, int]:

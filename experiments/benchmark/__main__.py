@@ -6,15 +6,15 @@ Variants take turns, A B C A B C, and medians are compared, so that a busy machi
 import argparse
 from collections.abc import Sequence
 
-from experiments.benchmark import coupling, data_pass, loader, search
+from experiments.benchmark import coupling, data_pass, latency, loader, search, throughput
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for module in (data_pass, loader, search, coupling):
+    for module in (data_pass, throughput, latency, loader, search, coupling):
         command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.__doc__)
-        command.add_argument("--repeats", type=int, default=3, help="timed rounds, after one that is not")
+        command.add_argument("--repeats", type=int, default=3, help="turns, after one that is not timed")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(arguments)

@@ -7,8 +7,9 @@ import time
 import torch
 from torch import Tensor
 
-from experiments.benchmark.timing import interleaved, show
+from experiments.benchmark.results import show
 from facts.analysis import TokenStore, cross_token_coupling
+from facts.hardware import TimingPolicy
 from facts.moments.batch import LayerBatch
 
 
@@ -20,9 +21,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     small, large = (filled_store(num_samples, args) for num_samples in (args.plain_samples, args.samples))
     variants = {"every pair alone": lambda: pairwise_map(small), "in blocks": lambda: cross_token_coupling(small)}
-    seconds = interleaved(variants, args.repeats)
+    times = TimingPolicy(num_turns=args.repeats, min_seconds=0).times(variants)
     sizes = f"{args.tokens} tokens of {args.features} features"
-    show("cross-token map", f"{sizes}, {args.plain_samples} samples, {torch.get_num_threads()} threads", seconds)
+    show("cross-token map", f"{sizes}, {args.plain_samples} samples, {torch.get_num_threads()} threads", times)
     start = time.perf_counter()
     cross_token_coupling(large)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from experiments.benchmark.timing import interleaved, medians
 from facts.estimators import ESTIMATORS
+from facts.hardware import TimingPolicy
 from facts.layers import select_layers
 from facts.losses import summed_cross_entropy
 from facts.moments.collect import MomentPass
@@ -57,7 +57,8 @@ def run(args: argparse.Namespace) -> None:
 def median_seconds(setting: Setting, repeats: int) -> dict[str, float]:
     """Of every pass; in a function, so that the sums are gone before the next model's."""
     with passes(setting) as variants:
-        return medians(interleaved(variants, repeats))
+        times = TimingPolicy(num_turns=repeats, min_seconds=0).times(variants)
+        return {name: timing.median for name, timing in times.items()}
 
 
 def text(args: argparse.Namespace) -> str:

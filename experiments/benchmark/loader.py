@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.benchmark.data_pass import moment_pass
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from experiments.benchmark.timing import interleaved, medians
+from facts.hardware import TimingPolicy
 from facts.moments.data_pass import autocast
 from facts.tasks import ImageNet
 from facts.tasks.image_batches import ImageBatches
@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> None:
             FORWARD: partial(forward, model, batch[0], setting.dtype),
             DATA_PASS: partial(data_pass.accumulate, [batch]),
         }
-        seconds = medians(interleaved(loaders | passes, args.repeats))
+        times = TimingPolicy(num_turns=args.repeats, min_seconds=0).times(loaders | passes)
     num_images = dict.fromkeys(loaders, args.images) | dict.fromkeys(passes, setting.batch_size)
-    rates = pd.Series({name: num_images[name] / seconds[name] for name in seconds})
+    rates = pd.Series({name: num_images[name] / timing.median for name, timing in times.items()})
     ratios = {f"ratio to {what}": rates / rates[what] for what in passes}
     table = pd.DataFrame({"images per second": rates, **ratios}).reset_index(names="what")
     write_results("loader", table, text(setting.title, rates, args), args)

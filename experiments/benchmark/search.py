@@ -8,9 +8,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmark.timing import interleaved, show
+from experiments.benchmark.results import show
 from facts.compression import decompose_layer
 from facts.estimators import ESTIMATORS, Estimator
+from facts.hardware import TimingPolicy
 from facts.layers import select_layers
 from facts.losses import kl_divergence
 from facts.lowrank import LowRankLinear
@@ -59,12 +60,13 @@ def run(args: argparse.Namespace) -> None:
             ready = problem(decompositions=decompositions)
             profiles["reusing"] = Sensitivity(ready).profile(ready.ranks_of_ratios(CoRS().ratios))
 
-        seconds = interleaved({"plain": plain, "reusing": reusing}, args.repeats)
+        policy = TimingPolicy(num_turns=args.repeats, min_seconds=0)
+        times = policy.times({"plain": plain, "reusing": reusing})
         show(
             "sensitivity profile",
             f"{args.model}, {len(layers)} of {len(every)} layers, {num_images} images in batches of {args.batch_size}, "
             f"{device.type}, {torch.get_num_threads()} threads",
-            seconds,
+            times,
         )
         print(f"Largest relative difference of the results: {largest_difference(profiles):.1e}")
 

@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from facts.hardware.timing import TimingPolicy
+from facts.hardware.timing import Timing, TimingPolicy
 from facts.layers import evaluating
 from facts.moments.data_pass import autocast
 
@@ -17,12 +20,14 @@ from facts.moments.data_pass import autocast
 class Speed:
     """Samples a second in batches, `spread` its interquartile range as a share of it; seconds for one sample alone.
 
-    `memory` is the most that a batch takes on the device, in bytes, the network included; None on a CPU.
+    `load` is the seconds from a file that was read before to the network on its device. `memory` is the most that a
+    batch takes there, in bytes, the network included; None on a CPU.
     """
 
     throughput: float
     spread: float
     latency: float
+    load: float
     memory: int | None
 
 
@@ -34,25 +39,43 @@ def speeds(
     compiled: bool = False,
 ) -> dict[str, Speed]:
     """Of networks that take turns on one batch `[N, ...]`, and on its first sample."""
-    runs = {name: torch.compile(network) if compiled else network for name, network in networks.items()}
-    with ExitStack() as stack:
-        for network in networks.values():
-            stack.enter_context(evaluating(network))
-        whole, single = (
-            policy.times({name: partial(_forward, run, inputs, precision) for name, run in runs.items()})
-            for inputs in (batch, batch[:1])
-        )
-        memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
+    runs = {name: torch.compile(network, dynamic=False) if compiled else network for name, network in networks.items()}
+    whole, single = (batch_seconds(runs, inputs, policy, precision) for inputs in (batch, batch[:1]))
+    memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
+    load = _load_seconds(networks, policy)
     return {
-        name: Speed(len(batch) / whole[name].median, whole[name].spread, single[name].median, memory[name])
+        name: Speed(len(batch) / whole[name].median, whole[name].spread, single[name].median, load[name], memory[name])
         for name in networks
     }
 
 
+def batch_seconds(
+    networks: Mapping[str, nn.Module],
+    inputs: Any,
+    policy: TimingPolicy,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, Timing]:
+    """Of networks that take turns on the same inputs."""
+    with ExitStack() as stack:
+        for network in networks.values():
+            stack.enter_context(evaluating(network))
+        return policy.times({name: partial(_forward, network, inputs, precision) for name, network in networks.items()})
+
+
 @torch.inference_mode()
-def _forward(network: nn.Module, inputs: Tensor, precision: torch.dtype) -> None:
-    with autocast(inputs.device, precision):
+def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
+    with autocast(next(network.parameters()).device, precision):
         network(inputs)
+
+
+def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> dict[str, float]:
+    with TemporaryDirectory() as folder:
+        loads = {}
+        for name, network in networks.items():
+            torch.save(network, path := Path(folder, name))
+            device = next(network.parameters()).device
+            loads[name] = partial(torch.load, path, map_location=device, weights_only=False)  # written above
+        return {name: timing.median for name, timing in policy.times(loads).items()}
 
 
 def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | None:

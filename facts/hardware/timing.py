@@ -31,10 +31,11 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TimingPolicy:
-    """How long to look: every function is called once to warm up, and in each of `num_turns` for `min_seconds`."""
+    """How long to look: each function runs `num_warmups` times, and then in each of `num_turns` for `min_seconds`."""
 
+    num_warmups: Annotated[int, Field(ge=0)] = 1
     num_turns: Annotated[int, Field(ge=2)] = 7
-    min_seconds: Annotated[float, Field(ge=0)] = 0.5
+    min_seconds: Annotated[float, Field(ge=0)] = 0.2
 
     def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
         """Of each function, on as many threads as torch has here; a GPU is waited for."""
@@ -42,10 +43,13 @@ class TimingPolicy:
         timers = {
             name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in functions.items()
         }
-        for timer in timers.values():
-            timer.timeit(1)
+        for call in [*functions.values()] * self.num_warmups:
+            call()
         turns = [
             {name: timer.blocked_autorange(min_run_time=self.min_seconds).median for name, timer in timers.items()}
             for _ in range(self.num_turns)
         ]
         return {name: Timing(tuple(turn[name] for turn in turns)) for name in timers}
+
+
+DEFAULT_TIMING = TimingPolicy()

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from fractions import Fraction
@@ -19,6 +19,7 @@ from facts.cost import CostName
 from facts.decomposition import Decomposition
 from facts.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
 from facts.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.search.latency import LatencyTable
 from facts.search.milp import Allocation
 
 Plan = dict[str, int | None]
@@ -33,10 +34,11 @@ Multiple = Annotated[int, Field(ge=1)]
 
 @plain_dataclass(frozen=True)
 class AllocationProblem:
-    """Layers, their decompositions, and `bounds`: for each cost the fraction that may remain of these layers' cost.
+    """Layers, their decompositions, and `bounds`: for each cost the fraction that may remain.
 
-    `rows` says how many vectors a layer multiplies for one sample, `seconds(layer, rank)` how long it takes; both only
-    matter to the bounds that need them. `sensitivity` are the batches on which a changed network is compared with the
+    FLOPs and parameters are those of these layers alone, latency is that of the whole network. `rows` says how many
+    vectors a layer multiplies for one sample, `latency` how long it takes; both only matter to the bounds that need
+    them. `sensitivity` are the batches on which a changed network is compared with the
     original, `calibration` those that a search may train on. `energies_are_losses` where the decompositions' energies
     are in the metric of an estimated Fisher. Errors are kept in `cache`, which must be of this model and these
     decompositions.
@@ -47,7 +49,7 @@ class AllocationProblem:
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
     rows: Mapping[str, int] | None = None
-    seconds: Callable[[str, int | None], float] | None = None
+    latency: LatencyTable | None = None
     sensitivity: Iterable[tuple[Any, Any]] | None = None
     calibration: Iterable[tuple[Any, Any]] | None = None
     loss: Loss = summed_cross_entropy
@@ -77,7 +79,7 @@ class AllocationProblem:
             case "params":
                 return params
             case "latency":
-                return self.seconds(name, rank)
+                return self.latency.seconds(name, rank)
 
     def spent(self, plan: Plan) -> tuple[float, ...]:
         return tuple(map(math.fsum, zip(*(self.cost(name, rank) for name, rank in plan.items()), strict=True)))
@@ -88,10 +90,13 @@ class AllocationProblem:
 
     @cached_property
     def budget(self) -> tuple[float, ...]:
-        """What may be spent, the ratios taken as they are written: 0.7 of 10 is 7."""
-        bounds = zip(self.bounds.items(), self.dense, strict=True)
-        exact = {name: Fraction(str(ratio)) * Fraction(dense) for (name, ratio), dense in bounds}
-        return tuple(float(bound) if name == "latency" else math.floor(bound) for name, bound in exact.items())
+        """What may be spent on the layers, the ratios taken as they are written: 0.7 of 10 is 7."""
+        return tuple(
+            ratio * self.latency.dense - self.latency.rest
+            if name == "latency"
+            else math.floor(Fraction(str(ratio)) * Fraction(dense))
+            for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
+        )
 
     def fits(self, plan: Plan) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))

@@ -1,41 +1,148 @@
-"""How long a layer takes at a rank, measured on the device at hand."""
+"""How long each layer of a network takes at a rank, measured where it works, on the device at hand."""
 
-from collections.abc import Mapping
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import cached_property, partial
+from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.utils.benchmark import Timer
 
 from facts import parallel
+from facts.layers import evaluating
 from facts.lowrank import LowRankLinear
+from facts.moments.data_pass import autocast
 
-MIN_SECONDS = 0.02
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost what the layer costs
+EVEN = 8  # measured ranks are multiples of it, as those are that a search offers: odd ones take longer
+NETWORK = ""  # its name among its modules
 
 
-class LayerTimes:
-    """Median seconds of one forward pass of a layer, dense (None) or at a rank, on as many vectors as it sees.
+class LatencyTable:
+    """Seconds of a network on one batch, and of each layer within it, dense and by rank.
 
-    `rows` are those of one batch. Layers of one shape and rank are measured once.
+    The network runs with all its layers dense, and with all at each of five ranks; the six take `num_turns` turns after
+    one to warm up, so that a layer finds caches and memory as it will later. Layers of one shape that see as many
+    vectors share their medians; in between the time is linear in the rank. Nothing is measured before it is asked for.
+    Raises `ValueError` where there is no batch.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Linear], rows: Mapping[str, int]):
-        self.layers, self.rows = layers, rows
-        self.known: dict[tuple, float] = {}
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Mapping[str, nn.Linear],
+        rows: Mapping[str, int],
+        inputs: Any,
+        precision: torch.dtype = torch.float32,
+        num_turns: int = 5,
+    ):
+        self.model, self.layers, self.rows, self.inputs = model, layers, rows, inputs
+        self.precision, self.num_turns = precision, num_turns
 
-    def __call__(self, name: str, rank: int | None) -> float:
-        layer = self.layers[name]
-        key = (layer.in_features, layer.out_features, layer.bias is None, self.rows[name], rank)
-        if key not in self.known:
-            self.known[key] = parallel.from_main(lambda: self._measure(layer, self.rows[name], rank))
-        return self.known[key]
+    @property
+    def dense(self) -> float:
+        """Seconds of the whole network as it was given."""
+        return self._medians[NETWORK][None]
 
-    @staticmethod
-    @torch.no_grad()
-    def _measure(layer: nn.Linear, rows: int, rank: int | None) -> float:
-        if rank is not None:
-            weight = layer.weight
-            left, right = weight.new_ones(layer.out_features, rank), weight.new_ones(rank, layer.in_features)
-            layer = LowRankLinear(left, right, layer.bias)
-        inputs = next(layer.parameters()).new_ones(rows, layer.in_features)
-        timer = Timer("layer(inputs)", globals={"layer": layer, "inputs": inputs}, num_threads=torch.get_num_threads())
-        return timer.blocked_autorange(min_run_time=MIN_SECONDS).median
+    @property
+    def rest(self) -> float:
+        """Seconds of the network outside the layers."""
+        return self.dense - sum(self.seconds(name, None) for name in self.layers)
+
+    def seconds(self, name: str, rank: int | None) -> float:
+        """Of one layer, dense (None) or at a rank."""
+        medians = self._medians[name]
+        if rank is None:
+            return medians[None]
+        ranks = sorted(medians.keys() - {None})
+        return float(np.interp(rank, ranks, [medians[rank] for rank in ranks]))
+
+    @cached_property
+    def _medians(self) -> dict[str, dict[int | None, float]]:
+        """Of the network, dense, and of its layers, dense and by rank."""
+        return parallel.from_main(self._measure)
+
+    def _measure(self) -> dict[str, dict[int | None, float]]:
+        if self.inputs is None:
+            raise ValueError("latency is measured on a batch: give calibration data or input_shape")
+        network = copy.deepcopy(self.model)
+        turns = [{level: self._run(network, level) for level in (None, *LEVELS)} for _ in range(self.num_turns + 1)][1:]
+        alike: dict[tuple, list[str]] = defaultdict(list)
+        for name, layer in self.layers.items():
+            alike[layer.in_features, layer.out_features, layer.bias is None, self.rows[name]].append(name)
+        medians = {NETWORK: {None: median(turn[None][NETWORK] for turn in turns)}}
+        for names in alike.values():
+            shared = {
+                _rank(self.layers[names[0]], level): median(turn[level][name] for turn in turns for name in names)
+                for level in (None, *LEVELS)
+            }
+            medians |= dict.fromkeys(names, shared)
+        return medians
+
+    def _run(self, network: nn.Module, level: float | None) -> dict[str, float]:
+        """Seconds of the network and of its layers, with all of them at one level."""
+        for name, layer in self.layers.items():
+            network.set_submodule(name, _at_rank(layer, _rank(layer, level)))
+        return module_seconds(network, (NETWORK, *self.layers), self.inputs, self.precision)
+
+
+@torch.inference_mode()
+def module_seconds(
+    network: nn.Module, names: Iterable[str], inputs: Any, precision: torch.dtype = torch.float32
+) -> dict[str, float]:
+    """Seconds that some modules take in one forward pass, each with all its calls."""
+    device = next(network.parameters()).device
+    starts, stops = ({name: [] for name in names} for _ in range(2))
+
+    def note(moments: list, *_: Any) -> None:
+        moments.append(_now(device))
+
+    with ExitStack() as stack:
+        for name in starts:
+            module = network.get_submodule(name)
+            for hook in (
+                module.register_forward_pre_hook(partial(note, starts[name])),
+                module.register_forward_hook(partial(note, stops[name])),
+            ):
+                stack.callback(hook.remove)
+        stack.enter_context(evaluating(network))
+        stack.enter_context(autocast(device, precision))
+        network(inputs)
+    return {name: sum(map(_between, starts[name], stops[name])) for name in starts}
+
+
+def _now(device: torch.device) -> float | torch.cuda.Event:
+    """This moment: on a GPU that of the work handed to it so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(start: float | torch.cuda.Event, stop: float | torch.cuda.Event) -> float:
+    """Seconds from one moment to another."""
+    if isinstance(start, float):
+        return stop - start
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1000
+
+
+def _rank(layer: nn.Linear, level: float | None) -> int | None:
+    if level is None:
+        return None
+    rank = int(level * layer.in_features * layer.out_features / (layer.in_features + layer.out_features))
+    return max(1, rank - rank % EVEN if rank >= EVEN else rank)
+
+
+def _at_rank(layer: nn.Linear, rank: int | None) -> nn.Linear | LowRankLinear:
+    """The layer, or one of its shape and the rank whose weights mean nothing."""
+    if rank is None:
+        return layer
+    left, right = layer.weight.new_ones(layer.out_features, rank), layer.weight.new_ones(rank, layer.in_features)
+    return LowRankLinear(left / layer.out_features, right / layer.in_features, layer.bias)

@@ -12,7 +12,7 @@ def benchmark(tmp_path):
     """A function from a command, on the small networks, to the table that it writes."""
 
     def run(command, *arguments):
-        common = ["--profile", "mini", "--device", "cpu", "--repeats", "1", "--batch-size", "4"]
+        common = ["--profile", "mini", "--device", "cpu", "--repeats", "2", "--batch-size", "4"]
         main([command, *common, "--results", str(tmp_path / "results"), *map(str, arguments)])
         (path,) = tmp_path.glob(f"results/benchmarks/*/{command}.csv")
         assert "device: " in path.with_suffix(".md").read_text()
@@ -33,3 +33,15 @@ def test_loader(benchmark, tmp_path):
     table = benchmark("loader", "--root", tmp_path / "imagenet", "--images", 8, "--workers", 0, 1)
     assert list(table.what) == ["loader, 0 workers", "loader, 1 workers", "forward pass", "data pass of FACTS"]
     assert (table["images per second"] > 0).all()
+
+
+def test_throughput(benchmark):
+    table = benchmark("throughput", "--models", "deit_b")
+    assert list(table.network) == ["original", "50% of the FLOPs"] and list(table.compiled) == ["no", "no"]
+    assert table["speed-up"][0] == 1 and (table["images per second"] > 0).all()
+
+
+def test_latency(benchmark):
+    """The small networks have no latency to save: all but nothing is asked for."""
+    table = benchmark("latency", "--models", "deit_b", "--ratios", 0.999, "--search", "uniform")
+    assert table["allowed [%]"][0] == 99.9 and (table[["predicted [%]", "measured [%]"]] > 0).all(axis=None)

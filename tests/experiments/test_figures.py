@@ -167,7 +167,8 @@ def test_an_ablation_shows_every_measured_value_in_the_order_of_its_rows(tmp_pat
 def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
     rates = {"dense": 100.0, "compressed": 150.0, "residual": 120.0}
     speeds = {
-        name: {"throughput": rate, "spread": 0.1, "latency": 0.01, "memory": None} for name, rate in rates.items()
+        name: {"throughput": rate, "spread": 0.1, "latency": 0.01, "load": 0.1, "memory": None}
+        for name, rate in rates.items()
     }
     timed = replace(record(), analysis={"speeds": speeds, "missing": {"two_of_four": "no such GPU"}})
     experiment = Experiment(name="demo", title="A figure", figure="throughput", columns={"Net": []}, rows={"A": []})

@@ -8,7 +8,7 @@ PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
 def test_a_cell_prunes_finetunes_and_times(cell_config):
-    timing = ["analysis=throughput", "analysis.mini.timing.num_turns=2", "analysis.mini.timing.min_seconds=0"]
+    timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     pruned = run_cell(Cell.of(cell_config(*PRUNING, *timing)))
     dense = run_cell(Cell.of(cell_config("estimator=none")))
     assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
@@ -38,6 +38,8 @@ def test_what_a_cell_is_known_by(cell_config):
     ]
     assert len({fingerprint(*kind) for kind in kinds}) == len(kinds)
     assert fingerprint(*PRUNING) == fingerprint(*PRUNING, "hardware.num_threads=2")
+    assert fingerprint("ratio=0.5") == fingerprint("ratio=0.5", "hardware.num_threads=2")
+    assert fingerprint("cost=latency") != fingerprint("cost=latency", "hardware.num_threads=2")
     assert fingerprint("finetuning=pruned") == fingerprint("finetuning=pruned", "finetuning.mini.save_every=7")
 
 

@@ -28,7 +28,7 @@ def test_times_are_those_of_a_call():
     assert min(timing.seconds) >= 0.02
 
 
-@pytest.mark.parametrize("field", [{"num_turns": 1}, {"min_seconds": -1}, {"surprise": 1}])
+@pytest.mark.parametrize("field", [{"num_turns": 1}, {"num_warmups": -1}, {"min_seconds": -1}, {"surprise": 1}])
 def test_bad_fields_are_refused_by_name(field):
     with pytest.raises(ValidationError, match=next(iter(field))):
         TimingPolicy(**field)

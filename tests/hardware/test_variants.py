@@ -39,10 +39,12 @@ def test_semi_structured_sparsity_needs_a_gpu_that_has_it(model, compressed):
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_speeds_of_networks(model, compressed, compiled, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda network: network)  # tested elsewhere, and slow
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: network)  # tested elsewhere, and slow
     model.train()
     found = speeds({"a": model, "b": compressed}, image_batches([4])[0][0], QUICK, compiled=compiled)
     assert list(found) == ["a", "b"]
     for speed in found.values():
-        assert speed.throughput > 0 and speed.latency > 0 and speed.spread >= 0 and speed.memory is None
+        assert (
+            speed.throughput > 0 and speed.latency > 0 and speed.load > 0 and speed.spread >= 0 and speed.memory is None
+        )
     assert model.training

@@ -1,60 +1,127 @@
-"""Measured latency as a cost."""
+"""Measured latency as a cost: on a clock that every multiplication of a linear layer moves, so that times are exact."""
 
+import pytest
 import torch
 from torch import nn
 
 import facts
-from facts.search import CoRS
-from facts.search.latency import LayerTimes
+from facts.hardware import TimingPolicy
+from facts.lowrank import LowRankLinear
+from facts.search import latency
+from facts.search.latency import LatencyTable, module_seconds
+
+QUICK = TimingPolicy(num_turns=2, min_seconds=0)
+TANH = 1000.0
 
 
-def test_times_follow_the_size():
-    layers = {"small": nn.Linear(16, 16), "large": nn.Linear(1024, 1024, bias=False)}
-    times = LayerTimes(layers, {"small": 256, "large": 256})
-    assert times("large", None) > 3 * times("small", None) > 0
-    assert times("large", 512) > 3 * times("large", 8) > 0
-    assert times("large", None) > 3 * LayerTimes(layers, {"large": 8})("large", None)
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that have passed: one for each number of a weight that an input meets, `TANH` for each activation."""
+    passed = [0.0]
+
+    def ticking(kind, seconds):
+        forward = kind.forward
+
+        def counted(self, x):
+            passed[0] += seconds(self) * len(x)
+            return forward(self, x)
+
+        monkeypatch.setattr(kind, "forward", counted)
+
+    ticking(nn.Linear, lambda layer: layer.weight.numel())
+    ticking(LowRankLinear, lambda layer: layer.left.numel() + layer.right.numel())
+    ticking(nn.Tanh, lambda _: TANH)
+    monkeypatch.setattr(latency, "_now", lambda device: passed[0])
+    return passed
 
 
-def test_each_shape_is_measured_once(monkeypatch):
-    layers = {name: nn.Linear(8, 16) for name in ("one", "same", "longer")}
-    layers |= {"turned": nn.Linear(16, 8), "plain": nn.Linear(8, 16, bias=False)}
-    measured = []
-
-    def measure(layer, rows, rank):
-        measured.append((layer.in_features, layer.out_features, layer.bias is not None, rows, rank))
-        return float(len(measured))
-
-    monkeypatch.setattr(LayerTimes, "_measure", staticmethod(measure))
-    times = LayerTimes(layers, {**dict.fromkeys(layers, 4), "longer": 8})
-    for _ in range(2):
-        assert [times(name, None) for name in layers] == [1, 1, 2, 3, 4]
-        assert [times("same", rank) for rank in (2, 3, None)] == [5, 6, 1]
-        assert times("one", 2) == 5
-    assert measured == [
-        (8, 16, True, 4, None),
-        (8, 16, True, 8, None),
-        (16, 8, True, 4, None),
-        (8, 16, False, 4, None),
-        (8, 16, True, 4, 2),
-        (8, 16, True, 4, 3),
-    ]
+def make_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
 
 
-def test_a_layer_is_left_as_it_is():
-    layer = nn.Linear(16, 16)
-    before = [parameter.clone() for parameter in layer.parameters()]
-    LayerTimes({"layer": layer}, {"layer": 4})("layer", 2)
-    for parameter, old in zip(layer.parameters(), before, strict=True):
-        assert parameter.equal(old)
-        assert parameter.requires_grad and parameter.grad is None
+def make_table(model, inputs, **fields):
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return LatencyTable(model, layers, dict.fromkeys(layers, 1), inputs, **fields)
 
 
-def test_a_latency_budget_is_kept():
-    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 10))
-    batches = [(torch.randn(256, 512), torch.randint(10, (256,)))]
-    search = CoRS(rank_multiple=64)
-    result = facts.compress(model, batches, search=search, ratio=0.7, cost="latency", bounds={"params": 0.8})
+def test_times_of_the_network_and_of_its_layers(clock):
+    table = make_table(make_model(), torch.randn(4, 64))
+    assert table.dense == 4 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
+    assert table.rest == 4 * 2 * TANH
+    for name, d_out in (("0", 64), ("2", 64), ("4", 32)):
+        assert table.seconds(name, None) == 4 * 64 * d_out
+        for rank in (1, 3, 8, 13, 16):  # measured ranks and others
+            assert table.seconds(name, rank) == pytest.approx(4 * rank * (64 + d_out))
+
+
+def test_layers_of_one_shape_share_their_median(clock, monkeypatch):
+    slower = {"0": 1.0, "2": 3.0}
+    times = [{**{name: seconds + turn for name, seconds in slower.items()}, "4": 0.0, "": 9.0} for turn in range(3)]
+    runs = iter([run for run in times for _ in range(6)])  # dense, and five ranks
+    monkeypatch.setattr(latency, "module_seconds", lambda *_: next(runs))
+    table = make_table(make_model(), torch.randn(4, 64), num_turns=2)
+    assert table.seconds("0", None) == table.seconds("2", 8) == 3.5  # the median of 2, 4, 3, 5: the first turn warms up
+    assert (table.seconds("4", None), table.dense, table.rest) == (0, 9, 2)
+
+
+def test_all_calls_of_a_module_count(clock):
+    layer = nn.Linear(8, 8)
+    seconds = module_seconds(nn.Sequential(layer, layer), ["", "0"], torch.randn(2, 8))
+    assert seconds == {"": 2 * 2 * 64, "0": 2 * 2 * 64}
+
+
+def test_the_network_is_left_as_it_is():
+    model = make_model().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert make_table(model, torch.randn(4, 64), num_turns=1).dense > 0
+    assert all(isinstance(model[number], nn.Linear) and model[number].training for number in (0, 2, 4))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors", "asvd"])
+@pytest.mark.parametrize("ratio", [0.7, 0.5])
+def test_a_latency_budget_is_kept_and_spent(clock, search, ratio):
+    """The share is that of the whole network, whose activations take as long as before."""
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    result = facts.compress(make_model(), batches, search=search, ratio=ratio, cost="latency", timing=QUICK)
+    found = result.summary.latency
+    assert found["allowed"] == ratio * found["dense"]
+    assert 0.9 * found["allowed"] < found["predicted"] <= found["allowed"]
+    start = clock[0]
+    result.model(batches[0][0])
+    assert clock[0] - start == pytest.approx(found["predicted"])
+    assert found["measured"] > 0 and found["measured_dense"] > 0
+
+
+def test_latency_beside_another_bound(clock):
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    settings = {"search": "cors", "ratio": 0.7, "cost": "latency", "timing": QUICK}
+    summary = facts.compress(make_model(), batches, **settings, bounds={"params": 0.6}).summary
     for cost in ("latency", "params"):
-        assert 0 < result.summary.spent[cost] <= result.summary.budget[cost]
-    assert any(rank is not None for rank in result.plan.values())
+        assert 0 < summary.spent[cost] <= summary.budget[cost]
+
+
+def test_what_is_not_bounded_is_not_measured():
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    assert facts.compress(make_model(), batches, ratio=0.7).summary.latency == {}
+
+
+def test_noise_of_the_given_shape_where_there_is_no_data(clock):
+    settings = {"estimator": "pela", "ratio": 0.7, "cost": "latency", "timing": QUICK}
+    found = facts.compress(make_model(), input_shape=(5, 64), **settings).summary.latency
+    assert found["dense"] == 5 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
+    with pytest.raises(ValueError, match="latency is measured on a batch: give calibration data or input_shape"):
+        facts.compress(make_model(), **settings)
+
+
+def test_a_budget_below_what_no_layer_can_change(clock):
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    with pytest.raises(ValueError, match="no allocation costs as little as the budget"):
+        facts.compress(make_model(), batches, search="cors", ratio=0.1, cost="latency", timing=QUICK)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_times_on_a_gpu():
+    table = make_table(make_model().cuda(), torch.randn(4, 64, device="cuda"))
+    assert 0 < table.seconds("0", 8) < table.dense

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -228,7 +229,8 @@ def test_latency_is_a_cost_like_any_other(name):
         return by_params.cost(name, rank)[0] * 2**-20
 
     search = QUICK.get(name) or SEARCHES[name]()
-    by_seconds = make_problem(bounds={"latency": 0.7}, seconds=seconds)
+    table = SimpleNamespace(seconds=seconds, dense=by_params.dense[0] * 2**-20, rest=0.0)
+    by_seconds = make_problem(bounds={"latency": 0.7}, latency=table)
     assert search.allocate(by_seconds).plan == search.allocate(by_params).plan
 
 

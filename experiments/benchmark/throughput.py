@@ -1,0 +1,61 @@
+"""Images a second of low-rank networks against the original, as they are and compiled."""
+
+import argparse
+from functools import partial
+
+import pandas as pd
+from torch import nn
+
+from experiments.benchmark.results import write_results
+from experiments.benchmark.setting import MODELS, Setting, add_setting
+from facts.compression import compress
+from facts.hardware import Speed, TimingPolicy, speeds
+
+ORIGINAL = "original"
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
+    command.add_argument("--ratio", type=float, default=0.5, help="of the linear layers' FLOPs")
+    command.add_argument("--compile", action="store_true", help="also under torch.compile, which takes minutes")
+    add_setting(command)
+
+
+def run(args: argparse.Namespace) -> None:
+    rows, policy = [], TimingPolicy(num_turns=args.repeats, min_seconds=0)
+    for name in args.models:
+        setting = Setting.of(name, args)
+        model, (images, _) = setting.build()
+        networks = {ORIGINAL: model, f"{args.ratio:.0%} of the FLOPs": halved(model, args.ratio)}
+        for compiled in [False, True][: 1 + args.compile]:
+            found = speeds(networks, images, policy, setting.dtype, compiled)
+            rows += map(partial(row, setting.title, compiled, found), found)
+            write_results("throughput", pd.DataFrame(rows), text(args), args)  # at once: the next takes minutes
+
+
+def halved(model: nn.Module, ratio: float) -> nn.Module:
+    """Uniform ranks; speed does not ask for good weights."""
+    return compress(model, estimator="pela", ratio=ratio, input_shape=model.pretrained_cfg["input_size"]).model
+
+
+def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, float | str]:
+    speed = found[network]
+    return {
+        "model": model,
+        "network": network,
+        "compiled": "yes" if compiled else "no",
+        "images per second": speed.throughput,
+        "interquartile range [%]": 100 * speed.spread,
+        "speed-up": speed.throughput / found[ORIGINAL].throughput,
+        "latency of one image [ms]": 1000 * speed.latency,
+        "load [s]": speed.load,
+        "peak memory [GiB]": speed.memory and speed.memory / 2**30,
+    }
+
+
+def text(args: argparse.Namespace) -> str:
+    return (
+        f"Random weights and images, uniform ranks; medians of {args.repeats} turns. The speed-up is to the original, "
+        "compiled where the network is, with which it took turns. Loading is from a file that was read before; memory "
+        "is that of a GPU.\n\nWritten by `python -m experiments.benchmark throughput`."
+    )
