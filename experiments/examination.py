@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import itertools
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ def examine(columns: Iterable[list[DictConfig]]) -> list[Finding]:
     return [
         *packages(configs),
         device(configs[0], max(needs, key=lambda need: need.memory)),
+        *compiler(configs[0]),
         *checkpoints(configs),
         *data(configs),
         disk(configs[0], sum(need.disk for need in needs)),
@@ -94,6 +96,16 @@ def _free_memory() -> int:
         return 2**63
     fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def compiler(config: DictConfig) -> Iterator[Finding]:
+    """What torch.compile turns its code into a library with."""
+    if config.hardware.compile:
+        name = os.environ.get("CXX", "g++")
+        if path := shutil.which(name):
+            yield Finding("compiler", "fine", path)
+        else:
+            yield Finding("compiler", "problem", f"no {name}", "install g++, or set CXX, or hardware.compile=false")
 
 
 def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:

@@ -1,10 +1,13 @@
 """Images a second as bars, each beside the original network's."""
 
+from dataclasses import fields
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
 from experiments.drawings.style import BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, say
+from facts.hardware import Speed
 
 BARS = {
     "dense": ("original", BLUE),
@@ -12,6 +15,7 @@ BARS = {
     "residual": ("low rank, MemViT's residual", ORANGE),
     "compressed": ("low rank", GREEN),
 }
+COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)), "ratio"]
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -36,7 +40,7 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
             error = speed["spread"] * speed["throughput"] / 2
             axes.bar(place, speed["throughput"], color=color, yerr=error, capsize=2)
             axes.annotate(f"{ratio:.2f}x", (place, speed["throughput"]), ha="center", va="bottom", fontsize=7)
-            values.append((row, column, name, speed["throughput"], speed["spread"], ratio))
+            values.append({"row": row, "column": column, "network": name, **speed, "ratio": ratio})
         axes.set_xticks(range(len(shown)), [BARS[name][0] for name in shown], fontsize=6)
         axes.margins(y=0.15)
-    return figure, pd.DataFrame(values, columns=["row", "column", "network", "throughput", "spread", "ratio"])
+    return figure, pd.DataFrame(values, columns=COLUMNS)

@@ -8,7 +8,17 @@ import torch
 
 import experiments.examination as examination
 from experiments.estimate import Estimate
-from experiments.examination import checkpoints, data, device, disk, examine, packages, show_findings, tracking
+from experiments.examination import (
+    checkpoints,
+    compiler,
+    data,
+    device,
+    disk,
+    examine,
+    packages,
+    show_findings,
+    tracking,
+)
 
 
 def only(findings):
@@ -54,6 +64,16 @@ def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
     assert "batches in parts, here 2," in device(cell_config("hardware=cuda"), large).detail
     assert "parts" not in device(cell_config("hardware=cuda"), huge).detail
+
+
+def test_a_compiler_is_looked_for_where_something_is_compiled(cell_config, monkeypatch):
+    assert not list(compiler(cell_config()))
+    compiled = cell_config("hardware.compile=true")
+    monkeypatch.setenv("CXX", "sh")
+    assert only(compiler(compiled)).level == "fine"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    missing = only(compiler(compiled))
+    assert (missing.level, missing.detail) == ("problem", "no no-such-compiler")
 
 
 def test_checkpoints_are_here_or_fetched_or_missing(cell_config, tmp_path):
