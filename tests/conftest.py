@@ -8,6 +8,12 @@ settings.register_profile("suite", deadline=None, max_examples=20, derandomize=T
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """What takes minutes comes first, so that of several workers none is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def model():
     return make_model()
