@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
@@ -12,6 +14,11 @@ settings.load_profile("suite")
 def pytest_collection_modifyitems(items):
     """What takes minutes comes first, so that of several workers none is left alone with it at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """What was imported stays: garbage collections, half a second each otherwise, need not look through it again."""
+    gc.freeze()
 
 
 @pytest.fixture
