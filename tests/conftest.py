@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
@@ -6,6 +8,17 @@ from tests.networks import image_batches, make_model
 
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """What takes minutes comes first, so that of several workers none is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """What was imported stays: garbage collections, half a second each otherwise, need not look through it again."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 import copy
 import math
+from functools import cache
 
 import pytest
 import timm
@@ -35,11 +36,21 @@ def networks():
         return {name: recipe.build() for name, recipe in RECIPES.items()}
 
 
+@pytest.fixture(scope="module")
+def compressed(networks):
+    """A function from a network's name and a ratio to its compression, each made once."""
+
+    @cache
+    def make(name, ratio):
+        return facts.compress(networks[name], estimator="pela", ratio=ratio, input_shape=IMAGE)
+
+    return make
+
+
 @pytest.mark.parametrize("column", range(4), ids=["dense", "60 %", "50 %", "40 %"])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_gflops(networks, name, column):
-    ratio = (1.0, 0.6, 0.5, 0.4)[column]
-    result = facts.compress(networks[name], estimator="pela", ratio=ratio, input_shape=IMAGE)
+def test_published_gflops(compressed, name, column):
+    result = compressed(name, (1.0, 0.6, 0.5, 0.4)[column])
     counted = facts.count_cost(result.model, IMAGE).flops
     assert f"{counted / 1e9:.2f}" == f"{PUBLISHED[name][column]:.2f}"
     assert result.summary.after.flops == counted
@@ -53,9 +64,8 @@ def test_published_parameters(networks, name, millions):
 
 
 @pytest.mark.parametrize(("name", "expected"), NUM_LAYERS.items())
-def test_published_numbers_of_layers(networks, name, expected):
-    result = facts.compress(networks[name], estimator="pela", input_shape=IMAGE)
-    assert len(result.plan) == expected
+def test_published_numbers_of_layers(compressed, name, expected):
+    assert len(compressed(name, 0.5).plan) == expected
 
 
 @pytest.mark.parametrize("name", ["DeiT-B distilled", "DeiT-B plain"])
@@ -74,12 +84,11 @@ def test_full_rule_adds_mambavisions_mixing(networks):
     assert full - paper == attention + convolutions + scan + stem_norms
 
 
-def test_full_rule_follows_the_compressed_products(networks):
+def test_full_rule_follows_the_compressed_products(networks, compressed):
     """What compression saves is the same under both rules."""
-    dense = networks["DeiT-B plain"]
-    compressed = facts.compress(dense, estimator="pela", input_shape=IMAGE).model
+    dense, small = networks["DeiT-B plain"], compressed("DeiT-B plain", 0.5).model
     saved = [
-        facts.count_cost(dense, IMAGE, rule).flops - facts.count_cost(compressed, IMAGE, rule).flops
+        facts.count_cost(dense, IMAGE, rule).flops - facts.count_cost(small, IMAGE, rule).flops
         for rule in ("paper", "full")
     ]
     assert saved[0] == saved[1] > 16e9

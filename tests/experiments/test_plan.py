@@ -13,6 +13,7 @@ from experiments.config import CONF
 from experiments.examination import Finding
 from experiments.plan import duration, show_cells, state_of
 from experiments.reproduce import Place, by_data, look_first
+from experiments.reproduce import main as reproduce
 
 ROOT = Path(CONF).parent
 
@@ -21,25 +22,32 @@ def place(config) -> Place:
     return Place("demo", "row", "column", config)
 
 
-def run(module: str, *overrides: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", module, *overrides]
-    wide = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=wide)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function from a command's main function and its overrides to what it prints."""
+
+    def call(main, *overrides):
+        monkeypatch.setattr(sys, "argv", ["command", *overrides, "hydra/job_logging=none", "hydra/hydra_logging=none"])
+        main()
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("COLUMNS", "200")
+    return call
 
 
-def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(tmp_path):
-    options = ["experiment=fisher_estimators", f"results={tmp_path}", "tracking=off", "plan=true"]
-    done = run("experiments.reproduce", *options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("to do") == 14
-    assert "deit_b, classification" in done.stdout and "together" in done.stdout
+def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_path):
+    printed = run(reproduce, "experiment=fisher_estimators", f"results={tmp_path}", "tracking=off", "plan=true")
+    assert printed.count("to do") == 14
+    assert "deit_b, classification" in printed and "together" in printed
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 
 
 def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
     options = ["experiment=sensitivity_interpolation", "profile=paper", f"results={tmp_path}"]
     options += [f"task.paper.root={tmp_path}"]
-    done = run("experiments.doctor", *options)
+    command = [sys.executable, "-m", "experiments.doctor", *options]
+    wide = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=wide)
     assert done.returncode == 1
     assert "data of classification" in done.stdout and "problem" in done.stdout
     assert "no ImageNet at" in done.stdout

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
 
 import experiments.reproduce
 from experiments.cell import Cell
@@ -140,8 +142,9 @@ def test_a_search_leaves_its_proof_in_the_record(cell_config):
     assert record.figures["search_minutes"] > 0
 
 
-def test_an_experiment_that_does_not_exist_is_refused_with_the_choices(tmp_path):
-    command = [sys.executable, "-m", "experiments.reproduce", "experiment=classification_55", f"results={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "classification_50" in done.stderr
+def test_an_experiment_that_does_not_exist_is_refused_with_the_choices():
+    with (
+        initialize_config_dir(CONF, version_base="1.3"),
+        pytest.raises(MissingConfigException, match=r"experiment/classification_55[^$]*classification_50"),
+    ):
+        compose("reproduce", ["experiment=classification_55"])
