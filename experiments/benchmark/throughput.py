@@ -10,6 +10,7 @@ from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
 from facts.compression import compress
 from facts.hardware import Speed, TimingPolicy, speeds
+from facts.search import Uniform
 
 ORIGINAL = "original"
 
@@ -17,6 +18,7 @@ ORIGINAL = "original"
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
     command.add_argument("--ratio", type=float, default=0.5, help="of the linear layers' FLOPs")
+    command.add_argument("--step", type=int, default=16, help="of the ranks of another network, of the same FLOPs")
     command.add_argument("--compile", action="store_true", help="also under torch.compile, which takes minutes")
     add_setting(command)
 
@@ -26,16 +28,22 @@ def run(args: argparse.Namespace) -> None:
     for name in args.models:
         setting = Setting.of(name, args)
         model, (images, _) = setting.build()
-        networks = {ORIGINAL: model, f"{args.ratio:.0%} of the FLOPs": halved(model, args.ratio)}
+        share = f"{args.ratio:.0%} of the FLOPs"
+        networks = {
+            ORIGINAL: model,
+            share: low_rank(model, args.ratio, 1),
+            f"{share}, ranks in steps of {args.step}": low_rank(model, args.ratio, args.step),
+        }
         for compiled in [False, True][: 1 + args.compile]:
             found = speeds(networks, images, policy, setting.dtype, compiled)
             rows += map(partial(row, setting.title, compiled, found), found)
             write_results("throughput", pd.DataFrame(rows), text(args), args)  # at once: the next takes minutes
 
 
-def halved(model: nn.Module, ratio: float) -> nn.Module:
+def low_rank(model: nn.Module, ratio: float, step: int) -> nn.Module:
     """Uniform ranks; speed does not ask for good weights."""
-    return compress(model, estimator="pela", ratio=ratio, input_shape=model.pretrained_cfg["input_size"]).model
+    shape = model.pretrained_cfg["input_size"]
+    return compress(model, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, input_shape=shape).model
 
 
 def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, float | str]:

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import AllocationProblem, Plan, Search, SearchResult, rank_of_ratio
+from facts.search.base import AllocationProblem, Multiple, Plan, Search, SearchResult, rank_of_ratio
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -14,18 +14,29 @@ class Uniform(Search):
     number of thousandths at which that holds too.
 
     The two factors of a layer cost `rank (d_in + d_out)` for each token as well as in parameters, so one plan meets the
-    ratio in FLOPs and in parameters alike.
+    ratio in FLOPs and in parameters alike. Ranks are multiples of `rank_multiple` where layers are wide enough: rounded
+    down, and then up within the budget, first those that lost most.
     """
 
+    rank_multiple: Multiple = 1
+
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        def plan(ratio: float) -> Plan:
+        def ranks(ratio: float) -> dict[str, int]:
             return {
                 name: rank_of_ratio(layer.out_features, layer.in_features, ratio)
                 for name, layer in problem.layers.items()
             }
 
-        tightest = plan(min(problem.bounds.values()))
-        if "latency" not in problem.bounds or problem.fits(tightest):
-            return SearchResult(tightest)
-        too_slow = bisect_left(range(1, 1000), True, key=lambda thousandths: not problem.fits(plan(thousandths / 1000)))
-        return SearchResult(plan(too_slow / 1000))
+        largest = ranks(min(problem.bounds.values()))
+        if "latency" in problem.bounds and not problem.fits(largest):
+            too_slow = bisect_left(range(1, 1000), True, key=lambda i: not problem.fits(ranks(i / 1000)))
+            largest = ranks(too_slow / 1000)
+        return SearchResult(self._rounded(problem, largest))
+
+    def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> Plan:
+        plan: Plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
+        for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
+            raised = plan | {name: plan[name] + self.rank_multiple}
+            if plan[name] < ranks[name] and problem.fits(raised):
+                plan = raised
+        return plan

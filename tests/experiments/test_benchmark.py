@@ -37,7 +37,8 @@ def test_loader(benchmark, tmp_path):
 
 def test_throughput(benchmark):
     table = benchmark("throughput", "--models", "deit_b")
-    assert list(table.network) == ["original", "50% of the FLOPs"] and list(table.compiled) == ["no", "no"]
+    share = "50% of the FLOPs"
+    assert list(table.network) == ["original", share, f"{share}, ranks in steps of 16"]
     assert table["speed-up"][0] == 1 and (table["images per second"] > 0).all()
 
 

@@ -17,7 +17,7 @@ SEARCHES = {
     "CoRS-Fisher, exact": CoRSFisher(profile="exact"),
 }
 SEARCH_RATIOS = (0.8, 0.7)
-MEASURED, PREDICTED = 40, 240  # photos that CoRS compares outputs on (512 in the paper), and that CoRS-Fisher sees
+MEASURED, PREDICTED = 40, 480  # photos that CoRS compares outputs on (512 in the paper), and that CoRS-Fisher sees
 SEARCH_GAIN = 5.0
 
 

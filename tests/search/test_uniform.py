@@ -41,3 +41,18 @@ def test_every_layer_keeps_the_same_fraction(cost):
     layers = {"a": nn.Linear(40, 120), "b": nn.Linear(64, 64)}
     problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {cost: 0.5}, rows={"a": 7, "b": 2})
     assert Uniform().allocate(problem).plan == {"a": 15, "b": 16}
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("step", [4, 16])
+def test_rounded_ranks_spend_the_same_budget(ratio, step):
+    layers = {f"{n}": nn.Linear(40 + 8 * n, 120) for n in range(8)} | {"narrow": nn.Linear(4, 6)}
+    problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {"params": ratio})
+    exact, rounded = (Uniform(rank_multiple=multiple).allocate(problem).plan for multiple in (1, step))
+    assert problem.fits(rounded)
+    assert all(rank % step == 0 for name, rank in rounded.items() if name != "narrow" and rank >= step)
+    assert all(abs(rounded[name] - rank) < step for name, rank in exact.items())
+    # What is left does not pay for one more step of any layer that was rounded down.
+    for name, rank in rounded.items():
+        assert rank >= exact[name] or not problem.fits(rounded | {name: rank + step})
+    assert rounded["narrow"] == exact["narrow"]
