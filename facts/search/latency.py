@@ -43,6 +43,7 @@ class LatencyTable:
     ):
         self.model, self.layers, self.rows, self.inputs = model, layers, rows, inputs
         self.precision, self.num_turns = precision, num_turns
+        self.correction = 1.0
 
     @property
     def dense(self) -> float:
@@ -60,7 +61,15 @@ class LatencyTable:
         if rank is None:
             return medians[None]
         ranks = sorted(medians.keys() - {None})
-        return float(np.interp(rank, ranks, [medians[rank] for rank in ranks]))
+        return self.correction * float(np.interp(rank, ranks, [medians[rank] for rank in ranks]))
+
+    def predicted(self, plan: Mapping[str, int | None]) -> float:
+        """Seconds of the whole network with a plan."""
+        return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
+
+    def correct(self, plan: Mapping[str, int | None], share: float) -> None:
+        """Scale the low-rank layers' times, after a plan took this share of what the network takes dense."""
+        self.correction *= (share * self.dense - self.rest) / (self.predicted(plan) - self.rest)
 
     @cached_property
     def _medians(self) -> dict[str, dict[int | None, float]]:

@@ -45,4 +45,6 @@ def test_throughput(benchmark):
 def test_latency(benchmark):
     """The small networks have no latency to save: all but nothing is asked for."""
     table = benchmark("latency", "--models", "deit_b", "--ratios", 0.999, "--search", "uniform")
-    assert table["allowed [%]"][0] == 99.9 and (table[["predicted [%]", "measured [%]"]] > 0).all(axis=None)
+    assert table["allowed [%]"][0] == 99.9 and (table[["predicted [%]", "measured [%]", "measured again [%]"]] > 0).all(
+        axis=None
+    )
