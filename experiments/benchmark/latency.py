@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> None:
 def text(args: argparse.Namespace) -> str:
     return (
         f"Random weights and images, ranks by search={args.search}; shares are of the original network's latency for "
-        "one batch. Predicted is what the layers' table promises for the plan; measured is what the search accepted, and "
-        f"measured again once it was done: medians of {args.repeats} turns with the original. The search's time is that "
-        "of the table and of these measurements.\n\n"
+        "one batch. Predicted is what the layers' table promises for the plan; measured is what the search accepted, "
+        f"and measured again once it was done: medians of {args.repeats} turns with the original. The search's time is "
+        "that of the table and of these measurements.\n\n"
         "Written by `python -m experiments.benchmark latency`."
     )

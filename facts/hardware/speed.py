@@ -50,10 +50,7 @@ def speeds(
 
 
 def batch_seconds(
-    networks: Mapping[str, nn.Module],
-    inputs: Any,
-    policy: TimingPolicy,
-    precision: torch.dtype = torch.float32,
+    networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
     """Of networks that take turns on the same inputs."""
     with ExitStack() as stack:
@@ -85,5 +82,6 @@ def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | 
     own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
     torch.cuda.reset_peak_memory_stats(batch.device)
     before = torch.cuda.memory_allocated(batch.device)
-    _forward(network, batch, precision)
+    with evaluating(network):
+        _forward(network, batch, precision)
     return own + torch.cuda.max_memory_allocated(batch.device) - before

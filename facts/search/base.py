@@ -38,10 +38,9 @@ class AllocationProblem:
 
     FLOPs and parameters are those of these layers alone, latency is that of the whole network. `rows` says how many
     vectors a layer multiplies for one sample, `latency` how long it takes; both only matter to the bounds that need
-    them. `sensitivity` are the batches on which a changed network is compared with the
-    original, `calibration` those that a search may train on. `energies_are_losses` where the decompositions' energies
-    are in the metric of an estimated Fisher. Errors are kept in `cache`, which must be of this model and these
-    decompositions.
+    them. `sensitivity` are the batches on which a changed network is compared with the original, `calibration` those
+    that a search may train on. `energies_are_losses` where the decompositions' energies are in the metric of an
+    estimated Fisher. Errors are kept in `cache`, which must be of this model and these decompositions.
     """
 
     model: nn.Module
