@@ -305,8 +305,7 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
     if "flops" in summary.budget:
         metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
     if latency := summary.latency:  # in percent of the original's
-        metrics["predicted_latency"] = 100 * latency["predicted"] / latency["dense"]
-        metrics["measured_latency"] = 100 * latency["measured"] / latency["measured_dense"]
+        metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
     fields = ("repaired", "spent", "budget", "latency", "solution", "profile")
     outcome = {"plan": result.plan, "seconds": dict(summary.seconds), "metrics": metrics}
     return result.model, summary.after, outcome | {name: getattr(summary, name) for name in fields}

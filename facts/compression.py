@@ -34,7 +34,7 @@ from facts.search.latency import LatencyTable
 log = logging.getLogger(__name__)
 
 NUM_SENSITIVITY = 512
-LATENCY_TOLERANCE = 0.02  # above the budget, when measured again: less than the stopwatch's own error
+LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the stopwatch's own error
 MAX_CORRECTIONS = 2
 
 
@@ -44,7 +44,7 @@ class Summary:
 
     FLOPs are None where no input shape is known. `spent` and `budget` are those of the compressed layers alone, for
     each cost that was bounded. Where latency was, `latency` holds seconds of the whole network on one batch: `dense`
-    and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns with `measured_dense`.
+    and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns with the original.
     `solution` is the solver's proof, where the search used one: status, error, bound, gap.
     `profile` lists, by layer, the ranks, their ratios, and the errors there that the search measured or predicted.
     `repaired` counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each
@@ -313,7 +313,8 @@ def _search_and_measure(
 ) -> tuple[SearchResult, nn.Module, dict[str, float]]:
     """A plan, its network, and seconds of a batch as in `Summary` where latency is bounded.
 
-    A network that turns out too slow corrects the table of its layers' times, and the search goes again.
+    A network that takes longer or shorter than predicted corrects the table of its layers' times, and the search goes
+    again.
     """
     for attempt in itertools.count():
         result = _search(problem, search)
@@ -321,21 +322,21 @@ def _search_and_measure(
         if "latency" not in problem.bounds:
             return result, compressed, {}
         latency = _latencies(problem, compressed, result.plan, timing)
-        share, allowed = latency["measured"] / latency["measured_dense"], problem.bounds["latency"]
-        log.info("latency: %.1f %% of the original's, %.1f %% allowed", 100 * share, 100 * allowed)
-        if share <= allowed * (1 + LATENCY_TOLERANCE) or attempt == MAX_CORRECTIONS:
+        shares = {name: f"{seconds / latency['dense']:.1%}" for name, seconds in latency.items()}
+        log.info("latency: %(predicted)s of the original's predicted, %(measured)s measured", shares)
+        if abs(latency["measured"] / latency["predicted"] - 1) <= LATENCY_TOLERANCE or attempt == MAX_CORRECTIONS:
             return result, compressed, latency
-        problem.latency.correct(result.plan, share)
+        problem.latency.correct(result.plan, latency["measured"])
 
 
 def _latencies(problem: AllocationProblem, compressed: nn.Module, plan: Plan, timing: TimingPolicy) -> dict[str, float]:
-    table, networks = problem.latency, {"measured_dense": problem.model, "measured": compressed}
-    measured = parallel.from_main(lambda: batch_seconds(networks, table.inputs, timing, problem.precision))
+    table, networks = problem.latency, {"dense": problem.model, "compressed": compressed}
+    times = parallel.from_main(lambda: batch_seconds(networks, table.inputs, timing, problem.precision))
     return {
         "dense": table.dense,
         "allowed": problem.bounds["latency"] * table.dense,
         "predicted": table.predicted(plan),
-        **{name: found.median for name, found in measured.items()},
+        "measured": times["compressed"].ratio(times["dense"]) * table.dense,
     }
 
 

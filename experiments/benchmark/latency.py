@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> None:
             again = batch_seconds(networks, batch[0], policy, setting.dtype)
             shares = {
                 "predicted [%]": found["predicted"] / found["dense"],
-                "measured [%]": found["measured"] / found["measured_dense"],
-                "measured again [%]": again["compressed"].median / again["original"].median,
+                "measured [%]": found["measured"] / found["dense"],
+                "measured again [%]": again["compressed"].ratio(again["original"]),
             }
             rows.append(
                 {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from statistics import median, quantiles
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import ConfigDict, Field
@@ -27,6 +27,10 @@ class Timing:
         """The interquartile range as a share of the median."""
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return (high - low) / self.median
+
+    def ratio(self, other: Self) -> float:
+        """Of the seconds to another's, the median over the turns that both took."""
+        return median(own / others for own, others in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

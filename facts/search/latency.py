@@ -67,9 +67,9 @@ class LatencyTable:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
 
-    def correct(self, plan: Mapping[str, int | None], share: float) -> None:
-        """Scale the low-rank layers' times, after a plan took this share of what the network takes dense."""
-        self.correction *= (share * self.dense - self.rest) / (self.predicted(plan) - self.rest)
+    def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
+        """Scale the low-rank layers' times, after the whole network took these seconds with a plan."""
+        self.correction *= (seconds - self.rest) / (self.predicted(plan) - self.rest)
 
     @cached_property
     def _medians(self) -> dict[str, dict[int | None, float]]:

@@ -13,6 +13,12 @@ def test_the_median_and_the_spread_of_turns():
     assert timing.spread == pytest.approx((4 - 2) / 3)
 
 
+def test_a_ratio_is_that_of_the_same_turns():
+    """The machine slows down tenfold in the last turn, and both with it."""
+    assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
+    assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
+
+
 def test_functions_take_turns():
     calls = []
     policy = TimingPolicy(num_turns=3, min_seconds=0)

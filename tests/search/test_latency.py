@@ -106,11 +106,10 @@ def test_a_latency_budget_is_kept_and_spent(clock, search, ratio):
     assert found["allowed"] == ratio * found["dense"]
     assert 0.9 * found["allowed"] < found["predicted"] <= found["allowed"]
     assert found["measured"] == pytest.approx(found["predicted"])
-    assert found["measured_dense"] == found["dense"]
 
 
-@pytest.mark.parametrize(("together", "num_searches"), [(1.0, 1), (1.2, 2)])
-def test_a_network_slower_than_predicted_corrects_the_table(clock, monkeypatch, together, num_searches):
+@pytest.mark.parametrize(("together", "num_searches"), [(1.0, 1), (1.01, 1), (1.2, 2), (0.8, 2)])
+def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, monkeypatch, together, num_searches):
     searches = []
     allocate = Uniform.allocate
     monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
@@ -118,8 +117,8 @@ def test_a_network_slower_than_predicted_corrects_the_table(clock, monkeypatch, 
     batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
     found = facts.compress(make_model(), batches, ratio=0.7, cost="latency", timing=QUICK).summary.latency
     assert len(searches) == num_searches
-    assert 0.9 * 0.7 < found["measured"] / found["measured_dense"] <= 0.7
-    assert found["measured"] == pytest.approx(found["predicted"])
+    assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
+    assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
 
 
 def test_latency_beside_another_bound(clock):
