@@ -68,8 +68,12 @@ class LatencyTable:
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank layers' times, after the whole network took these seconds with a plan."""
-        self.correction *= (seconds - self.rest) / (self.predicted(plan) - self.rest)
+        """Scale the low-rank layers' times, after the whole network took these seconds with a plan.
+
+        By two at most: on a busy machine a stopwatch can say anything, even less than the rest of the network takes.
+        """
+        factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
+        self.correction *= min(max(factor, 0.5), 2.0)
 
     @cached_property
     def _medians(self) -> dict[str, dict[int | None, float]]:

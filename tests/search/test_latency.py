@@ -121,6 +121,15 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
 
 
+@pytest.mark.parametrize(("seconds", "factor"), [(0, 0.5), (10**9, 2)])
+def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
+    table = make_table(make_model(), torch.randn(4, 64))
+    plan = dict.fromkeys(table.layers, 8)
+    before = table.predicted(plan)
+    table.correct(plan, seconds)
+    assert table.predicted(plan) - table.rest == pytest.approx(factor * (before - table.rest))
+
+
 def test_latency_beside_another_bound(clock):
     batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
     settings = {"search": "cors", "ratio": 0.7, "cost": "latency", "timing": QUICK}
