@@ -115,8 +115,8 @@ class Cell:
     @property
     def depends_on_device(self) -> bool:
         """Whether something is timed."""
-        timed = self.analysis is not None and self.analysis.depends_on_device
-        return timed or "latency" in (self.config.cost, *self.config.bounds)
+        by_analysis = self.analysis is not None and self.analysis.depends_on_device
+        return by_analysis or "latency" in (self.config.cost, *self.config.bounds)
 
     def identity(self) -> dict[str, Any]:
         """What a result depends on: neither the tracking, nor where files lie, nor the device unless it is timed."""

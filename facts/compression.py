@@ -144,8 +144,7 @@ def compress(
         energies_are_losses=isinstance(estimator, TwoSidedEstimator),
         cache=kept and Cache(kept.folder / _file_name(estimator)),
     )
-    with timed(seconds, "search"):
-        result, compressed, latency = _search_and_measure(problem, search, timing)
+    result, compressed, latency = _search_and_measure(problem, search, timing, seconds)
     seconds["search"] += result.saved_seconds
     summary = Summary(
         before=_cost(model, example),
@@ -309,7 +308,7 @@ def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -
 
 
 def _search_and_measure(
-    problem: AllocationProblem, search: Search, timing: TimingPolicy
+    problem: AllocationProblem, search: Search, timing: TimingPolicy, seconds: dict[str, float]
 ) -> tuple[SearchResult, nn.Module, dict[str, float]]:
     """A plan, its network, and seconds of a batch as in `Summary` where latency is bounded.
 
@@ -317,12 +316,14 @@ def _search_and_measure(
     again.
     """
     for attempt in itertools.count():
-        result = _search(problem, search)
+        with timed(seconds, "search"):
+            result = _search(problem, search)
         compressed = apply_plan(problem.model, problem.decompositions, result.plan)
         if "latency" not in problem.bounds:
             return result, compressed, {}
-        latency = _latencies(problem, compressed, result.plan, timing)
-        shares = {name: f"{seconds / latency['dense']:.1%}" for name, seconds in latency.items()}
+        with timed(seconds, "search"):
+            latency = _latencies(problem, compressed, result.plan, timing)
+        shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency: %(predicted)s of the original's predicted, %(measured)s measured", shares)
         if abs(latency["measured"] / latency["predicted"] - 1) <= LATENCY_TOLERANCE or attempt == MAX_CORRECTIONS:
             return result, compressed, latency

@@ -3,7 +3,6 @@
 import argparse
 
 import pandas as pd
-import torch
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
@@ -47,7 +46,6 @@ def run(args: argparse.Namespace) -> None:
                 }
             )
             write_results("latency", pd.DataFrame(rows), text(args), args)  # at once: the next takes minutes
-        torch.cuda.empty_cache()
 
 
 def text(args: argparse.Namespace) -> str:

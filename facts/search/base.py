@@ -89,13 +89,23 @@ class AllocationProblem:
 
     @cached_property
     def budget(self) -> tuple[float, ...]:
-        """What may be spent on the layers, the ratios taken as they are written: 0.7 of 10 is 7."""
+        """What may be spent on the layers, the ratios taken as they are written: 0.7 of 10 is 7.
+
+        Raises `ValueError` for a latency that leaves the layers nothing.
+        """
         return tuple(
-            ratio * self.latency.dense - self.latency.rest
-            if name == "latency"
-            else math.floor(Fraction(str(ratio)) * Fraction(dense))
+            self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
             for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
         )
+
+    def _latency_budget(self, ratio: float) -> float:
+        budget = ratio * self.latency.dense - self.latency.rest
+        if budget <= 0:
+            raise ValueError(
+                f"the network takes {self.latency.rest / self.latency.dense:.0%} of its latency outside the layers to "
+                f"compress: a ratio of {ratio} cannot be met, allow more than that"
+            )
+        return budget
 
     def fits(self, plan: Plan) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))

@@ -36,7 +36,8 @@ class Uniform(Search):
     def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> Plan:
         plan: Plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
         for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
-            raised = plan | {name: plan[name] + self.rank_multiple}
-            if plan[name] < ranks[name] and problem.fits(raised):
-                plan = raised
+            higher = plan[name] + self.rank_multiple
+            worthwhile = plan[name] < ranks[name] and higher <= problem.full_rank(name)
+            if worthwhile and problem.fits(plan | {name: higher}):
+                plan[name] = higher
         return plan

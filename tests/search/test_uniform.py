@@ -52,7 +52,16 @@ def test_rounded_ranks_spend_the_same_budget(ratio, step):
     assert problem.fits(rounded)
     assert all(rank % step == 0 for name, rank in rounded.items() if name != "narrow" and rank >= step)
     assert all(abs(rounded[name] - rank) < step for name, rank in exact.items())
-    # What is left does not pay for one more step of any layer that was rounded down.
+    assert all(rank <= problem.full_rank(name) for name, rank in rounded.items())
+    # What is left does not pay for one more step of any layer that was rounded down and would still be cheaper by it.
     for name, rank in rounded.items():
-        assert rank >= exact[name] or not problem.fits(rounded | {name: rank + step})
+        if rank + step <= problem.full_rank(name):
+            assert rank >= exact[name] or not problem.fits(rounded | {name: rank + step})
     assert rounded["narrow"] == exact["narrow"]
+
+
+def test_no_rank_is_rounded_up_to_more_than_a_layer_has():
+    layers = {"thin": nn.Linear(500, 20), "wide": nn.Linear(500, 500)}
+    problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {"params": 0.95})
+    assert problem.fits({"thin": 32, "wide": 224})  # the budget alone would allow it
+    assert Uniform(rank_multiple=16).allocate(problem).plan["thin"] == 16
