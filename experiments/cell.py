@@ -24,7 +24,7 @@ from facts.compression import all_bounds, compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
 from facts.files import locked, replacing, writable_folder
-from facts.finetuning import Finetuning, finetune
+from facts.finetuning import Finetuning, Stages, finetune, train_in_stages
 from facts.hardware import TimingPolicy
 from facts.layers import select_layers
 from facts.losses import Loss, SampledLabels
@@ -53,6 +53,7 @@ class Cell:
     analysis: Analysis | None = None
     pruner: Pruner | None = None
     finetuning: Finetuning | None = None
+    stages: Stages | None = None
 
     @classmethod
     def of(cls, config: DictConfig) -> "Cell":
@@ -65,11 +66,14 @@ class Cell:
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
         others = (config.analysis, config.pruning, config.finetuning)
         analysis, pruner, finetuning = (instantiate(node[profile]) if node else None for node in others)
+        stages = config.stages and Stages(**{part: instantiate(node[profile]) for part, node in config.stages.items()})
         recipe = json.dumps(OmegaConf.to_container(config.model[profile], resolve=True))
         model = load_model(recipe, config.hardware.device)
         if analysis:
             analysis.check(model, estimator)
-        return cls(config, model, task, estimator, search, analysis, pruner, finetuning)
+        if stages and not getattr(model.recipe, "classifier", None):
+            raise ValueError(f"stages={config.model.name}: only a network with a classifier is trained in stages")
+        return cls(config, model, task, estimator, search, analysis, pruner, finetuning, stages)
 
     @cached_property
     def model_hash(self) -> str:
@@ -137,6 +141,8 @@ class Cell:
             what |= {"machine": machine(), "num_threads": torch.get_num_threads()}
         if self.finetuning:
             what["finetuning"] = self.finetuning.identity()
+        if self.stages:
+            what["stages"] = {"classifier": self.model.recipe.classifier.origin(), **self.stages.identity()}
         if self.pruner:
             return {**what, **numerics, "pruning": repr(self.pruner), "ratio": config.ratio, "cost": config.cost}
         if self.estimator is None:
@@ -149,6 +155,8 @@ class Cell:
 def check(config: DictConfig) -> None:
     """The top-level values. Raises `ValueError` with the field's name."""
     all_bounds(config.ratio, config.cost, config.bounds)
+    if config.stages and not config.estimator["_target_"]:
+        raise ValueError("stages begin with a compression: choose an estimator beside it")
     if config.pruning and (config.estimator["_target_"] or config.bounds):
         raise ValueError("pruning takes an estimator's place: choose estimator=none, and bounds={}, beside it")
     for field, value, allowed in (
@@ -243,7 +251,9 @@ def set_up(config: DictConfig) -> None:
 def measure(cell: Cell) -> dict[str, Any]:
     """Compress and evaluate: the fields of the record that this yields."""
     shape = cell.task.input_shape(cell.model)
-    if cell.pruner:
+    if cell.stages:
+        model, cost, outcome = train_cell(cell, shape)
+    elif cell.pruner:
         model, cost, outcome = prune_cell(cell, shape)
     elif cell.estimator:
         model, cost, outcome = compress_cell(cell, shape)
@@ -321,6 +331,22 @@ def prune_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cos
         model = parallel.from_main(lambda: cell.pruner.prune(problem).cpu())
     model = model.to(next(cell.model.parameters()).device)
     return model, count_cost(model, input_shape), {"seconds": seconds}
+
+
+def train_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
+    """The network trained on a compressed backbone, its cost, and the backbone's plan."""
+    compression = {
+        "estimator": cell.estimator,
+        "search": cell.search,
+        "ratio": cell.config.ratio,
+        "cost": cell.config.cost,
+        "bounds": dict(cell.config.bounds),
+        "memory": cell.memory,
+        "precision": cell.precision,
+    }
+    folder = cell.folder / "finetuning"
+    model, plan, seconds = train_in_stages(cell.model, cell.task, cell.stages, compression, folder)
+    return model, count_cost(model, input_shape), {"plan": plan, "seconds": seconds}
 
 
 def log_record(run: Any, record: Record) -> None:

@@ -62,6 +62,15 @@ class Tracking:
 
 
 @dataclass
+class Stages:
+    """The fields of `facts.finetuning.Stages`, each with one target a profile."""
+
+    task: ByProfile = MISSING
+    retraining: ByProfile = MISSING
+    training: ByProfile = MISSING
+
+
+@dataclass
 class Experiment:
     """A table or a figure: rows and columns of overrides, the figures of the paper, and how to show them.
 
@@ -102,6 +111,7 @@ class Config:
     analysis: ByProfile | None = None
     pruning: ByProfile | None = None
     finetuning: ByProfile | None = None
+    stages: Stages | None = None
     experiment: Experiment | None = None
     ratio: float = 0.5
     cost: str = "flops"

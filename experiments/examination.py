@@ -1,7 +1,6 @@
 """Whether cells can go through: packages, device, checkpoints, data, room on the disk, tracking."""
 
 import importlib.metadata
-import importlib.util
 import itertools
 import os
 import shutil
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from experiments.cell import instantiate
 from experiments.estimate import Estimate, estimate
+from experiments.extras import OF_TASKS, how_to_install, missing_packages
 from experiments.record import PACKAGES
 from facts.files import writable_folder
 from facts.memory import MemoryPolicy
@@ -42,9 +42,14 @@ def examine(columns: Iterable[list[DictConfig]]) -> list[Finding]:
     """Everything that these cells will need, those together that share a network and its data."""
     columns = list(columns)
     configs = list(itertools.chain(*columns))
+    found = list(packages(configs))
+    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    if not columns:
+        return found
+    configs = list(itertools.chain(*columns))
     needs = [estimate(column) for column in columns]
     return [
-        *packages(configs),
+        *found,
         device(configs[0], max(needs, key=lambda need: need.memory)),
         *compiler(configs[0]),
         *checkpoints(configs),
@@ -56,19 +61,24 @@ def examine(columns: Iterable[list[DictConfig]]) -> list[Finding]:
 
 def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
     yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
-    wanted = {}
-    for config in configs:
-        if config.analysis and config.analysis.name == "token_coupling":
-            wanted["hyppo"] = "analysis"
-        if config.search.get("solver") == "highs":
-            wanted["highspy"] = "highs"
-        if config.pruning and config.pruning.name == "isomorphic":
-            wanted["torch-pruning"] = "pruning"
-    for name, extra in wanted.items():
-        if importlib.util.find_spec(name.replace("-", "_")):
-            yield Finding(name, "fine", f"{name} {importlib.metadata.version(name)}")
+    for extra in dict.fromkeys(extra for config in configs for extra in extras_of(config)):
+        what, lacking = f"packages of the extra {extra}", missing_packages(extra)
+        if lacking:
+            yield Finding(what, "problem", f"{', '.join(lacking)} missing", how_to_install(extra))
         else:
-            yield Finding(name, "problem", "not installed", f"pip install 'facts[{extra}]'")
+            yield Finding(what, "fine", "installed")
+
+
+def extras_of(config: DictConfig) -> Iterator[str]:
+    """What a cell needs besides the base installation."""
+    if config.analysis and config.analysis.name == "token_coupling":
+        yield "analysis"
+    if config.search.get("solver") == "highs":
+        yield "highs"
+    if config.pruning and config.pruning.name == "isomorphic":
+        yield "pruning"
+    if extra := OF_TASKS.get(config.task.name):
+        yield extra
 
 
 def device(config: DictConfig, need: Estimate) -> Finding:

@@ -24,6 +24,7 @@ from experiments.cell import Cell, run_cell
 from experiments.config import CONF, Config, Experiment
 from experiments.estimate import estimate, measure_rates
 from experiments.examination import examine, show_findings
+from experiments.extras import OF_TASKS, missing_packages
 from experiments.figures import draw_figure
 from experiments.plan import show_cells, show_estimates, state_of
 from experiments.publication import publish
@@ -129,7 +130,7 @@ def show_plan(experiments: list[Experiment], places: list[Place], config: Config
         show_cells(experiment.title, {(place.row, place.column): states[id(place)] for place in own}, console)
     needs = {}
     for column in by_data(places):
-        if left := [place.config for place in column if states[id(place)] != "done"]:
+        if left := [place.config for place in column if states[id(place)] in ("to do", "failed", "weights not here")]:
             needs[f"{left[0].model.name}, {left[0].task.name} ({len(needs) + 1})"] = len(left), estimate(left)
     show_estimates(needs, measure_rates(config.hardware.device), console)
 
@@ -149,12 +150,17 @@ def show(experiment: Experiment, places: list[Place], folder: Path, config: Conf
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
-    """The experiment of the configuration, or every file of `conf/experiment`."""
+    """The experiment of the configuration, or every file of `conf/experiment` that what is installed allows."""
     if config.experiment.name != "all":
         return [config.experiment]
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     names = [name for name in options if name != "all" and not name.startswith("_")]
-    return [compose(f"experiment={name}").experiment for name in names]
+    experiments = [compose(f"experiment={name}").experiment for name in names]
+    lacking = {experiment.name: missing_packages(OF_TASKS.get(experiment.task)) for experiment in experiments}
+    for name, packages in lacking.items():
+        if packages:
+            log.warning("%s is left out, since %s are missing: make reproduce-all", name, ", ".join(packages))
+    return [experiment for experiment in experiments if not lacking[experiment.name]]
 
 
 def places_of(experiment: Experiment) -> list[Place]:

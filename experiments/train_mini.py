@@ -3,18 +3,21 @@
 A fixed number of epochs, then the last weights: the test split picks no weights. The networks' sizes, initial spread
 and number of epochs were picked by hand, with its accuracy in view, so that the dense networks do well and plain
 truncation of the weights at half the rank costs several points. No other method was looked at for that. It was done
-for `deit_b`, `swin_b`, `convnext_b` and `mambavision_b`; the others' sizes follow from these, with nothing tuned.
+for `deit_b`, `swin_b`, `convnext_b` and `mambavision_b`; the other classifiers' sizes follow from these, with nothing
+tuned. Detectors and segmenters are trained from their own classifiers, by the recipe that PELA's protocol ends with;
+its epochs and rate, and the scenes, were picked for the dense networks.
 """
 
 import argparse
 import math
 import os
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -23,17 +26,31 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from facts.models import Recipe
+from experiments.config import CONF
+from experiments.extras import how_to_install, missing_packages
+from facts.finetuning import finetune
+from facts.models import OpenMMLabModel, Recipe
+from facts.models.transplant import untrained
 from facts.models.weights import CHECKPOINTS
-from facts.tasks.digits import load_images
+from facts.tasks import Task
+from facts.tasks.digits import input_size, load_images
 
-CONFIGS = Path(__file__).parents[1] / "conf" / "model"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
+# What trains the networks of each library: a task and a recipe in `conf/`.
+DENSE = {"mmdet": ("coco", "detection_1x"), "mmseg": ("ade20k", "segmentation_160k")}
 
 
 def mini_recipe(name: str, **overrides: str) -> Recipe:
     """The recipe under `mini` in the model's configuration."""
-    return instantiate(OmegaConf.load(CONFIGS / f"{name}.yaml").mini, _convert_="all", **overrides)
+    return instantiate(OmegaConf.load(Path(CONF) / "model" / f"{name}.yaml").mini, _convert_="all", **overrides)
+
+
+def mini_recipes() -> dict[str, Recipe]:
+    """All small networks, classifiers first; those that only a backbone comes from are called by their files."""
+    recipes = {path.stem: mini_recipe(path.stem) for path in FILES}
+    dense = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, OpenMMLabModel)}
+    backbones = {Path(recipe.classifier.weights).stem: recipe.classifier for recipe in dense.values()}
+    return {name: recipe for name, recipe in recipes.items() if name not in dense} | backbones | dense
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -44,7 +61,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     matrices = torch.stack([torch.stack([cos, -sin, right], 1), torch.stack([sin, cos, down], 1)], 1)
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
     # Sampling outside gives zero, which has to mean background.
-    background = images.min()
+    background = images.amin(dim=(0, 2, 3), keepdim=True)
     return F.grid_sample(images - background, grid, align_corners=False) + background
 
 
@@ -55,14 +72,15 @@ def widen_init(model: nn.Module) -> None:
             nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
 
 
-def batches(images: Tensor, labels: Tensor, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    for indices in torch.randperm(len(images), generator=generator).split(size):
-        yield augment(images[indices], generator), labels[indices]
-
-
-def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, peak: float = 3e-3) -> list[float]:
+def train(
+    model: nn.Module,
+    epochs: int,
+    seed: int = 0,
+    batch_size: int = 64,
+    peak: float = 3e-3,
+) -> list[float]:
     """Train in place, leave the model in evaluation mode, and return each epoch's mean loss."""
-    images, labels = load_images("train", model.pretrained_cfg["input_size"][-1])
+    images, labels = load_images("train", *input_size(model))
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.05)
     steps = epochs * math.ceil(len(images) / batch_size)
@@ -71,7 +89,8 @@ def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, pe
     model.train()
     for _ in track(range(epochs), description=type(model).__name__):
         total = 0.0
-        for inputs, targets in batches(images, labels, batch_size, generator):
+        for indices in torch.randperm(len(images), generator=generator).split(batch_size):
+            inputs, targets = augment(images[indices], generator), labels[indices]
             loss = F.cross_entropy(model(inputs), targets, label_smoothing=0.1)
             optimizer.zero_grad()
             loss.backward()
@@ -84,10 +103,18 @@ def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, pe
     return losses
 
 
+def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = replace(recipe, weights="random").build()
+    widen_init(model)
+    train(model, epochs, seed)
+    return model
+
+
 @torch.no_grad()
 def top1_on_test(model: nn.Module) -> float:
     """Top-1 on the test split, in percent."""
-    images, labels = load_images("test", model.pretrained_cfg["input_size"][-1])
+    images, labels = load_images("test", *input_size(model))
     return (model(images).argmax(1) == labels).float().mean().item() * 100
 
 
@@ -98,26 +125,45 @@ def write_checkpoint(model: nn.Module, path: Path) -> None:
     os.replace(temporary, path)
 
 
+def train_dense(recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
+    """The detector or segmenter trained from its classifier, on scenes in `folder`, and its figures."""
+    task_name, finetuning = DENSE[recipe.library]
+    overrides = [f"task={task_name}", f"finetuning={finetuning}", f"seed={seed}", f"results={folder}"]
+    with initialize_config_dir(CONF, version_base="1.3"):
+        config = compose("config", overrides=overrides)
+    task: Task = instantiate(config.task.mini, _convert_="all")
+    model = untrained(recipe, recipe.classifier.build(), seed)
+    finetune(model, model, task, instantiate(config.finetuning.mini, _convert_="all"))
+    return model, task.evaluate(model)
+
+
 def main(arguments: list[str] | None = None) -> None:
+    recipes = mini_recipes()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=NAMES, help=f"any of {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("names", nargs="*", default=list(recipes), help=f"any of {', '.join(recipes)} (default: all)")
+    parser.add_argument("--epochs", type=int, default=60, help="of the classifiers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=CHECKPOINTS, help="where the checkpoints are written")
+    parser.add_argument("--scenes", type=Path, default=Path("results"), help="where scenes are written, and read again")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(NAMES):
-        parser.error(f"no small network called {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
-    table = Table("network", "test top-1 (%)", "parameters", "seconds")
+    if unknown := set(options.names) - set(recipes):
+        parser.error(f"no small network called {', '.join(sorted(unknown))}: there are {', '.join(recipes)}")
+    table = Table("network", "on the test digits (%)", "parameters", "seconds")
     for name in options.names:
-        torch.manual_seed(options.seed)
-        model = mini_recipe(name, weights="random").build()
-        widen_init(model)
-        start = time.perf_counter()
-        train(model, options.epochs, options.seed)
+        recipe, start = recipes[name], time.perf_counter()
+        if isinstance(recipe, OpenMMLabModel):
+            if lacking := missing_packages("detection"):
+                print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install('detection')})")
+                continue
+            model, figures = train_dense(recipe, options.seed, options.scenes)
+        else:
+            model = train_classifier(recipe, options.epochs, options.seed)
+            figures = {"top1": top1_on_test(model)}
         seconds = time.perf_counter() - start
-        write_checkpoint(model, options.folder / mini_recipe(name).weights)
+        write_checkpoint(model, options.folder / recipe.weights)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        table.add_row(name, f"{top1_on_test(model):.2f}", f"{parameters:,}", f"{seconds:.0f}")
+        shown = ", ".join(f"{metric} {value:.2f}" for metric, value in figures.items())
+        table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")
     Console().print(table)
 
 

@@ -35,14 +35,15 @@ class Cost:
 
 
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
-    """Count one forward pass on the meta device, where nothing is computed.
+    """Count one forward pass on the meta device, where nothing is computed; of a network that has one `whole_forward`,
+    which does more than `forward`.
 
     `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. Both rules take two operations per
     multiply-accumulate and leave out biases and additions.
 
-    - `paper`: linear layers, 2-D convolutions, GELU, LayerNorm and BatchNorm, the stem's own normalisation excepted.
-      What mixes tokens without a weight matrix is not counted: attention's products, a Mamba mixer's 1-D convolution
-      and scan.
+    - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, the stem's own
+      normalisation excepted. What mixes tokens without a weight matrix is not counted: attention's products, a Mamba
+      mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
     """
     return count_pass(model, meta_input(model, input_shape), rule)
@@ -67,7 +68,7 @@ def count_pass(model: nn.Module, inputs: Tensor, rule: Rule = "paper") -> Cost:
                 module.register_forward_hook(record(operations))
         if rule == "full":
             stack.enter_context(products)
-        skeleton(inputs)
+        getattr(skeleton, "whole_forward", skeleton)(inputs)
     return Cost(sum(counts) + products.get_total_flops(), count_params(model))
 
 
@@ -106,6 +107,8 @@ def _product(module: nn.Module) -> Callable[..., int] | None:
             return lambda m, _, out: 2 * out.numel() * m.in_features
         case nn.Conv2d():
             return lambda m, _, out: 2 * out.numel() * m.weight[0].numel()
+        case nn.ConvTranspose2d():
+            return lambda m, args, _: 2 * args[0].numel() * m.weight[0].numel()
     return None
 
 

@@ -1,9 +1,13 @@
 import gc
+from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hypothesis import settings
+from omegaconf import DictConfig
 
+from experiments.config import CONF
 from tests.networks import image_batches, make_model
 
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
@@ -39,3 +43,14 @@ def batches():
 @pytest.fixture(autouse=True)
 def one_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cell_config(tmp_path: Path):
+    """Composes a configuration of `run` from overrides, with its results in the test's folder and no tracking."""
+
+    def build(*overrides: str) -> DictConfig:
+        with initialize_config_dir(CONF, version_base="1.3"):
+            return compose("config", overrides=[f"results={tmp_path / 'results'}", "tracking=off", *overrides])
+
+    return build

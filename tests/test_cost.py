@@ -143,3 +143,20 @@ def test_counting_leaves_the_network_alone():
 def test_unknown_rule():
     with pytest.raises(ValueError, match="rule must be 'paper' or 'full', got 'fvcore'"):
         facts.count_cost(nn.Linear(2, 2), (1, 2), rule="fvcore")
+
+
+def test_transposed_convolutions_are_counted_as_pytorch_counts_them():
+    layer = nn.ConvTranspose2d(6, 4, kernel_size=3, stride=2, groups=2, bias=False)
+    assert facts.count_cost(layer, (6, 5, 7)) == facts.count_cost(layer, (6, 5, 7), rule="full")
+
+
+def test_a_network_can_say_what_all_of_its_work_is():
+    class TwoParts(nn.Sequential):
+        def forward(self, x):
+            return self[0](x)
+
+        def whole_forward(self, x):
+            self[1](self(x))
+
+    network = TwoParts(nn.Linear(5, 7), nn.Linear(7, 11))
+    assert facts.count_cost(network, (1, 5)).flops == 2 * (5 * 7 + 7 * 11)

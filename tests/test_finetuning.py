@@ -224,6 +224,16 @@ def test_the_statistics_of_batch_norm_stay():
     assert student[1].running_mean.equal(torch.zeros(4).double()) and not student[1].bias.equal(torch.zeros(4))
 
 
+def test_the_statistics_of_batch_norm_follow_where_the_recipe_says_so():
+    student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
+    images, _ = Given([4]).batches[0]
+    with torch.no_grad():
+        mean = student[0](images).mean(dim=(0, 2, 3))
+    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=True))
+    torch.testing.assert_close(student[1].running_mean, 0.1 * mean)  # BatchNorm's own momentum, one step
+    assert not student[1].training
+
+
 def test_random_draws_elsewhere_are_left_alone():
     torch.manual_seed(3)
     expected = torch.rand(1)

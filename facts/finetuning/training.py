@@ -49,8 +49,8 @@ def finetune(
     With a `folder` checkpoints are kept there, under a hash of the recipe, both networks and the data. Called again
     with the same student as at first, it goes on at the last one, or returns at once where it was through; anything
     else starts anew and leaves the others' checkpoints alone. On a CPU an interruption does not change a bit of the
-    weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay: those of a
-    part of a batch are other ones.
+    weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay, those of a
+    part of a batch being other ones, unless the recipe wants them trained.
 
     Raises `ValueError` where the loss is not finite, `MemoryError` where the device's memory is too small.
     """
@@ -80,7 +80,7 @@ class _Training:
 
     def run(self) -> Outcome:
         self._resume()
-        with evaluating(self.teacher), _training(self.student), _progress(self.total_steps) as progress:
+        with evaluating(self.teacher), _training(self.student, self.recipe), _progress(self.total_steps) as progress:
             progress(self.state.steps)
             while self.state.steps < self.total_steps:
                 self._epoch(self.state.steps // self.steps_per_epoch, progress)
@@ -127,9 +127,19 @@ class _Training:
         self.schedule.step_update(state.steps)
         state.scaler.step(state.optimizer)
         state.scaler.update()
+        if recipe.train_batch_norm:
+            self._share_statistics()
         state.steps += 1
         state.totals[epoch] += torch.tensor([loss * num_samples, num_samples], dtype=torch.float64)
         return loss
+
+    def _share_statistics(self) -> None:
+        """Each process saw its own batches: keep the mean of what they make of them."""
+        norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
+        statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        parallel.add_up(statistics)
+        for buffer in statistics:
+            buffer /= parallel.size()
 
     def _add_gradients(self, seed: tuple[int, ...], batch: tuple[Any, Any], num_samples: int) -> Tensor:
         """Of one batch's share in the step's mean loss, which is returned."""
@@ -165,12 +175,12 @@ class _Training:
 
 
 @contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """Training mode within the block, but for the statistics of BatchNorm; evaluation mode afterwards."""
+def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
+    """Training mode within the block, of BatchNorm only if the recipe says so; evaluation mode afterwards."""
     model.train()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            module.eval()
+            module.train(recipe.train_batch_norm)
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
-"""Networks: timm's by their tags, MambaVision written here, and the small checkpoints that ship with the package."""
+"""Networks: timm's by their tags, OpenMMLab's by their configurations, MambaVision written here, small checkpoints."""
 
 from facts.models.builders import MambaVisionModel, Recipe, TimmModel
 from facts.models.mambavision import MambaVision
+from facts.models.openmmlab import OpenMMLabModel
 
-__all__ = ["MambaVision", "MambaVisionModel", "Recipe", "TimmModel"]
+__all__ = ["MambaVision", "MambaVisionModel", "OpenMMLabModel", "Recipe", "TimmModel"]

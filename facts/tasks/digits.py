@@ -1,17 +1,22 @@
 """The 1797 handwritten digits of 8 x 8 pixels that scikit-learn ships: a data set that needs no download."""
 
+from functools import cache
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from sklearn.datasets import load_digits
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
+from torchvision.transforms.functional import normalize
 
 from facts.cache import content_key
 from facts.randomness import seed_of
 from facts.tasks.classification import Batch, Classification, Count, balanced
+from facts.tasks.digit_discs import SIDE, draw_disc, draw_ground, photographed
 
 Split = Literal["train", "test"]
 
@@ -26,12 +31,33 @@ def split_indices(split: Split) -> Tensor:
     return indices[(indices % 3 == 0) == (split == "test")]
 
 
-def load_images(split: Split, size: int) -> tuple[Tensor, Tensor]:
-    """Normalised images `[N, 1, size, size]`, enlarged bilinearly, and their labels `[N]`."""
-    digits = load_digits()
-    indices = split_indices(split)
-    images = (torch.tensor(digits.images, dtype=torch.float32)[indices, None] - MEAN) / STD
-    return F.interpolate(images, size=(size, size), mode="bilinear"), torch.tensor(digits.target)[indices]
+def load_images(split: Split, size: int, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """Normalised images `[N, channels, size, size]`, and their labels `[N]`.
+
+    With one channel they are grey, and enlarged bilinearly; with three each digit lies on a disc of some 28 pixels,
+    anywhere in the image.
+    """
+    labels = torch.tensor(load_digits().target)[split_indices(split)]
+    if channels == 3:
+        return _coloured(split, size), labels
+    images = (torch.tensor(load_digits().images, dtype=torch.float32)[split_indices(split), None] - MEAN) / STD
+    return F.interpolate(images, size=(size, size), mode="bilinear"), labels
+
+
+@cache
+def _coloured(split: Split, size: int) -> Tensor:
+    """The digits of a split on discs `[N, 3, size, size]`, normalised as photos are."""
+    draw = np.random.default_rng(split == "test")
+    digits = load_digits().images[split_indices(split).numpy()] / 16
+    images = np.zeros((len(digits), size, size, 3), np.uint8)
+    for digit, image in zip(digits, images, strict=True):
+        ground = draw_ground(draw)
+        top, left = draw.integers(0, size - SIDE + 1, 2)
+        canvas = np.ones(image.shape) * ground
+        canvas[top : top + SIDE, left : left + SIDE], _ = draw_disc(draw, digit, ground)
+        image[:] = photographed(draw, canvas)
+    pixels = torch.from_numpy(images).movedim(-1, 1) / 255
+    return normalize(pixels, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -59,33 +85,34 @@ class Digits(Classification):
         return content_key(self, input_size(model))
 
     def calibration(self, model: nn.Module) -> list[Batch]:
-        images, labels = load_images("train", input_size(model))
+        images, labels = load_images("train", *input_size(model))
         return _split(images[: self.num_calibration], labels[: self.num_calibration], self.batch_size)
 
     def sensitivity(self, model: nn.Module) -> list[Batch]:
-        images, labels = load_images("train", input_size(model))
+        images, labels = load_images("train", *input_size(model))
         # One batch: on networks this small a call costs more than its data.
         return [(images[-self.num_sensitivity :], labels[-self.num_sensitivity :])]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
         """All training images, not augmented: in the few epochs of finetuning none is seen often."""
-        images, labels = load_images("train", input_size(model))
+        images, labels = load_images("train", *input_size(model))
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of(seed, epoch)))
         return _split(images[order], labels[order], self.batch_size)
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
-        images, labels = load_images("test", input_size(model))
+        images, labels = load_images("test", *input_size(model))
         parts = balanced(labels, (self.num_factors_per_class, self.num_held_out_per_class))
         factors, held_out = (_split(images[part], labels[part], self.batch_size) for part in parts)
         return factors, held_out
 
     def evaluation(self, model: nn.Module) -> list[Batch]:
-        return _split(*load_images("test", input_size(model)), 599)
+        return _split(*load_images("test", *input_size(model)), 599)
 
 
-def input_size(model: nn.Module) -> int:
-    """Side of the square images that the model expects."""
-    return model.pretrained_cfg["input_size"][-1]
+def input_size(model: nn.Module) -> tuple[int, int]:
+    """Side and channels of the square images that the model expects."""
+    channels, _, side = model.pretrained_cfg["input_size"]
+    return side, channels
 
 
 def _split(images: Tensor, labels: Tensor, batch_size: int) -> list[Batch]:

@@ -38,7 +38,10 @@ def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
     configs = [cell_config("analysis=token_coupling"), cell_config("search=cors", "search.solver=highs")]
     configs.append(cell_config("pruning=isomorphic", "estimator=none"))
     found = list(packages(configs))
-    assert [finding.what for finding in found] == ["packages", "hyppo", "highspy", "torch-pruning"]
+    assert [finding.what for finding in found] == [
+        "packages",
+        *(f"packages of the extra {extra}" for extra in ("analysis", "highs", "pruning")),
+    ]
     assert {finding.level for finding in found} == {"fine"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert [(finding.level, finding.advice) for finding in packages(configs)][1:] == [

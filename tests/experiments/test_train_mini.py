@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from experiments.train_mini import NAMES, augment, main, mini_recipe, train
+from experiments.train_mini import augment, main, mini_recipe, mini_recipes, train
 from facts.tasks.digits import load_images, split_indices
 
 
@@ -38,7 +38,7 @@ def test_training_lowers_the_loss():
 
 def test_the_command_writes_a_checkpoint_that_loads(tmp_path, capsys):
     main(["deit_b", "--epochs", "1", "--folder", str(tmp_path)])
-    assert "test top-1" in capsys.readouterr().out
+    assert "top1" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["mini_deit.safetensors"]
     mini_recipe("deit_b", weights=str(tmp_path / "mini_deit.safetensors")).build()
 
@@ -47,4 +47,20 @@ def test_unknown_names_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["resnet"])
     message = capsys.readouterr().err
-    assert all(name in message for name in NAMES)
+    assert all(name in message for name in mini_recipes())
+
+
+def test_digits_in_colour_lie_on_discs_anywhere():
+    images, labels = load_images("test", 48, channels=3)
+    assert images.shape == (599, 3, 48, 48)
+    assert torch.equal(labels, load_images("test", 16)[1])
+    assert torch.equal(images, load_images("test", 48, channels=3)[0])  # drawn alike each time
+    brightest = images.amax(dim=1).flatten(1).argmax(dim=1)
+    assert {*(brightest // 48 // 24).tolist()} == {0, 1}
+
+
+def test_without_the_extra_detectors_are_left_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.train_mini.missing_packages", lambda extra: ["mmdet"])
+    main(["mask_rcnn_swin_b", "--folder", str(tmp_path)])
+    assert "mask_rcnn_swin_b is left out: mmdet missing (make install-detection)" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

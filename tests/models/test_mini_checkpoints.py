@@ -1,18 +1,28 @@
 import pytest
 
-from experiments.train_mini import NAMES, mini_recipe, top1_on_test
+from experiments.train_mini import mini_recipes, top1_on_test
+from facts.models import OpenMMLabModel
 from facts.models.weights import CHECKPOINTS
 
+RECIPES = mini_recipes()
+# Those that only a detector or segmenter begins with see the digits in colour, anywhere in the image.
+CLASSIFIERS = {
+    name: 88 if name.endswith("backbone") else 96
+    for name, recipe in RECIPES.items()
+    if not isinstance(recipe, OpenMMLabModel)
+}
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shipped_networks_classify_the_test_digits(name):
-    assert top1_on_test(mini_recipe(name).build()) >= 96
+
+@pytest.mark.parametrize(("name", "least"), CLASSIFIERS.items())
+def test_shipped_networks_classify_the_test_digits(name, least):
+    assert top1_on_test(RECIPES[name].build()) >= least
 
 
 def test_every_shipped_checkpoint_is_one_models():
-    assert sorted(mini_recipe(name).weights for name in NAMES) == sorted(path.name for path in CHECKPOINTS.iterdir())
+    assert sorted(recipe.weights for recipe in RECIPES.values()) == sorted(path.name for path in CHECKPOINTS.iterdir())
 
 
 def test_shipped_checkpoints_are_small():
-    sizes = [(CHECKPOINTS / mini_recipe(name).weights).stat().st_size for name in NAMES]
-    assert sum(sizes) < 12e6
+    sizes = {name: (CHECKPOINTS / recipe.weights).stat().st_size for name, recipe in RECIPES.items()}
+    assert max(sizes.values()) < 8e6
+    assert sum(sizes.values()) < 40e6

@@ -1,0 +1,30 @@
+"""Packages that only some experiments need: which are here, and how the others are installed."""
+
+import importlib.metadata
+import importlib.util
+
+MODULES = {
+    "analysis": ("hyppo",),
+    "detection": ("mmcv._ext", "mmdet", "mmseg"),  # the first are mmcv's operators, without which a plain install is
+    "highs": ("highspy",),
+    "pruning": ("torch_pruning",),
+}
+OF_TASKS = {"coco": "detection", "ade20k": "detection"}
+COMMANDS = {"detection": "make install-detection"}
+NAMES = {"mmcv._ext": "mmcv's operators"}
+
+
+def missing_packages(extra: str | None) -> list[str]:
+    """What of an extra cannot be imported here."""
+    return [NAMES.get(module, module) for module in MODULES.get(extra, ()) if not _is_there(module)]
+
+
+def how_to_install(extra: str) -> str:
+    return COMMANDS.get(extra, f"pip install 'facts[{extra}]'")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it is a part of
+        return False

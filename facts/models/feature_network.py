@@ -1,0 +1,95 @@
+"""Detectors and segmenters as networks of feature maps, with heads that read them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Features:
+    """Maps `[N, C, H, W]` from fine to coarse, in float32, and the heads that make losses and predictions of them."""
+
+    maps: tuple[Tensor, ...]
+    heads: nn.Module
+
+    def loss(self, samples: list[Any]) -> Tensor:
+        """The heads' losses on data samples of their library, added up."""
+        with self._float32():
+            return self.heads.parse_losses(self.heads.loss(self.maps, samples))[0]
+
+    def predictions(self, samples: list[Any]) -> list[Any]:
+        """Data samples with boxes and masks, or with a label map, in the size that the image had on disk."""
+        with self._float32():
+            return self.heads.predict(self.maps, samples)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Of a segmenter: `[N, classes, H, W]`."""
+        with self._float32():
+            return self.heads.decode_head(self.maps)
+
+    def of_sample(self, number: int) -> "Features":
+        return Features(tuple(level[number : number + 1] for level in self.maps), self.heads)
+
+    def _float32(self) -> torch.autocast:
+        # Operators on regions know no other type on every device.
+        return torch.autocast(self.maps[0].device.type, enabled=False)
+
+
+class FeatureNetwork(nn.Module):
+    """A detector or segmenter of OpenMMLab taken apart into `backbone`, `neck` and `heads`, which is the rest of it.
+
+    The heads are themselves a network of the library, whose images are the maps: all its methods work as ever.
+    """
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.backbone = network.backbone
+        self.neck = network.neck if network.with_neck else nn.Identity()
+        network.backbone = network.neck = nn.Identity()
+        self.heads = network
+
+    def forward(self, images: Tensor) -> Features:
+        return Features(tuple(level.float() for level in self.neck(self.backbone(images))), self.heads)
+
+    def whole_forward(self, images: Tensor) -> None:
+        """All products on images, for counting them: of a detector with as many regions as it looks at."""
+        maps, heads = self(images).maps, self.heads
+        if hasattr(heads, "decode_head"):
+            heads.decode_head(maps)
+            return
+        heads.rpn_head(maps)
+        roi_head, test = heads.roi_head, heads.test_cfg
+        for extractor, head, count in (
+            (roi_head.bbox_roi_extractor, roi_head.bbox_head, test.rpn.max_per_img),
+            (roi_head.mask_roi_extractor, roi_head.mask_head, test.rcnn.max_per_img),
+        ):
+            size = extractor.roi_layers[0].output_size
+            head(images.new_empty(count, extractor.out_channels, *size))
+
+
+class SelfAttention(nn.Module):
+    """What mmcv's `MultiheadAttention` computes of tokens `[N, T, d]`, with its products as two linear layers.
+
+    mmcv hands PyTorch's own module tokens in the order `[T, N, d]`, and its weights never meet a layer's `forward`: so
+    they could be neither captured nor replaced.
+    """
+
+    def __init__(self, original: nn.Module):
+        super().__init__()
+        inner = original.attn
+        self.num_heads, self.dropout = inner.num_heads, inner.dropout
+        self.qkv = nn.Linear(inner.embed_dim, 3 * inner.embed_dim, bias=inner.in_proj_bias is not None)
+        self.qkv.weight, self.qkv.bias = inner.in_proj_weight, inner.in_proj_bias
+        self.proj = nn.Linear(inner.embed_dim, inner.embed_dim, bias=inner.out_proj.bias is not None)
+        self.proj.weight, self.proj.bias = inner.out_proj.weight, inner.out_proj.bias
+        self.proj_drop, self.dropout_layer = original.proj_drop, original.dropout_layer
+
+    def forward(self, x: Tensor, identity: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        return identity + self.dropout_layer(self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2))))

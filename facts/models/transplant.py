@@ -1,0 +1,93 @@
+"""The backbone of a detector or segmenter out of the classification network that it was trained as."""
+
+import re
+
+from timm.layers import resample_abs_pos_embed
+from timm.models import SwinTransformer, VisionTransformer
+from torch import Tensor, nn
+
+from facts.lowrank import LowRankLinear
+from facts.models.feature_network import FeatureNetwork
+from facts.models.openmmlab import OpenMMLabModel
+from facts.randomness import seeded
+
+# timm's names of modules, and OpenMMLab's.
+SWIN = {
+    r"patch_embed\.proj\b": "patch_embed.projection",
+    r"layers\.(\d)\.downsample": lambda match: f"stages.{int(match[1]) - 1}.downsample",  # timm begins a stage with it
+    r"layers\.(\d+)\.blocks": r"stages.\1.blocks",
+    r"\.attn\.": ".attn.w_msa.",
+    r"mlp\.fc1": "ffn.layers.0.0",
+    r"mlp\.fc2": "ffn.layers.1",
+    r"^norm\.": "norm3.",
+}
+VIT = {
+    r"patch_embed\.proj\b": "patch_embed.projection",
+    r"blocks\.(\d+)\.": r"layers.\1.",
+    r"norm([12])": r"ln\1",
+    r"mlp\.fc1": "ffn.layers.0.0",
+    r"mlp\.fc2": "ffn.layers.1",
+}
+
+
+def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
+    """Give the backbone the weights of timm's network of the same shape, low-rank layers and all.
+
+    What only one of them has stays: the classifier's head, the norms of the backbone's other maps. Position embeddings
+    are resampled to the backbone's grid. Raises `ValueError` for a network of another family or of other shapes.
+    """
+    match classifier:
+        case SwinTransformer():
+            names, own = SWIN, "head."
+        case VisionTransformer():
+            names, own = VIT, ("head.", "norm.")
+        case _:
+            raise ValueError(f"a {type(classifier).__name__} is no backbone here: give timm's Swin or a plain ViT")
+    backbone = network.backbone
+    try:
+        for name, module in classifier.named_modules():
+            if isinstance(module, LowRankLinear):
+                backbone.set_submodule(_renamed(name, names), LowRankLinear(module.left, module.right, module.bias))
+        tensors = {
+            _renamed(name, names): _rearranged(name, tensor)
+            for name, tensor in classifier.state_dict().items()
+            if not name.startswith(own)
+        }
+        if names is VIT:
+            _fit_embedding(tensors, backbone)
+        unexpected = backbone.load_state_dict(tensors, strict=False).unexpected_keys
+    except (AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"the backbone {type(backbone).__name__} has other shapes than its classifier: {error}"
+        ) from error
+    if unexpected:
+        raise ValueError(f"the backbone {type(backbone).__name__} has nothing for {', '.join(unexpected)}")
+
+
+def _renamed(name: str, names: dict) -> str:
+    for pattern, replacement in names.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _rearranged(name: str, tensor: Tensor) -> Tensor:
+    if "downsample" in name:  # four pixels by column, row, channel for timm; by channel, row, column for mmdet
+        return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
+    return tensor
+
+
+def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:
+    """Resample the positions, and add the patches' bias to them, since mmsegmentation's projection has none."""
+    side = int((backbone.pos_embed.shape[1] - 1) ** 0.5)
+    positions = resample_abs_pos_embed(tensors["pos_embed"], [side, side], num_prefix_tokens=1).clone()
+    positions[:, 1:] += tensors.pop("patch_embed.projection.bias")
+    tensors["pos_embed"] = positions
+
+
+def untrained(recipe: OpenMMLabModel, classifier: nn.Module, seed: int = 0) -> FeatureNetwork:
+    """The recipe's network with the classifier's backbone, and heads whose weights are drawn."""
+    with seeded(seed):
+        network = recipe.architecture()
+    transplant(classifier, network)
+    network.recipe = recipe
+    return network.eval()

@@ -1,0 +1,38 @@
+"""The small networks with weights drawn at random, and the scenes, which tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.train_mini import mini_recipe
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture(scope="session")
+def detection(scenes):
+    from facts.tasks.coco import DigitDetection
+
+    settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
+    return DigitDetection(root=str(scenes / "coco"), scale=(64, 64), **settings)
+
+
+@pytest.fixture(scope="session")
+def segmentation(scenes):
+    from facts.tasks.ade20k import DigitSegmentation
+
+    settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
+    return DigitSegmentation(root=str(scenes / "ade20k"), scale=(64, 64), crop=64, **settings)
+
+
+@pytest.fixture(scope="session")
+def detector():
+    return mini_recipe("mask_rcnn_swin_b").build()
+
+
+@pytest.fixture(scope="session")
+def segmenters():
+    return {name: mini_recipe(name).build() for name in ("upernet_swin_b", "upernet_deit_b")}

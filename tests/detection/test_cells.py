@@ -1,0 +1,57 @@
+"""Cells of the two tables, from a configuration to a record."""
+
+import pytest
+
+from experiments.cell import Cell, run_cell
+from facts.cost import count_cost
+from tests.detection import installed  # noqa: F401
+
+SHORT = ["search.ratios=[0.3,0.6]", "task.mini.num_calibration=16"]
+COLUMNS = {
+    "detection": ["model=mask_rcnn_swin_b", "task=coco"],
+    "segmentation": ["model=upernet_deit_b", "task=ade20k"],
+}
+
+
+@pytest.fixture
+def cell(cell_config, scenes):
+    """A cell of one column, on the scenes that all tests share."""
+
+    def build(column, *overrides):
+        root = f"task.mini.root={scenes / COLUMNS[column][1].removeprefix('task=')}"
+        return Cell.of(cell_config(*COLUMNS[column], "ratio=0.6", root, *overrides))
+
+    return build
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_compressed_and_finetuned(cell, column):
+    finetuning = [f"finetuning={column}", "finetuning.mini.num_epochs=1", "task.mini.batch_size=80"]
+    record = run_cell(cell(column, "search=cors", *SHORT, *finetuning))
+    assert record.status == "done"
+    expected = {"detection": {"box_map", "mask_map_75", "gflops"}, "segmentation": {"miou", "mparams"}}
+    assert expected[column] <= record.metrics.keys()
+    assert all(name.startswith("backbone.") for name in record.plan)
+    assert record.spent["flops"] <= record.budget["flops"]
+    assert record.seconds.keys() >= {"decomposition", "search", "finetuning", "evaluation"}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_trained_in_stages(cell, column):
+    epochs = ["stages.retraining.mini.num_epochs=1", "stages.training.mini.num_epochs=1", "task.mini.batch_size=80"]
+    staged = cell(column, "estimator=pela", f"stages={column}", *epochs)
+    record = run_cell(staged)
+    assert record.status == "done"
+    assert record.seconds.keys() >= {"retraining", "finetuning"}
+    assert record.plan
+    dense = count_cost(staged.model, staged.task.input_shape(staged.model))
+    assert record.metrics["gflops"] < dense.flops / 1e9
+    assert record.metrics["mparams"] < dense.params / 1e6
+    assert run_cell(staged).attempt == record.attempt  # it is not run again
+
+
+def test_stages_want_a_compression_and_a_network_with_a_classifier(cell_config):
+    with pytest.raises(ValueError, match="stages begin with a compression"):
+        Cell.of(cell_config("stages=detection", "estimator=none"))
+    with pytest.raises(ValueError, match="only a network with a classifier"):
+        Cell.of(cell_config("stages=detection", "estimator=pela"))

@@ -1,0 +1,95 @@
+"""OpenMMLab's networks taken apart: the same outputs, from the libraries' own checkpoints, at the paper's cost."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.train_mini import FILES, mini_recipe
+from facts.cost import count_cost
+from facts.layers import select_layers
+from facts.lowrank import LowRankLinear
+from facts.models.feature_network import SelfAttention
+from facts.models.openmmlab import library_network
+from facts.search.base import rank_of_ratio
+from tests.detection import installed  # noqa: F401
+
+NAMES = ("mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b")
+
+
+def paper_recipe(name):
+    (file,) = (file for file in FILES if file.stem == name)
+    node = OmegaConf.to_container(OmegaConf.load(file).paper)
+    return instantiate({**node, "weights": "random", "classifier": None}, _convert_="all")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_of_the_library_gives_the_library_s_own_outputs(name, tmp_path):
+    recipe = replace(mini_recipe(name), weights="random")
+    original = library_network(recipe).eval()
+    torch.save({"meta": {"epoch": 12}, "state_dict": original.state_dict()}, tmp_path / "epoch_12.pth")
+    network = replace(recipe, weights=str(tmp_path / "epoch_12.pth")).build()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, maps = original.extract_feat(images), network(images).maps
+    assert len(maps) == len(expected)
+    for ours, theirs in zip(maps, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)  # float32, in another order of operations
+    if name != "mask_rcnn_swin_b":
+        with torch.no_grad():
+            torch.testing.assert_close(network(images).logits, original.decode_head(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_as_two_linear_layers_is_mmcv_s(segmenters):
+    from mmcv.cnn.bricks.transformer import MultiheadAttention
+
+    original = MultiheadAttention(embed_dims=32, num_heads=4, batch_first=True, bias=True).eval()
+    torch.nn.init.normal_(original.attn.in_proj_bias)
+    ours = SelfAttention(original).eval()
+    x, identity = torch.randn(2, 3, 9, 32)
+    torch.testing.assert_close(ours(x, identity), original(x, identity=identity), rtol=1e-5, atol=1e-6)
+    assert any(isinstance(module, SelfAttention) for module in segmenters["upernet_deit_b"].modules())
+
+
+def test_only_the_backbone_s_layers_are_compressed(detector, segmenters):
+    for network, count in ((detector, 40), (segmenters["upernet_swin_b"], 40), (segmenters["upernet_deit_b"], 24)):
+        layers = select_layers(network)
+        assert len(layers) == count
+        assert all(name.startswith("backbone.") for name in layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "gflops", "mparams"),
+    [
+        ("mask_rcnn_swin_b", 0.6, (358.5, 290.3), None),
+        ("upernet_deit_b", 0.5, (848.3, 761.1), (144.3, 101.8)),
+        # The paper's count has the 1.025 M parameters of Swin-B's classifier.
+        ("upernet_swin_b", 0.6, (594.6, 527.7), (122.3 - 1.025, 88.7 - 1.025)),
+    ],
+)
+def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
+    with torch.device("meta"):
+        network = paper_recipe(name).build()
+    costs = [count_cost(network, (3, 512, 512))]
+    for layer, dense in select_layers(network).items():
+        rank = rank_of_ratio(dense.out_features, dense.in_features, ratio)
+        left, right = dense.weight.new_empty(dense.out_features, rank), dense.weight.new_empty(rank, dense.in_features)
+        network.set_submodule(layer, LowRankLinear(left, right, dense.bias))
+    costs.append(count_cost(network, (3, 512, 512)))
+    assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.005)
+    if mparams:
+        assert [cost.params / 1e6 for cost in costs] == pytest.approx(mparams, rel=0.002)
+
+
+def test_there_are_no_weights_to_fetch():
+    with pytest.raises(ValueError, match="checkpoint file, or to `random`"):
+        replace(mini_recipe("mask_rcnn_swin_b"), weights="pretrained").build()
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path):
+    small = replace(mini_recipe("upernet_swin_b"), weights="random").build()
+    torch.save(small.state_dict(), tmp_path / "small.pth")
+    with pytest.raises(ValueError, match="does not fit this FeatureNetwork"):
+        replace(mini_recipe("upernet_deit_b"), weights=str(tmp_path / "small.pth")).build()

@@ -1,0 +1,80 @@
+"""Backbones out of timm's classifiers: the same features under other names."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from experiments.train_mini import mini_recipe
+from facts.compression import compress
+from facts.lowrank import LowRankLinear
+from facts.models.transplant import transplant, untrained
+from tests.detection import installed  # noqa: F401
+
+
+def drawn(name, size=64):
+    """A recipe, and its classifier for images of a size, with every parameter drawn, norms and biases too."""
+    recipe = replace(mini_recipe(name), weights="random")
+    arguments = {**recipe.classifier.arguments, "img_size": size}
+    classifier = replace(recipe.classifier, weights="random", arguments=arguments).build()
+    for parameter in classifier.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return recipe, classifier
+
+
+@torch.no_grad()
+def features(classifier, images):
+    """What the last block gives, `[N, C, H, W]`."""
+    if hasattr(classifier, "layers"):
+        return classifier.forward_features(images).movedim(-1, 1)
+    tokens = copy.deepcopy(classifier)
+    tokens.norm = nn.Identity()
+    side = images.shape[-1] // 8
+    return tokens.forward_features(images)[:, 1:].mT.unflatten(2, (side, side))
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_the_backbone_gives_the_classifier_s_features(name, compressed):
+    recipe, classifier = drawn(name)
+    if compressed:
+        classifier = compress(classifier, estimator="pela", ratio=0.5, input_shape=(3, 64, 64)).model
+    network = untrained(recipe, classifier)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        ours = network.backbone(images)[-1]
+    torch.testing.assert_close(ours, features(classifier, images), rtol=1e-4, atol=1e-5)  # float32
+    low_rank = [module for module in network.backbone.modules() if isinstance(module, LowRankLinear)]
+    assert bool(low_rank) == compressed
+
+
+def test_positions_are_resampled_to_the_backbone_s_grid():
+    recipe, classifier = drawn("upernet_deit_b", size=32)
+    network = untrained(recipe, classifier)
+    assert classifier.pos_embed.shape[1] == 17
+    assert network.backbone.pos_embed.shape[1] == 65
+    bias = classifier.patch_embed.proj.bias
+    means = [(pos[:, 1:].mean(dim=1)) for pos in (classifier.pos_embed + bias, network.backbone.pos_embed)]
+    torch.testing.assert_close(*means, rtol=0, atol=0.1)
+
+
+def test_heads_are_drawn_by_the_seed():
+    recipe, classifier = drawn("upernet_swin_b")
+    weights = [untrained(recipe, classifier, seed).heads.decode_head.conv_seg.weight for seed in (0, 0, 1)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_other_families_and_shapes_are_refused():
+    recipe, classifier = drawn("upernet_swin_b")
+    with pytest.raises(ValueError, match="a ConvNeXt is no backbone here"):
+        untrained(recipe, timm.create_model("convnext_atto"))
+    other = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=48, num_heads=[2, 4, 8, 16])
+    with pytest.raises(ValueError, match="has other shapes than its classifier"):
+        untrained(recipe, other)
+    deit = drawn("upernet_deit_b")[1]
+    with pytest.raises(ValueError, match="SwinTransformer"):
+        transplant(deit, untrained(recipe, classifier))

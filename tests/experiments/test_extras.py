@@ -1,0 +1,35 @@
+"""What is installed besides the base packages, and what is left out without it."""
+
+
+import pytest
+
+from experiments import extras
+from experiments.examination import examine, packages
+from experiments.extras import how_to_install, missing_packages
+
+
+@pytest.fixture
+def without_operators(monkeypatch):
+    """As after a plain installation: mmcv is there, and its operators are not."""
+    monkeypatch.setattr(extras, "_is_there", lambda module: module != "mmcv._ext")
+
+
+def test_a_module_without_its_package_is_missing(monkeypatch):
+    assert not extras._is_there("no_such_package.part")
+    assert extras._is_there("torch.nn")
+    assert missing_packages(None) == []
+
+
+def test_mmcv_without_operators_is_noticed(cell_config, without_operators):
+    assert missing_packages("detection") == ["mmcv's operators"]
+    (_, finding) = packages([cell_config("task=coco", "model=mask_rcnn_swin_b")])
+    assert (finding.level, finding.detail) == ("problem", "mmcv's operators missing")
+    assert finding.advice == how_to_install("detection") == "make install-detection"
+
+
+def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
+    columns = [[cell_config("task=coco", "model=mask_rcnn_swin_b")], [cell_config("model=swin_b")]]
+    findings = {finding.what: finding.level for finding in examine(columns)}
+    assert findings["weights of swin_b"] == "fine"
+    assert "weights of mask_rcnn_swin_b" not in findings
+    assert [finding.level for finding in examine(columns[:1])] == ["fine", "problem"]
