@@ -71,8 +71,6 @@ class Cell:
         model = load_model(recipe, config.hardware.device)
         if analysis:
             analysis.check(model, estimator)
-        if stages and not getattr(model.recipe, "classifier", None):
-            raise ValueError(f"stages={config.model.name}: only a network with a classifier is trained in stages")
         return cls(config, model, task, estimator, search, analysis, pruner, finetuning, stages)
 
     @cached_property

@@ -36,8 +36,7 @@ from facts.tasks import Task
 from facts.tasks.digits import input_size, load_images
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
-# What trains the networks of each library: a task and a recipe in `conf/`.
-DENSE = {"mmdet": ("coco", "detection_1x"), "mmseg": ("ade20k", "segmentation_160k")}
+TASKS = {"mmdet": "coco", "mmseg": "ade20k"}
 
 
 def mini_recipe(name: str, **overrides: str) -> Recipe:
@@ -125,10 +124,9 @@ def write_checkpoint(model: nn.Module, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def train_dense(recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
+def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
     """The detector or segmenter trained from its classifier, on scenes in `folder`, and its figures."""
-    task_name, finetuning = DENSE[recipe.library]
-    overrides = [f"task={task_name}", f"finetuning={finetuning}", f"seed={seed}", f"results={folder}"]
+    overrides = [f"task={TASKS[recipe.library]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
     task: Task = instantiate(config.task.mini, _convert_="all")
@@ -155,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
             if lacking := missing_packages("detection"):
                 print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install('detection')})")
                 continue
-            model, figures = train_dense(recipe, options.seed, options.scenes)
+            model, figures = train_dense(name, recipe, options.seed, options.scenes)
         else:
             model = train_classifier(recipe, options.epochs, options.seed)
             figures = {"top1": top1_on_test(model)}

@@ -14,7 +14,7 @@ from facts.compression import CompressionResult, Summary
 from facts.cost import Cost
 from facts.files import replacing, writable_folder
 from facts.lowrank import LowRankLinear
-from facts.models.builders import RECIPES, Recipe, TimmModel
+from facts.models import RECIPES, Recipe, TimmModel
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "compression.json"
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -232,6 +233,20 @@ def test_the_statistics_of_batch_norm_follow_where_the_recipe_says_so():
     finetune(student, make_model(), Given([4]), recipe(train_batch_norm=True))
     torch.testing.assert_close(student[1].running_mean, 0.1 * mean)  # BatchNorm's own momentum, one step
     assert not student[1].training
+
+
+def test_a_backbone_can_learn_more_slowly():
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(192, 16))
+    student = nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(16, 4))).double()
+    before = copy.deepcopy(student)
+    finetune(student, make_model(), Given([4]), recipe(weight_decay=0.0, backbone_scale=0.1))
+    steps = {
+        name: (ours - theirs).abs().max().item()
+        for (name, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True)
+    }
+    assert steps.pop("head.weight") == pytest.approx(0.01, rel=1e-3)  # AdamW's first step is the rate
+    assert steps.pop("head.bias") == pytest.approx(0.01, rel=1e-3)
+    assert list(steps.values()) == pytest.approx([0.001, 0.001], rel=1e-3)
 
 
 def test_random_draws_elsewhere_are_left_alone():

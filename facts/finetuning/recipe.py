@@ -26,6 +26,7 @@ class Finetuning:
 
     A step sees `accumulate` of the task's batches, however many processes share them. `precision` is the autocast type
     of both networks, float16 with a scaled loss. A checkpoint is written each `save_every` steps and after each epoch.
+    `backbone_scale` multiplies the rate in a part called `backbone`, which is there to be spoilt while new heads learn.
     `seed` is that of the order of the data, of augmentation and of dropout. `train_batch_norm` is for networks with
     layers that were never trained: BatchNorm then normalises by the batch, and the statistics it keeps follow.
     """
@@ -40,6 +41,7 @@ class Finetuning:
     clip_grad: Positive | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     train_batch_norm: bool = False
+    backbone_scale: Positive = 1.0
     save_every: Count = 500
     seed: Annotated[int, Field(ge=0)] = 0
 

@@ -21,11 +21,21 @@ class State:
         self.optimizer = create_optimizer_v2(
             student, "adamw", lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
+        if recipe.backbone_scale != 1:
+            self._slow_down(student.backbone, recipe.backbone_scale)
         device = next(student.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
         self.steps = 0
         self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
         self.seconds = 0.0
+
+    def _slow_down(self, part: nn.Module, scale: float) -> None:
+        """Give the part's parameters groups of their own, whose rate timm's schedules multiply by `lr_scale`."""
+        own = set(part.parameters())
+        for group in list(self.optimizer.param_groups):
+            slow = [parameter for parameter in group["params"] if parameter in own]
+            group["params"] = [parameter for parameter in group["params"] if parameter not in own]
+            self.optimizer.add_param_group({**group, "params": slow, "lr_scale": scale})
 
     def tensors(self) -> dict[str, Tensor]:
         moments = self.optimizer.state_dict()["state"]

@@ -4,4 +4,6 @@ from facts.models.builders import MambaVisionModel, Recipe, TimmModel
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 
-__all__ = ["MambaVision", "MambaVisionModel", "OpenMMLabModel", "Recipe", "TimmModel"]
+RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel, OpenMMLabModel)}
+
+__all__ = ["RECIPES", "MambaVision", "MambaVisionModel", "OpenMMLabModel", "Recipe", "TimmModel"]

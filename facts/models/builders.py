@@ -126,6 +126,3 @@ class MambaVisionModel(Recipe):
         if not all(name.startswith("model.") for name in tensors):
             return tensors
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
-
-
-RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel)}

@@ -3,7 +3,8 @@
 import importlib
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -37,11 +38,11 @@ class OpenMMLabModel(Recipe):
         )
 
     def architecture(self) -> FeatureNetwork:
-        from mmcv.cnn.bricks.transformer import MultiheadAttention
-
         device = torch.get_default_device()  # the libraries read numbers off tensors as they build: not on `meta`
         with torch.device("cpu"):
             network = FeatureNetwork(library_network(self))
+        from mmcv.cnn.bricks.transformer import MultiheadAttention
+
         for name, module in list(network.named_modules()):
             if isinstance(module, MultiheadAttention):
                 network.set_submodule(name, SelfAttention(module))
@@ -53,19 +54,22 @@ class OpenMMLabModel(Recipe):
 
 
 def library_network(recipe: OpenMMLabModel) -> nn.Module:
-    """The network as its library builds it, with random weights."""
+    """The network as its library builds it, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
+    try:
+        importlib.import_module(f"{recipe.library}.models")  # fills the registry
+    except ImportError as error:
+        raise ImportError(f"{recipe.library} cannot be imported ({error}): make install-detection") from error
     from mmengine.config import Config
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import DefaultScope
 
     library = importlib.import_module(recipe.library)
-    importlib.import_module(f"{recipe.library}.models")  # fills the registry
     config = Config.fromfile(Path(library.__file__).parent / ".mim" / "configs" / recipe.config)
     config.merge_from_dict({f"model.{name}": value for name, value in recipe.arguments.items()})
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
         config.model.pretrained = None
-    with _quiet(), DefaultScope.overwrite_default_scope(recipe.library):
+    with quiet(), DefaultScope.overwrite_default_scope(recipe.library):
         registry = importlib.import_module(f"{recipe.library}.registry")
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()
@@ -79,11 +83,12 @@ def _renamed(name: str) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the line that the libraries log for every parameter that they draw."""
+def quiet() -> Iterator[None]:
+    """Without what the libraries log and print: a line for every parameter that they draw, a page for every metric."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with redirect_stdout(StringIO()):
+            yield
     finally:
         logging.disable(before)

@@ -1,6 +1,5 @@
 """Checkpoint files: where they are, what they hold, and whether that is what a network needs."""
 
-import argparse
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,15 @@ from torch import Tensor, nn
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 PUBLISHED = "model.safetensors"
 SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
+# Arguments of scripts, and the logs that OpenMMLab's own checkpoints hold.
+BESIDE_TENSORS = (
+    "argparse.Namespace",
+    "builtins.getattr",
+    "mmengine.logging.history_buffer.HistoryBuffer",
+    "numpy.dtype",
+    "numpy.ndarray",
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+)
 SHOWN = 3  # of the tensors that do not fit
 
 
@@ -73,9 +81,18 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
+class _Ignored:
+    """Takes the place of what training scripts leave beside the tensors, whatever it is made with: none of it runs."""
+
+    def __new__(cls, *_: object, **__: object) -> "_Ignored":
+        return super().__new__(cls)
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
 def _read_pickle(path: Path) -> object:
-    # Training scripts save their arguments beside the tensors; such a namespace can run no code.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    with torch.serialization.safe_globals([(_Ignored, name) for name in BESIDE_TENSORS]):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

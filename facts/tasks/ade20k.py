@@ -51,10 +51,10 @@ class ADE20K(DensePrediction):
         return ADE20KDataset(data_prefix=self._folders(split), pipeline=pipeline)
 
     def metric(self) -> IoUMetric:
-        return IoUMetric(iou_metrics=["mIoU"])
+        return IoUMetric(iou_metrics=["mIoU"], prefix="classes")
 
     def figures(self, measured: dict[str, float]) -> dict[str, float]:
-        return {"miou": measured["mIoU"]}
+        return {"miou": float(measured["classes/mIoU"])}
 
     def targets(self, samples: list[SegDataSample]) -> dict[str, Tensor]:
         """`classes [N, H, W]`."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
+from facts.models.openmmlab import quiet
 from facts.tasks.dense_prediction import DensePrediction, Split
 from facts.tasks.digit_scenes import write_coco
 
@@ -47,20 +48,23 @@ class Coco(DensePrediction):
         # Boxes and masks to be trained on have the size of the enlarged image; the metric reads the file's own.
         load = [LoadImageFromFile(), LoadAnnotations(with_bbox=True, with_mask=True)]
         flip = [RandomFlip(prob=0.5)] if augmented and self.augmentation == "standard" else []
-        return CocoDataset(
-            ann_file=str(self._annotations(split)),
-            data_prefix={"img": str(Path(self.root) / f"{split}2017")},
-            metainfo={"classes": self.classes},
-            pipeline=[*load, Resize(scale=self.scale, keep_ratio=True), *flip, PackDetInputs()],
-            filter_cfg={"filter_empty_gt": True, "min_size": 32},
-            test_mode=split == "val",  # where no image is left out
-        )
+        with quiet():
+            return CocoDataset(
+                ann_file=str(self._annotations(split)),
+                data_prefix={"img": str(Path(self.root) / f"{split}2017")},
+                metainfo={"classes": self.classes},
+                pipeline=[*load, Resize(scale=self.scale, keep_ratio=True), *flip, PackDetInputs()],
+                filter_cfg={"filter_empty_gt": True, "min_size": 32},
+                test_mode=split == "val",  # where no image is left out
+            )
 
     def metric(self) -> CocoMetric:
-        return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
+        with quiet():
+            return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
 
     def figures(self, measured: dict[str, float]) -> dict[str, float]:
-        return {ours: 100 * measured[f"coco/{theirs}"] for ours, theirs in FIGURES.items()}
+        # The metric says nothing of a network that finds nothing.
+        return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in FIGURES.items()}
 
     def targets(self, samples: list[DetDataSample]) -> dict[str, Tensor]:
         """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, filled up to the M of the fullest image.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from facts import parallel
 from facts.cache import content_key
 from facts.models.feature_network import FeatureNetwork, Features
+from facts.models.openmmlab import quiet
 from facts.moments.data_pass import autocast, shown
 from facts.randomness import seed_of, seeded
 from facts.tasks.base import Task
@@ -145,7 +146,8 @@ class DensePrediction(Task):
                     features = model(image)
                 predictions = features.predictions(samples)
             metric.process({}, [prediction.to_dict() for prediction in predictions])
-        return self.figures(metric.evaluate(len(images_alone.groups)))
+        with quiet():
+            return self.figures(metric.evaluate(len(images_alone.groups)))
 
     def _order(self, dataset: BaseDataset) -> list[int]:
         return torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()

@@ -34,8 +34,8 @@ def split_indices(split: Split) -> Tensor:
 def load_images(split: Split, size: int, channels: int = 1) -> tuple[Tensor, Tensor]:
     """Normalised images `[N, channels, size, size]`, and their labels `[N]`.
 
-    With one channel they are grey, and enlarged bilinearly; with three each digit lies on a disc of some 28 pixels,
-    anywhere in the image.
+    With one channel they are grey, and enlarged bilinearly; with three each digit lies on a disc, in one of the squares
+    of 32 x 32 pixels that the image is made of.
     """
     labels = torch.tensor(load_digits().target)[split_indices(split)]
     if channels == 3:
@@ -52,7 +52,7 @@ def _coloured(split: Split, size: int) -> Tensor:
     images = np.zeros((len(digits), size, size, 3), np.uint8)
     for digit, image in zip(digits, images, strict=True):
         ground = draw_ground(draw)
-        top, left = draw.integers(0, size - SIDE + 1, 2)
+        top, left = SIDE * draw.integers(0, size // SIDE, 2)
         canvas = np.ones(image.shape) * ground
         canvas[top : top + SIDE, left : left + SIDE], _ = draw_disc(draw, digit, ground)
         image[:] = photographed(draw, canvas)

@@ -1,12 +1,13 @@
 """A compressed detector in a folder, and what a fresh process makes of it."""
 
+from tests.detection import installed  # noqa: F401, I001
+
 import subprocess
 import sys
 
 import torch
 
 import facts
-from tests.detection import installed  # noqa: F401
 
 PREDICT = """
 import sys, torch, facts
@@ -34,6 +35,6 @@ def test_a_fresh_process_finds_the_same_boxes(detection, detector, tmp_path):
     assert len(ours.pred_instances) > 0
     exchanged = tmp_path / "exchanged.pt"
     torch.save({"image": image, "sizes": sizes}, exchanged)
-    subprocess.run([sys.executable, "-c", PREDICT, tmp_path / "saved", exchanged], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", PREDICT, tmp_path / "saved", exchanged], check=True)
     for name, theirs in torch.load(exchanged).items():
         assert torch.equal(ours.pred_instances[name], theirs), name

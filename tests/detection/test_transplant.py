@@ -1,5 +1,7 @@
 """Backbones out of timm's classifiers: the same features under other names."""
 
+from tests.detection import installed  # noqa: F401, I001
+
 import copy
 from dataclasses import replace
 
@@ -12,7 +14,6 @@ from experiments.train_mini import mini_recipe
 from facts.compression import compress
 from facts.lowrank import LowRankLinear
 from facts.models.transplant import transplant, untrained
-from tests.detection import installed  # noqa: F401
 
 
 def drawn(name, size=64):
@@ -32,7 +33,7 @@ def features(classifier, images):
         return classifier.forward_features(images).movedim(-1, 1)
     tokens = copy.deepcopy(classifier)
     tokens.norm = nn.Identity()
-    side = images.shape[-1] // 8
+    side = images.shape[-1] // 16
     return tokens.forward_features(images)[:, 1:].mT.unflatten(2, (side, side))
 
 
@@ -54,8 +55,8 @@ def test_the_backbone_gives_the_classifier_s_features(name, compressed):
 def test_positions_are_resampled_to_the_backbone_s_grid():
     recipe, classifier = drawn("upernet_deit_b", size=32)
     network = untrained(recipe, classifier)
-    assert classifier.pos_embed.shape[1] == 17
-    assert network.backbone.pos_embed.shape[1] == 65
+    assert classifier.pos_embed.shape[1] == 1 + 2 * 2
+    assert network.backbone.pos_embed.shape[1] == 1 + 4 * 4
     bias = classifier.patch_embed.proj.bias
     means = [(pos[:, 1:].mean(dim=1)) for pos in (classifier.pos_embed + bias, network.backbone.pos_embed)]
     torch.testing.assert_close(*means, rtol=0, atol=0.1)

@@ -1,11 +1,13 @@
 """What is installed besides the base packages, and what is left out without it."""
 
+import sys
 
 import pytest
 
 from experiments import extras
 from experiments.examination import examine, packages
 from experiments.extras import how_to_install, missing_packages
+from experiments.train_mini import mini_recipe
 
 
 @pytest.fixture
@@ -33,3 +35,9 @@ def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
     assert findings["weights of swin_b"] == "fine"
     assert "weights of mask_rcnn_swin_b" not in findings
     assert [finding.level for finding in examine(columns[:1])] == ["fine", "problem"]
+
+
+def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mmdet.models", None)
+    with pytest.raises(ImportError, match="mmdet cannot be imported .* make install-detection"):
+        mini_recipe("mask_rcnn_swin_b", weights="random").build()

@@ -5,9 +5,9 @@ from facts.models import OpenMMLabModel
 from facts.models.weights import CHECKPOINTS
 
 RECIPES = mini_recipes()
-# Those that only a detector or segmenter begins with see the digits in colour, anywhere in the image.
+# Those that only a detector or segmenter begins with see the digits in colour.
 CLASSIFIERS = {
-    name: 88 if name.endswith("backbone") else 96
+    name: 80 if name.endswith("backbone") else 96
     for name, recipe in RECIPES.items()
     if not isinstance(recipe, OpenMMLabModel)
 }
