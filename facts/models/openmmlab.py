@@ -41,7 +41,7 @@ class OpenMMLabModel(Recipe):
         device = torch.get_default_device()  # the libraries read numbers off tensors as they build: not on `meta`
         with torch.device("cpu"):
             network = FeatureNetwork(library_network(self))
-        from mmcv.cnn.bricks.transformer import MultiheadAttention
+        from mmcv.cnn.bricks.transformer import MultiheadAttention  # there, since the network is
 
         for name, module in list(network.named_modules()):
             if isinstance(module, MultiheadAttention):

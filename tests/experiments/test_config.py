@@ -17,6 +17,7 @@ from experiments.figures import DRAWINGS
 from facts import compress
 from facts.analysis import Analysis
 from facts.estimators import ESTIMATORS
+from facts.finetuning import Finetuning
 from facts.layers import select_layers
 from facts.models import OpenMMLabModel
 from facts.search import SEARCHES
@@ -127,10 +128,18 @@ def test_every_analysis_can_be_built(cell_config, profile):
         assert isinstance(instantiate(cell_config(f"analysis={name}").analysis[profile]), Analysis)
 
 
-@pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "stages", "task", "tracking"])
+@pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "task", "tracking"])
 def test_every_other_choice_composes_and_resolves(cell_config, group):
     for name in options(group):
         assert OmegaConf.to_container(cell_config(f"{group}={name}"), resolve=True)
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn_swin_b", "upernet_deit_b", "upernet_swin_b"])
+def test_stages_end_with_the_training_that_belongs_to_the_network(cell_config, name):
+    stages = cell_config(f"model={name}", "stages=pela").stages
+    assert stages.training.name == f"train_{name}"
+    for part in (stages.retraining, stages.training):
+        assert all(isinstance(instantiate(part[profile]), Finetuning) for profile in ("paper", "mini"))
 
 
 @pytest.mark.parametrize(

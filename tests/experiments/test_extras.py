@@ -39,5 +39,5 @@ def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
 
 def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mmdet.models", None)
-    with pytest.raises(ImportError, match="mmdet cannot be imported .* make install-detection"):
+    with pytest.raises(ImportError, match=r"mmdet cannot be imported .* make install-detection"):
         mini_recipe("mask_rcnn_swin_b", weights="random").build()
