@@ -155,7 +155,11 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
         return [config.experiment]
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     names = [name for name in options if name != "all" and not name.startswith("_")]
-    experiments = [compose(f"experiment={name}").experiment for name in names]
+    return possible([compose(f"experiment={name}").experiment for name in names])
+
+
+def possible(experiments: list[Experiment]) -> list[Experiment]:
+    """Those that need nothing but what is installed; of the others the log says what they need."""
     lacking = {experiment.name: missing_packages(OF_TASKS.get(experiment.task)) for experiment in experiments}
     for name, packages in lacking.items():
         if packages:

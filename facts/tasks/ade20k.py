@@ -1,6 +1,7 @@
 """Semantic segmentation on ADE20K, or on anything in its layout."""
 
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
@@ -17,7 +18,7 @@ from facts.cache import content_key
 from facts.losses import kl_divergence
 from facts.models.feature_network import Features
 from facts.tasks.dense_prediction import Count, DensePrediction, Split
-from facts.tasks.digit_scenes import CLASSES, write_ade20k
+from facts.tasks.digit_scenes import CLASSES, NUM_SCENES, write_ade20k
 
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
 
@@ -34,6 +35,8 @@ class ADE20K(DensePrediction):
 
     scale: tuple[Count, Count] = (2048, 512)
     crop: Count = 512
+
+    num_evaluation: ClassVar[int] = 2000
 
     def dataset(self, split: Split, augmented: bool = False) -> BaseSegDataset:
         load, truth, resize = LoadImageFromFile(), LoadAnnotations(), Resize(scale=self.scale, keep_ratio=True)
@@ -73,8 +76,9 @@ class ADE20K(DensePrediction):
 
     @property
     def files_key(self) -> str:
-        names = [Path(each["img_path"]).name for split in FOLDERS for each in self.dataset(split).load_data_list()]
-        return content_key(names)
+        listed = [each for split in FOLDERS for each in self.dataset(split).load_data_list()]
+        files = [Path(each[kind]) for each in listed for kind in ("img_path", "seg_map_path")]
+        return content_key([(file.name, file.stat().st_size) for file in files])
 
     def _folders(self, split: Split) -> dict[str, str]:
         folders = [Path(self.root) / kind / FOLDERS[split] for kind in ("images", "annotations")]
@@ -90,7 +94,7 @@ class ADE20K(DensePrediction):
 class DigitSegmentation(ADE20K):
     """Scenes of digits, written to `root` at the first use; the ground is a class too."""
 
-    num_evaluation = 150
+    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
 
     def __post_init__(self):
         write_ade20k(Path(self.root))

@@ -4,6 +4,7 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.models.openmmlab import quiet
-from facts.tasks.dense_prediction import DensePrediction, Split
-from facts.tasks.digit_scenes import write_coco
+from facts.tasks.dense_prediction import Count, DensePrediction, Split
+from facts.tasks.digit_scenes import NUM_SCENES, write_coco
 
 COARSEST = 3  # of the maps that the backbone's stages give: FPN's `fpn_convs.3.conv`
 NONE = -1  # the label of a row that only fills up
@@ -42,7 +43,9 @@ class Coco(DensePrediction):
     (paper, supplement on downstream tasks), its mean over the map.
     """
 
-    scale: tuple[int, int] = (1333, 800)
+    scale: tuple[Count, Count] = (1333, 800)
+
+    num_evaluation: ClassVar[int] = 5000
 
     def dataset(self, split: Split, augmented: bool = False) -> CocoDataset:
         # Boxes and masks to be trained on have the size of the enlarged image; the metric reads the file's own.
@@ -112,7 +115,7 @@ class Coco(DensePrediction):
 class DigitDetection(Coco):
     """Scenes of digits, written to `root` at the first use."""
 
-    num_evaluation = 150
+    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
 
     def __post_init__(self):
         write_coco(Path(self.root))

@@ -181,5 +181,7 @@ class DensePrediction(Task):
 def _preprocessing(model: FeatureNetwork) -> list[Any]:
     """What the network's library does to images and targets before the network sees them."""
     preprocessor = model.heads.data_preprocessor
-    settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, int | float | tuple)}
+    settings = {
+        name: value for name, value in vars(preprocessor).items() if isinstance(value, int | float | list | tuple)
+    }
     return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]

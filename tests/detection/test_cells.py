@@ -5,6 +5,7 @@ from tests.detection import installed  # noqa: F401, I001
 import pytest
 
 from experiments.cell import Cell, run_cell
+from experiments.examination import examine
 from facts.cost import count_cost
 
 SHORT = ["search.ratios=[0.3,0.6]", "task.mini.num_calibration=16"]
@@ -49,6 +50,16 @@ def test_trained_in_stages(cell, column):
     assert record.metrics["gflops"] < dense.flops / 1e9
     assert record.metrics["mparams"] < dense.params / 1e6
     assert run_cell(staged).attempt == record.attempt  # it is not run again
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tmp_path):
+    config = cell_config("profile=paper", *COLUMNS[column], f"task.paper.root={tmp_path}")
+    findings = {finding.what: finding for finding in examine([[config]])}
+    assert findings["packages of the extra detection"].level == "fine"
+    for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
+        assert findings[what].level == "problem"
+    assert "root must hold" in findings[f"data of {config.task.name}"].detail
 
 
 def test_stages_want_a_compression(cell):

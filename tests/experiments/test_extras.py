@@ -7,6 +7,7 @@ import pytest
 from experiments import extras
 from experiments.examination import examine, packages
 from experiments.extras import how_to_install, missing_packages
+from experiments.reproduce import possible
 from experiments.train_mini import mini_recipe
 
 
@@ -27,6 +28,12 @@ def test_mmcv_without_operators_is_noticed(cell_config, without_operators):
     (_, finding) = packages([cell_config("task=coco", "model=mask_rcnn_swin_b")])
     assert (finding.level, finding.detail) == ("problem", "mmcv's operators missing")
     assert finding.advice == how_to_install("detection") == "make install-detection"
+
+
+def test_experiments_without_their_packages_are_left_out_and_named(cell_config, without_operators, caplog):
+    experiments = [cell_config(f"experiment={name}").experiment for name in ("detection", "model_sizes")]
+    assert [experiment.name for experiment in possible(experiments)] == ["model_sizes"]
+    assert "detection is left out, since mmcv's operators are missing: make reproduce-all" in caplog.text
 
 
 def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
