@@ -119,13 +119,17 @@ class DensePrediction(Task):
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Σ over images of each one's own loss; in training, of as many times the loss of the batch together.
 
-        What the heads draw, the regions that count, depends on the seed alone but in training.
+        But in training what the heads draw, the regions that count, is drawn alike for every image, so that its loss is
+        the same in any batch.
         """
         samples = self.samples(targets)
         if outputs.heads.training:
             return len(samples) * outputs.loss(samples)
+        return sum(self._own_loss(outputs.of_sample(i), sample) for i, sample in enumerate(samples))
+
+    def _own_loss(self, outputs: Features, sample: Any) -> Tensor:
         with seeded(self.seed, device=outputs.maps[0].device):
-            return sum(outputs.of_sample(i).loss([sample]) for i, sample in enumerate(samples))
+            return outputs.loss([sample])
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 3, self.input_size, self.input_size)
