@@ -126,7 +126,7 @@ def write_checkpoint(model: nn.Module, path: Path) -> None:
 
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
     """The detector or segmenter trained from its classifier, on scenes in `folder`, and its figures."""
-    overrides = [f"task={TASKS[recipe.library]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
+    overrides = [f"task={TASKS[recipe.toolbox]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
     task: Task = instantiate(config.task.mini, _convert_="all")

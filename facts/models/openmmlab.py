@@ -27,7 +27,7 @@ class OpenMMLabModel(Recipe):
     """
 
     kind: ClassVar[str] = "openmmlab"
-    library: Literal["mmdet", "mmseg"]
+    toolbox: Literal["mmdet", "mmseg"]
     config: str
     classifier: TimmModel | None = None
 
@@ -56,21 +56,21 @@ class OpenMMLabModel(Recipe):
 def library_network(recipe: OpenMMLabModel) -> nn.Module:
     """The network as its library builds it, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
     try:
-        importlib.import_module(f"{recipe.library}.models")  # fills the registry
+        importlib.import_module(f"{recipe.toolbox}.models")  # fills the registry
     except ImportError as error:
-        raise ImportError(f"{recipe.library} cannot be imported ({error}): make install-detection") from error
+        raise ImportError(f"{recipe.toolbox} cannot be imported ({error}): make install-detection") from error
     from mmengine.config import Config
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import DefaultScope
 
-    library = importlib.import_module(recipe.library)
+    library = importlib.import_module(recipe.toolbox)
     config = Config.fromfile(Path(library.__file__).parent / ".mim" / "configs" / recipe.config)
     config.merge_from_dict({f"model.{name}": value for name, value in recipe.arguments.items()})
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
         config.model.pretrained = None
-    with quiet(), DefaultScope.overwrite_default_scope(recipe.library):
-        registry = importlib.import_module(f"{recipe.library}.registry")
+    with quiet(), DefaultScope.overwrite_default_scope(recipe.toolbox):
+        registry = importlib.import_module(f"{recipe.toolbox}.registry")
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()
     return network
