@@ -22,6 +22,7 @@ from facts.estimators import Estimator
 from facts.layers import select_layers
 from facts.memory import MAX_PARTS, MemoryPolicy
 from facts.moments import Moment
+from facts.networks import run
 from facts.tasks import Task
 
 BYTES = 4  # of a number in float32, in which moments and decompositions are kept
@@ -131,7 +132,7 @@ def kept_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
         capture.start_batch(len(inputs))
-        model(inputs)
+        run(model, inputs)
         for layer in capture.layers.values():
             for call in layer.calls:
                 keep(call.inputs)

@@ -28,6 +28,7 @@ from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.data_pass import to_device
 from facts.names import by_name
+from facts.networks import reads_tokens, with_linear_layers
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
 from facts.search.latency import LatencyTable
 
@@ -90,7 +91,7 @@ def compress(
     input_shape: tuple[int, ...] | None = None,
     cache: Path | str | None = None,
 ) -> CompressionResult:
-    """Compress the linear layers of a copy of `model` until `ratio` of their cost remains.
+    """Compress the linear layers of a copy of `model` until `ratio` of their cost remains. GPT-2's `Conv1D` is one too.
 
     `calibration` yields `(inputs, targets)`; a method without data (PELA) needs none. `estimator` and `search` are
     names or instances; `cost` is what the ratio speaks of: `flops` or `params` of these layers, or `latency`, the time
@@ -109,6 +110,7 @@ def compress(
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search")
     bounds = all_bounds(ratio, cost, bounds or {})
+    model = with_linear_layers(model)
     selected = select_layers(model, layers)
     if isinstance(calibration, Iterator):
         calibration = list(calibration)  # it is read more than once
@@ -118,7 +120,7 @@ def compress(
         sensitivity = FirstSamples(calibration, NUM_SENSITIVITY)
     own = None if calibration is None else parallel.share(calibration)
     inputs = parallel.from_main(lambda: _first_inputs(own))
-    example = meta_input(model, input_shape) if input_shape else _example(inputs)
+    example = meta_input(model, input_shape) if input_shape else _example(model, inputs)
     kept = moment_cache(cache, model, selected, calibration, loss, precision) if cache else None
 
     seconds: dict[str, float] = {}
@@ -276,9 +278,11 @@ def _first_inputs(calibration: Iterable[tuple[Any, Any]] | None) -> Any:
     return None if calibration is None else next((inputs for inputs, _ in calibration), None)
 
 
-def _example(inputs: Any) -> Tensor | None:
-    """The first sample of a batch on the meta device, where it is a tensor of numbers."""
-    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+def _example(model: nn.Module, inputs: Any) -> Tensor | None:
+    """The first sample of a batch on the meta device, where it is a tensor of pixels or of tokens."""
+    if isinstance(inputs, Mapping) and reads_tokens(model):
+        inputs = inputs[model.main_input_name]
+    if isinstance(inputs, Tensor) and (inputs.is_floating_point() or reads_tokens(model)):
         return inputs[:1].to("meta")
     return None
 
@@ -304,7 +308,10 @@ def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -
     device = next(model.parameters()).device
     if inputs is not None:
         return to_device(inputs, device)
-    return input_shape and torch.randn_like(meta_input(model, input_shape), device=device)
+    if not input_shape:
+        return None
+    example = meta_input(model, input_shape)
+    return (torch.zeros_like if reads_tokens(model) else torch.randn_like)(example, device=device)
 
 
 def _search_and_measure(

@@ -1,6 +1,5 @@
 """What a network costs: floating-point operations and parameters, by the paper's rule and in full."""
 
-import copy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from facts.layers import evaluating
 from facts.lowrank import LowRankLinear
 from facts.models.mambavision import SelectiveScan
+from facts.networks import reads_tokens, run, skeleton, with_linear_layers
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
 COST_NAMES = get_args(CostName)
 
 STEMS = ("stem", "patch_embed")
-LAYER_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 1  # operations per element
+LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
 SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
 
 
@@ -38,7 +38,7 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     """Count one forward pass on the meta device, where nothing is computed; of a network that has one `whole_forward`,
     which does more than `forward`.
 
-    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. Both rules take two operations per
+    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two operations per
     multiply-accumulate and leave out biases and additions.
 
     - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, the stem's own
@@ -53,7 +53,7 @@ def count_pass(model: nn.Module, inputs: Tensor, rule: Rule = "paper") -> Cost:
     """`count_cost` for inputs that lie on the meta device already."""
     if rule not in ("paper", "full"):
         raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
-    skeleton = copy.deepcopy(model).to("meta").eval()
+    network = with_linear_layers(skeleton(model)).eval()
     products = FlopCounterMode(display=False)
     counts = []
 
@@ -62,26 +62,27 @@ def count_pass(model: nn.Module, inputs: Tensor, rule: Rule = "paper") -> Cost:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        for name, module in skeleton.named_modules():
+        for name, module in network.named_modules():
             operations = _elementwise(name, module, rule) or (_product(module) if rule == "paper" else None)
             if operations:
                 module.register_forward_hook(record(operations))
         if rule == "full":
             stack.enter_context(products)
-        getattr(skeleton, "whole_forward", skeleton)(inputs)
+        getattr(network, "whole_forward", partial(run, network))(inputs)
     return Cost(sum(counts) + products.get_total_flops(), count_params(model))
 
 
 def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """A tensor without values for one image `[C, H, W]`, or of any shape with its batch axis."""
+    """A tensor without values for one image `[C, H, W]`, or of any shape with its batch axis; of tokens `[N, T]`."""
     shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
-    return torch.empty(shape, dtype=_dtype(model), device="meta")
+    dtype = torch.int64 if reads_tokens(model) else _dtype(model)
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def count_rows(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -> dict[str, int]:
     """How many vectors each layer multiplies in one forward pass on `inputs`, which may lie on the meta device."""
     device = next(tree_iter(inputs)).device
-    network = copy.deepcopy(model).to("meta") if device.type == "meta" else model
+    network = skeleton(model) if device.type == "meta" else model
     rows = dict.fromkeys(layers, 0)
 
     def count(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -91,7 +92,7 @@ def count_rows(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -
         for name in layers:
             hook = network.get_submodule(name).register_forward_pre_hook(partial(count, name))
             stack.callback(hook.remove)
-        network(inputs)
+        run(network, inputs)
     return rows
 
 
@@ -122,6 +123,8 @@ def _elementwise(name: str, module: nn.Module, rule: Rule) -> Callable[..., int]
             return lambda _, args, out: LAYER_NORM_OPS * out.numel()
         case nn.BatchNorm2d():
             return lambda _, args, out: BATCH_NORM_OPS * out.numel()
+        case _ if rule == "full" and type(module).__name__.endswith("RMSNorm"):  # each architecture has its own
+            return lambda _, args, out: RMS_NORM_OPS * out.numel()
         case SelectiveScan() if rule == "full":
             return lambda _, args, out: SCAN_OPS * out.numel() * args[2].shape[1]  # A is [channels, states]
     return None

@@ -12,13 +12,25 @@ from facts.cache import content_key
 Loss = Callable[[Any, Any], Tensor]
 """Of outputs and targets: the sum over samples of each one's own loss."""
 
+NOTHING = -100  # what cross-entropy leaves out
+
 OutputError = Callable[[Any, Any], Tensor]
 """Of the original outputs and those of a changed network: the sum over samples of each one's error."""
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Σ over samples of each one's own cross-entropy; targets are class indices `[N]` or probabilities `[N, C]`."""
-    return F.cross_entropy(logits, targets, reduction="sum")
+    """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` of tokens, which add up.
+
+    Targets are class indices, of which -100 does not count, or probabilities in the shape of the logits. Those of a
+    language model are the tokens that follow (`next_tokens`).
+    """
+    targets = targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
+    return F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum")
+
+
+def next_tokens(tokens: Tensor) -> Tensor:
+    """What a language model is to predict at each place of `[N, T]`: the token that follows; nothing at the last."""
+    return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 
 class SampledLabels:

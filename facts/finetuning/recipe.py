@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from facts.networks import run
 from facts.tasks import Task
 
 Count = Annotated[int, Field(ge=1)]
@@ -66,10 +67,10 @@ class Finetuning:
         For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), by sample as
         in the paper on DeiT; its code divides by the number of classes as well.
         """
-        outputs = student(inputs)
+        outputs = run(student, inputs)
         loss = (1 - self.alpha) * task.loss(outputs, targets)
         if not self.alpha:
             return loss
         with torch.no_grad():
-            original = teacher(inputs)
+            original = run(teacher, inputs)
         return loss + self.alpha * task.distillation_error(original, outputs, self.temperature)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from facts.hardware.timing import Timing, TimingPolicy
 from facts.layers import evaluating
 from facts.moments.data_pass import autocast
+from facts.networks import run
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def batch_seconds(
 @torch.inference_mode()
 def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
     with autocast(next(network.parameters()).device, precision):
-        network(inputs)
+        run(network, inputs)
 
 
 def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> dict[str, float]:

@@ -16,6 +16,7 @@ from facts.layers import batch_size
 from facts.losses import Loss, SampledLabels
 from facts.memory import in_parts
 from facts.moments.batch import LayerBatch
+from facts.networks import run
 
 
 class DataPass:
@@ -69,10 +70,10 @@ class DataPass:
 
     def _pass(self, capture: Capture, inputs: Any, targets: Any, loss: Loss) -> None:
         with autocast(self.device, self.precision):
-            outputs = self.model(inputs)
+            outputs = run(self.model, inputs)
             if capture.inputs_have_changed():  # nothing is added yet: run the batch once more, with copies
                 capture.start_batch(capture.num_samples)
-                outputs = self.model(inputs)
+                outputs = run(self.model, inputs)
             total = loss(outputs, targets) if self.needs_grads else None
         if total is not None:
             total.backward()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from facts.layers import batch_size, frozen, replaced_forwards
 from facts.moments.data_pass import autocast, shown, to_device
+from facts.networks import run
 from facts.search.base import AllocationProblem, Ratio, SearchResult
 from facts.search.milp_search import MILPSearch
 
@@ -59,7 +60,7 @@ class ComCatSearch(MILPSearch):
                     inputs, targets = to_device(batch, device)
                     cost = sum(mixture.draw(temperature, generator) for mixture in mixtures.values())
                     with autocast(device, problem.precision):
-                        loss = problem.loss(problem.model(inputs), targets) / batch_size(inputs)
+                        loss = problem.loss(run(problem.model, inputs), targets) / batch_size(inputs)
                     loss = loss * (cost / budget).max().clamp(min=1) ** self.penalty
                     optimizer.zero_grad()
                     loss.backward()

@@ -17,6 +17,7 @@ from facts import parallel
 from facts.layers import evaluating
 from facts.lowrank import LowRankLinear
 from facts.moments.data_pass import autocast
+from facts.networks import run
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost what the layer costs
 EVEN = 8  # measured ranks are multiples of it, as those are that a search offers: odd ones take longer
@@ -125,7 +126,7 @@ def module_seconds(
                 stack.callback(hook.remove)
         stack.enter_context(evaluating(network))
         stack.enter_context(autocast(device, precision))
-        network(inputs)
+        run(network, inputs)
     return {name: sum(map(_between, starts[name], stops[name])) for name in starts}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from facts.layers import replaced_forwards
+from facts.networks import run
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Prefix:
         self.clock, self.running = 0, []
         watched = {module: partial(self._watch, name, module.forward) for name, module in self.modules.items() if name}
         with replaced_forwards(watched):
-            return self.model(_copy(self.inputs))
+            return run(self.model, _copy(self.inputs))
 
     def _watch(self, name: str, forward: Callable, *args: Any, **kwargs: Any) -> Any:
         """One call of a module, by its forward function alone: whatever hooks do to the output, they will do again."""
@@ -84,12 +85,12 @@ class Prefix:
         known = {name: trace for name, trace in self.traces.items() if trace.ended < began and not trace.must_run}
         outputs = {name: self._outputs_outside(trace, known.keys()) for name, trace in known.items()}
 
-        def run(forward: Callable[[Tensor], Tensor]) -> Any:
+        def run_with(forward: Callable[[Tensor], Tensor]) -> Any:
             forwards = {name: self._replay(name, known_outputs) for name, known_outputs in outputs.items()}
             with replaced_forwards({self.modules[name]: new for name, new in {**forwards, layer: forward}.items()}):
-                return self.model(_copy(self.inputs))  # a network may change its input in place
+                return run(self.model, _copy(self.inputs))  # a network may change its input in place
 
-        yield run
+        yield run_with
 
     @staticmethod
     def _outputs_outside(trace: _Trace, known: Set[str]) -> list[Any]:
