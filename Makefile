@@ -4,13 +4,13 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: reproduce reproduce-all test install-detection
+.PHONY: reproduce reproduce-all test install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
 
-# With the tables that need the extra `detection`.
-reproduce-all: install-detection
+# With the tables that need the extras `detection` and `llm`.
+reproduce-all: install-detection install-llm
 	$(RUN) experiments.reproduce
 
 test: $(VENV)/.test
@@ -20,8 +20,14 @@ test: $(VENV)/.test
 
 install-detection: $(VENV)/.detection
 
+install-llm: $(VENV)/.llm
+
 $(VENV)/.detection: pyproject.toml constraints.txt | $(VENV)/.mmcv
 	$(PIP) -e '.[detection]'
+	touch $@
+
+$(VENV)/.llm: pyproject.toml constraints.txt | $(VENV)/.base
+	$(PIP) -e '.[llm]'
 	touch $@
 
 # mmcv has operators in C++. It is built here, with PyTorch in sight, since a plain install silently leaves them out; in
@@ -40,11 +46,11 @@ $(VENV)/.mmcv: | $(VENV)/.base
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The test environment holds the base one.
+# The test environment holds the base one, and that for language models.
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[analysis,pruning]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[test]'
-	touch $(VENV)/.base $@
+	touch $(VENV)/.base $(VENV)/.llm $@

@@ -7,10 +7,11 @@ MODULES = {
     "analysis": ("hyppo",),
     "detection": ("mmcv._ext", "mmdet", "mmseg"),  # the first are mmcv's operators, without which a plain install is
     "highs": ("highspy",),
+    "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
     "pruning": ("torch_pruning",),
 }
-OF_TASKS = {"coco": "detection", "ade20k": "detection"}
-COMMANDS = {"detection": "make install-detection"}
+OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
+COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 NAMES = {"mmcv._ext": "mmcv's operators"}
 
 

@@ -5,7 +5,8 @@ and number of epochs were picked by hand, with its accuracy in view, so that the
 truncation of the weights at half the rank costs several points. No other method was looked at for that. It was done
 for `deit_b`, `swin_b`, `convnext_b` and `mambavision_b`; the other classifiers' sizes follow from these, with nothing
 tuned. Detectors and segmenters are trained from their own classifiers, by the recipe that PELA's protocol ends with;
-its epochs and rate, and the scenes, were picked for the dense networks.
+its epochs and rate, and the scenes, were picked for the dense networks. The language model learns Python's reference;
+its size, its vocabulary and its epochs were picked for its perplexity on other topics.
 """
 
 import argparse
@@ -23,13 +24,14 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from safetensors.torch import save_file
+from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from experiments.config import CONF
 from experiments.extras import how_to_install, missing_packages
-from facts.finetuning import finetune
-from facts.models import OpenMMLabModel, Recipe
+from facts.finetuning import Finetuning, finetune
+from facts.models import CausalLM, OpenMMLabModel, Recipe
+from facts.models.causal_lm import new_tokenizer, write_beside
 from facts.models.transplant import untrained
 from facts.models.weights import CHECKPOINTS
 from facts.tasks import Task
@@ -37,6 +39,7 @@ from facts.tasks.digits import input_size, load_images
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}
+EXTRAS = {OpenMMLabModel: "detection", CausalLM: "llm"}
 
 
 def mini_recipe(name: str, **overrides: str) -> Recipe:
@@ -120,7 +123,7 @@ def top1_on_test(model: nn.Module) -> float:
 def write_checkpoint(model: nn.Module, path: Path) -> None:
     """Write to a temporary file first, so that an interruption leaves no half checkpoint behind."""
     temporary = path.with_suffix(".partial")
-    save_file(model.state_dict(), temporary)
+    save_model(model, temporary)
     os.replace(temporary, path)
 
 
@@ -135,6 +138,17 @@ def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> t
     return model, task.evaluate(model)
 
 
+def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[str, float]]:
+    """The language model, with a tokenizer of its own, trained on Python's reference, and its figures."""
+    task: Task = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
+    torch.manual_seed(seed)
+    model = replace(recipe, weights="random").build()
+    model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
+    schedule = Finetuning(num_epochs=15, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed)
+    finetune(model, model, task, schedule)
+    return model, task.evaluate(model)
+
+
 def main(arguments: list[str] | None = None) -> None:
     recipes = mini_recipes()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,19 +160,25 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(recipes):
         parser.error(f"no small network called {', '.join(sorted(unknown))}: there are {', '.join(recipes)}")
-    table = Table("network", "on the test digits (%)", "parameters", "seconds")
+    table = Table("network", "on test data", "parameters", "seconds")
     for name in options.names:
         recipe, start = recipes[name], time.perf_counter()
-        if isinstance(recipe, OpenMMLabModel):
-            if lacking := missing_packages("detection"):
-                print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install('detection')})")
-                continue
+        extra = EXTRAS.get(type(recipe))
+        if lacking := missing_packages(extra):
+            print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install(extra)})")
+            continue
+        path = options.folder / recipe.weights
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(recipe, CausalLM):
+            model, figures = train_language_model(recipe, options.seed)
+            write_beside(model, path.parent)
+        elif isinstance(recipe, OpenMMLabModel):
             model, figures = train_dense(name, recipe, options.seed, options.scenes)
         else:
             model = train_classifier(recipe, options.epochs, options.seed)
             figures = {"top1": top1_on_test(model)}
         seconds = time.perf_counter() - start
-        write_checkpoint(model, options.folder / recipe.weights)
+        write_checkpoint(model, path)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         shown = ", ".join(f"{metric} {value:.2f}" for metric, value in figures.items())
         table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")

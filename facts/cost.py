@@ -38,8 +38,8 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     """Count one forward pass on the meta device, where nothing is computed; of a network that has one `whole_forward`,
     which does more than `forward`.
 
-    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two operations per
-    multiply-accumulate and leave out biases and additions.
+    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two
+    operations per multiply-accumulate and leave out biases and additions.
 
     - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, the stem's own
       normalisation excepted. What mixes tokens without a weight matrix is not counted: attention's products, a Mamba

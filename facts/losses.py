@@ -14,6 +14,8 @@ Loss = Callable[[Any, Any], Tensor]
 
 NOTHING = -100  # what cross-entropy leaves out
 
+KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
+
 OutputError = Callable[[Any, Any], Tensor]
 """Of the original outputs and those of a changed network: the sum over samples of each one's error."""
 
@@ -64,10 +66,19 @@ def on_given_labels(loss: Loss) -> Loss:
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
-    """Σ over samples of KL(original ‖ changed) of the classes in the last axis of the logits, in float64."""
-    return F.kl_div(
-        changed.double().log_softmax(dim=-1), original.double().log_softmax(dim=-1), reduction="sum", log_target=True
-    )
+    """Σ over samples of KL(original ‖ changed) of the classes in the last axis of the logits, in float64.
+
+    Distributions are compared some at a time: a language model's logits take gigabytes.
+    """
+    num_classes = original.shape[-1]
+    rows = max(1, KL_VALUES // num_classes)
+    parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
+    return sum(_kl_divergence(*part) for part in parts)
+
+
+def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
+    log_original, log_changed = (logits.double().log_softmax(dim=-1) for logits in (original, changed))
+    return F.kl_div(log_changed, log_original, reduction="sum", log_target=True)
 
 
 def squared_error(original: Tensor, changed: Tensor) -> Tensor:

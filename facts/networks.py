@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -33,6 +34,13 @@ def is_transformers(model: nn.Module) -> bool:
 def reads_tokens(model: nn.Module) -> bool:
     """Whether its inputs are numbers of tokens: whole ones, `[N, T]`."""
     return is_transformers(model) and model.main_input_name == "input_ids"
+
+
+def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A batch that says nothing, to be timed: images of noise, or tokens `[N, T]` that are all the first one."""
+    if reads_tokens(model):
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+    return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)
 
 
 def skeleton(model: nn.Module) -> nn.Module:

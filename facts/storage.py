@@ -15,6 +15,8 @@ from facts.cost import Cost
 from facts.files import replacing, writable_folder
 from facts.lowrank import LowRankLinear
 from facts.models import RECIPES, Recipe, TimmModel
+from facts.models.causal_lm import read_beside, recipe_of, write_beside
+from facts.networks import is_transformers, with_linear_layers
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "compression.json"
 
@@ -22,6 +24,7 @@ WEIGHTS, DESCRIPTION = "model.safetensors", "compression.json"
 def save_compressed(result: CompressionResult, folder: Path | str) -> None:
     """Write `model.safetensors` and `compression.json` (recipe, plan, summary) into `folder`.
 
+    Beside a language model go its generation settings and its tokenizer, if it has one as `.tokenizer`.
     The recipe is the one the model was built by, or timm's name of it where that rebuilds the same shapes; without
     either the folder can be loaded only onto a given network.
     """
@@ -34,6 +37,8 @@ def save_compressed(result: CompressionResult, folder: Path | str) -> None:
     }
     with replacing(folder / WEIGHTS) as path:
         save_model(result.model, path)
+    if is_transformers(result.model):
+        write_beside(result.model, folder)
     with replacing(folder / DESCRIPTION) as path:
         path.write_text(json.dumps(description, indent=1))
 
@@ -55,8 +60,7 @@ def load_compressed(folder: Path | str, model: nn.Module | None = None) -> Compr
         raise FileNotFoundError(f"{folder} holds no {DESCRIPTION}; give a folder that save_compressed wrote") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / DESCRIPTION} is damaged ({error}); save the model again") from error
-    if model is None:
-        model = _rebuild(recipe, folder)
+    model = _rebuild(recipe, folder) if model is None else with_linear_layers(model)
     model = model.to(dtype)
     try:
         for name, rank in plan.items():
@@ -71,12 +75,16 @@ def load_compressed(folder: Path | str, model: nn.Module | None = None) -> Compr
         load_model(model, folder / WEIGHTS)
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged or of another network: {error}") from error
+    if is_transformers(model):
+        read_beside(model, folder)
     return CompressionResult(model.eval(), plan, summary)
 
 
 def _recipe_of(model: nn.Module) -> Recipe | None:
     if recipe := getattr(model, "recipe", None):
         return recipe
+    if is_transformers(model):
+        return recipe_of(model)
     tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
         return None

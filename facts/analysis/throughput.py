@@ -3,17 +3,17 @@
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.hardware import VARIANTS, TimingPolicy, speeds
+from facts.networks import noise
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Throughput(Analysis):
-    """Images a second of the network that was made and of the original, and of other `variants`, which take turns.
+    """Samples a second of the network that was made and of the original, and of other `variants`, which take turns.
 
     `residual` adds MemViT's residual to each low-rank layer, `two_of_four` makes the original's layers 2:4 sparse. What
     the device cannot run is left out, with the reason among the values. `speedup` is the ratio of the first two
@@ -36,9 +36,9 @@ class Throughput(Analysis):
                     networks[name] = VARIANTS[name](subject.model, subject.compressed, subject.layers)
                 except NotImplementedError as reason:
                     missing[name] = str(reason)
-        images, _ = next(iter(subject.held_out))
+        inputs, _ = next(iter(subject.held_out))
         device = next(subject.model.parameters()).device
-        batch = torch.randn(self.batch_size, *images.shape[1:], device=device)
+        batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
         found = speeds(networks, batch, self.timing, subject.precision, self.compiled)
         result = found.get("compressed", found["dense"])
         metrics = {f"{name}_throughput": speed.throughput for name, speed in found.items()}

@@ -1,9 +1,10 @@
-"""Networks: timm's by their tags, OpenMMLab's by their configurations, MambaVision written here, small checkpoints."""
+"""Networks: timm's by tag, OpenMMLab's and transformers' by configuration, MambaVision, and small checkpoints."""
 
 from facts.models.builders import MambaVisionModel, Recipe, TimmModel
+from facts.models.causal_lm import CausalLM
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 
-RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel, OpenMMLabModel)}
+RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel, OpenMMLabModel, CausalLM)}
 
-__all__ = ["RECIPES", "MambaVision", "MambaVisionModel", "OpenMMLabModel", "Recipe", "TimmModel"]
+__all__ = ["RECIPES", "CausalLM", "MambaVision", "MambaVisionModel", "OpenMMLabModel", "Recipe", "TimmModel"]

@@ -43,9 +43,9 @@ class Recipe(ABC):
     def architecture(self) -> nn.Module:
         """The network with random weights."""
 
-    @abstractmethod
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """A published checkpoint's tensors under the names that `model` has for them."""
+        return tensors
 
     def checkpoint(self) -> Path | None:
         """The file of the weights on this machine; None for random weights and for those yet to be fetched."""
@@ -61,14 +61,18 @@ class Recipe(ABC):
         path = self.checkpoint()
         return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
 
+    def loaded(self, path: Path) -> nn.Module:
+        """The network with the weights of a file. Raises `ValueError` where they do not fit."""
+        model = self.architecture()
+        load_strictly(model, self.renamed(read_checkpoint(path), model), path)
+        return model
+
     def build(self) -> nn.Module:
         """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` where its weights do not fit."""
         path = self.checkpoint()
         if path is None and self.weights == "pretrained":
             path = fetch(self.repository)
-        model = self.architecture()
-        if path:
-            load_strictly(model, self.renamed(read_checkpoint(path), model), path)
+        model = self.loaded(path) if path else self.architecture()
         model.recipe = self
         return model.eval()
 

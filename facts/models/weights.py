@@ -1,18 +1,21 @@
 """Checkpoint files: where they are, what they hold, and whether that is what a network needs."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import RemoteEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
-PUBLISHED = "model.safetensors"
+INDEX = ".safetensors.index.json"  # of weights in several files
+PUBLISHED = ("model.safetensors", f"model{INDEX}")
 SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
 # Arguments of scripts, and the logs that OpenMMLab's own checkpoints hold.
 BESIDE_TENSORS = (
@@ -28,14 +31,23 @@ SHOWN = 3  # of the tensors that do not fit
 
 def fetched(repository: str) -> Path | None:
     """The published weights of a repository at Hugging Face, where this machine has fetched them before."""
-    path = try_to_load_from_cache(repository, PUBLISHED)
-    return Path(path) if isinstance(path, str) else None
+    for name in PUBLISHED:
+        path = try_to_load_from_cache(repository, name)
+        if isinstance(path, str) and all(file.exists() for file in weight_files(Path(path))):
+            return Path(path)
+    return None
 
 
 def fetch(repository: str) -> Path:
     """Fetch the published weights of a repository. Raises `FileNotFoundError` where that fails."""
     try:
-        return Path(hf_hub_download(repository, PUBLISHED))
+        try:
+            return Path(hf_hub_download(repository, PUBLISHED[0]))
+        except RemoteEntryNotFoundError:
+            index = Path(hf_hub_download(repository, PUBLISHED[1]))
+            for file in weight_files(index):
+                hf_hub_download(repository, file.name)
+            return index
     except OSError as error:
         raise FileNotFoundError(
             f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect this machine to "
@@ -51,7 +63,8 @@ def find_checkpoint(weights: str) -> Path:
 def find_published(folder: Path, repository: str) -> Path:
     """The weights that a repository publishes, in a folder with those of many. Raises `FileNotFoundError`."""
     name = repository.rpartition("/")[2]
-    return _first_file(folder, [*(folder / f"{name}{suffix}" for suffix in SUFFIXES), folder / name / PUBLISHED])
+    single = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    return _first_file(folder, single + [folder / name / published for published in PUBLISHED])
 
 
 def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
@@ -64,11 +77,24 @@ def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
     )
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a PyTorch file (its `state_dict` or `model` entry, where it has one).
+def weight_files(path: Path) -> list[Path]:
+    """The files that hold the weights: the checkpoint itself, or those that an index lists beside it."""
+    if not path.name.endswith(INDEX):
+        return [path]
+    names = json.loads(path.read_text())["weight_map"].values()
+    return [path.parent / Path(name).name for name in dict.fromkeys(names)]
 
-    Raises `ValueError` where it is damaged or holds anything else.
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, of all those of an index, or of a PyTorch file (its `state_dict` or `model`
+    entry, where it has one).
+
+    Raises `FileNotFoundError` where one of them is missing, `ValueError` where it is damaged or holds anything else.
     """
+    return {name: tensor for file in weight_files(path) for name, tensor in _read(file).items()}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
@@ -107,19 +133,27 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
         for name in {**expected, **found}
         if found.get(name) != expected.get(name)
     ]
+    refuse_misfits(misfits, model, path)
+    model.load_state_dict(tensors)
+
+
+def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
+    """Raises `ValueError` where there are any."""
     if misfits:
         raise ValueError(
             f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, "
             f"the first being {'; '.join(misfits[:SHOWN])}. "
             "Give the checkpoint of this very network, or change the network's tag, variant or arguments."
         )
-    model.load_state_dict(tensors)
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, as the hub shows it beside the file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The hash of a checkpoint, as the hub shows it beside the file; of several files that an index lists, theirs."""
+    hashes = []
+    for part in weight_files(path):
+        with part.open("rb") as file:
+            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return " ".join(hashes)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,75 @@
+"""Multiple-choice benchmarks, by lm-eval."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import nn
+
+from facts.hub import hub
+
+ACCURACY = "acc,none"  # by the choices' likelihoods as they are, not divided by their lengths
+
+
+def accuracies(
+    model: nn.Module,
+    tokenizer: Any,
+    benchmarks: Sequence[str | Mapping[str, Any]],
+    batch_size: int,
+    *,
+    folder: str | None = None,
+    num_questions: int | None = None,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, float]:
+    """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
+
+    Names are those of the YAML files in `folder`, or without one lm-eval's own. Raises `ImportError` without lm-eval,
+    `ConnectionError` where questions are neither here nor to be had, `ValueError` for a benchmark that is unknown or
+    has no accuracy.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ImportError(f"benchmarks need lm-eval ({error}): pip install 'facts[llm]'") from error
+    names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
+    with hub(), _quiet():
+        own = folder is None and any(isinstance(task, str) for task in benchmarks)  # finding them takes seconds
+        manager = TaskManager(include_path=folder, include_defaults=own)
+        network = HFLM(
+            pretrained=model,
+            tokenizer=tokenizer,
+            backend="causal",
+            batch_size=batch_size,
+            mixed_precision_dtype=None if precision == torch.float32 else precision,
+        )
+        found = simple_evaluate(
+            network,
+            tasks=list(benchmarks),
+            task_manager=manager,
+            limit=num_questions,
+            bootstrap_iters=0,
+            log_samples=False,
+            random_seed=None,
+            numpy_random_seed=None,
+            torch_random_seed=None,
+        )["results"]
+    if without := [name for name in names if ACCURACY not in found[name]]:
+        raise ValueError(f"lm-eval gives no accuracy of {', '.join(without)}: name benchmarks of multiple choice")
+    return {name: 100 * found[name][ACCURACY] for name in names}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without lm-eval's log and its progress bars."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,69 @@
+"""Texts and benchmarks from files, or from Hugging Face's hub."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.hub import answers, hub
+from facts.tasks.language import Language, Split
+
+HUB = "hub:"
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Corpus(Language):
+    """A text to calibrate on and one to evaluate on, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
+
+    Rows of a data set are joined by empty lines, as is usual for WikiText. `benchmark_names` are lm-eval's, or those of
+    the YAML files in `benchmark_folder`.
+    """
+
+    training_text: str
+    evaluation_text: str
+    benchmark_names: tuple[str, ...] = ()
+    benchmark_folder: str | None = None
+
+    num_evaluation: ClassVar[int] = 146  # windows of 2,048 tokens in WikiText-2's test text
+
+    def inspect(self) -> str:
+        return ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+
+    def text(self, split: Split) -> str:
+        return read_text(self.training_text if split == "training" else self.evaluation_text)
+
+    def benchmarks(self) -> tuple[str, ...]:
+        return self.benchmark_names
+
+
+@lru_cache(maxsize=2)
+def read_text(source: str) -> str:
+    """The text of a file or of a data set at the hub. Raises an `OSError` where there is none, or `ValueError`."""
+    if not source.startswith(HUB):
+        return Path(source).expanduser().read_text(encoding="utf-8")
+    parts = source.removeprefix(HUB).split("/")
+    if len(parts) != 4:
+        raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
+    owner, name, configuration, split = parts
+    with hub():
+        from datasets import load_dataset
+
+        try:
+            return "\n\n".join(load_dataset(f"{owner}/{name}", configuration, split=split)["text"])
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{source} is not on this machine and could not be fetched ({error}). Connect the machine to "
+                "huggingface.co once, or give the text as a file: task.paper.evaluation_text=wiki.test.raw"
+            ) from error
+
+
+def _found(source: str) -> str:
+    """What is known of a text without reading it. Raises `FileNotFoundError` where there is no such file."""
+    if source.startswith(HUB):
+        return f"{source} ({'fetched where it is not here' if answers() else 'the hub does not answer'})"
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")
+    return f"{path} ({path.stat().st_size:,} bytes)"

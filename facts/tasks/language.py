@@ -1,0 +1,187 @@
+"""Language modelling: what is the same for all texts."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from math import exp
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from facts import parallel
+from facts.cache import content_key
+from facts.losses import NOTHING, kl_divergence, next_tokens, summed_cross_entropy
+from facts.moments.data_pass import autocast, shown, to_device
+from facts.networks import run
+from facts.randomness import seed_of
+from facts.tasks.base import Task
+from facts.tasks.benchmarks import accuracies
+from facts.tasks.ngrams import bigram_perplexity, unigram_perplexity
+
+Count = Annotated[int, Field(ge=1)]
+Batch = tuple[Tensor, Tensor]
+Split = Literal["training", "evaluation"]
+
+LARGEST = 700.0  # of the mean losses whose exponential is a float
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Language(Task):
+    """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
+
+    A text is cut into windows of `sequence_length` tokens that do not overlap; what is left over at its end is dropped.
+    Of the training text's windows, shuffled by `seed`, the first `num_sensitivity` are for searches, and the
+    `num_calibration` after them give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
+    `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
+    `num_questions` bounds each benchmark (default: all of them).
+    """
+
+    sequence_length: Annotated[int, Field(ge=2)] = 2048
+    num_calibration: Count = 256
+    num_sensitivity: Count = 16
+    analysis_length: Annotated[int, Field(ge=2)] = 128
+    num_factors: Count = 128
+    num_held_out: Count = 128
+    batch_size: Count = 1
+    num_questions: Count | None = None
+    seed: int = 0
+
+    @abstractmethod
+    def text(self, split: Split) -> str:
+        """The whole text of a split."""
+
+    @abstractmethod
+    def benchmarks(self) -> Sequence[str | Mapping[str, Any]]:
+        """Tasks of lm-eval, by name or by configuration."""
+
+    @property
+    def benchmark_folder(self) -> str | None:
+        """Where configurations of other benchmarks lie than those of lm-eval itself."""
+        return None
+
+    @property
+    def benchmarks_key(self) -> str:
+        """A hash of the questions, as far as they are known."""
+        return content_key(list(self.benchmarks()))
+
+    def tokens(self, split: Split, model: nn.Module) -> Tensor:
+        """The tokens `[L]` of a text."""
+        return tokenized(self.text(split), tokenizer_of(model))
+
+    def content_key(self, model: nn.Module) -> str:
+        settings = {field.name: getattr(self, field.name) for field in fields(Language)}
+        return content_key(
+            settings, self.tokens("training", model), self.tokens("evaluation", model), self.benchmarks_key
+        )
+
+    def calibration(self, model: nn.Module) -> list[Batch]:
+        return self._batches(self._shuffled(model)[self.num_sensitivity :][: self.num_calibration])
+
+    def sensitivity(self, model: nn.Module) -> list[Batch]:
+        return self._batches(self._shuffled(model)[: self.num_sensitivity])
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
+        """All windows of the training text, which are cut elsewhere in each epoch."""
+        generator = torch.Generator().manual_seed(seed_of(seed, epoch))
+        start = torch.randint(self.sequence_length, (), generator=generator)
+        found = windows(self.tokens("training", model)[start:], self.sequence_length)
+        whole = len(found) // self.batch_size * self.batch_size  # a smaller last batch is left out
+        return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
+
+    def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        found = windows(self.tokens("evaluation", model), self.analysis_length)
+        needed = self.num_factors + self.num_held_out
+        if len(found) < needed:
+            raise ValueError(
+                f"num_factors + num_held_out needs {needed} windows of {self.analysis_length} tokens; the evaluation "
+                f"text has {len(found)}"
+            )
+        chosen = found[torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))[:needed]]
+        return self._batches(chosen[: self.num_factors]), self._batches(chosen[self.num_factors :])
+
+    def evaluation(self, model: nn.Module) -> list[Batch]:
+        return self._batches(windows(self.tokens("evaluation", model), self.sequence_length))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return summed_cross_entropy(outputs, targets)
+
+    def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
+        return kl_divergence(original, changed)
+
+    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
+        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, self.sequence_length)
+
+    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
+        """`perplexity`, beside those of counted words (`unigram_perplexity`, `bigram_perplexity`), and in percent
+        `accuracy`, the mean over benchmarks, with each one's own."""
+        batches, size = self.evaluation(model), model.config.vocab_size
+        counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
+        figures = {
+            "perplexity": perplexity(model, batches, precision),
+            "unigram_perplexity": unigram_perplexity(*counted),
+            "bigram_perplexity": bigram_perplexity(*counted),
+        }
+        if self.benchmarks():
+            settings = {"folder": self.benchmark_folder, "num_questions": self.num_questions, "precision": precision}
+            found = parallel.from_main(
+                lambda: accuracies(model, tokenizer_of(model), self.benchmarks(), self.batch_size, **settings)
+            )
+            figures["accuracy"] = sum(found.values()) / len(found)
+            figures |= {f"accuracy_{name}": value for name, value in found.items()}
+        return figures
+
+    def _shuffled(self, model: nn.Module) -> Tensor:
+        found = windows(self.tokens("training", model), self.sequence_length)
+        needed = self.num_sensitivity + self.num_calibration
+        if len(found) < needed:
+            raise ValueError(
+                f"num_sensitivity + num_calibration needs {needed} windows of {self.sequence_length} tokens; the "
+                f"training text has {len(found)}"
+            )
+        return found[torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))]
+
+    def _batches(self, found: Tensor) -> list[Batch]:
+        return [(tokens, next_tokens(tokens)) for tokens in found.split(self.batch_size)]
+
+
+def tokenizer_of(model: nn.Module) -> Any:
+    """The network's tokenizer. Raises `ValueError` where it has none."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to that of transformers")
+    return tokenizer
+
+
+@lru_cache(maxsize=4)
+def tokenized(text: str, tokenizer: Any) -> Tensor:
+    """The tokens `[L]` of a text, with those that the tokenizer puts at its beginning and end."""
+    return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+
+
+def windows(tokens: Tensor, length: int) -> Tensor:
+    """Tokens `[L]` cut into windows `[N, length]`, the rest left out. Raises `ValueError` where there is not one."""
+    if len(tokens) < length:
+        raise ValueError(f"a text of {len(tokens)} tokens has not one window of {length}: lower the length")
+    return tokens[: len(tokens) // length * length].view(-1, length)
+
+
+def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """exp of the mean loss of all next tokens; the first token of a window is never one."""
+    device = next(model.parameters()).device
+    total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
+    model.eval()
+    for batch in shown(parallel.share(batches), "perplexity"):
+        tokens, targets = to_device(batch, device)
+        with torch.inference_mode(), autocast(device, precision):
+            total += summed_cross_entropy(run(model, tokens), targets)
+        count += (batch[1] != NOTHING).sum()
+    parallel.add_up([total, count])
+    mean = total.item() / count.item()
+    return exp(mean) if mean < LARGEST else float("inf")

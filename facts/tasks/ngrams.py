@@ -1,0 +1,43 @@
+"""What counting alone achieves: perplexities to hold a language model's against."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def unigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
+    """Of windows `[N, T]` by the frequencies of tokens in a text `[L]`, each of `num_tokens` counted once more."""
+    log_probabilities = _frequencies(training, num_tokens).log()
+    return _perplexity(log_probabilities[window[:, 1:]] for window in evaluation)
+
+
+def bigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
+    """Of windows `[N, T]` by the frequencies of pairs in a text `[L]`, mixed with those of single tokens.
+
+    The weight of these is the number of different successors a token has over that and its count (Witten and Bell).
+    """
+    single = _frequencies(training, num_tokens)
+    pairs, counts = (num_tokens * training[:-1] + training[1:]).unique(return_counts=True)
+    seen = torch.bincount(training[:-1], minlength=num_tokens).double()
+    successors = torch.bincount(pairs // num_tokens, minlength=num_tokens).double()
+
+    def log_probabilities(window: Tensor) -> Tensor:
+        before, after = window[:, :-1], window[:, 1:]
+        pair = num_tokens * before + after
+        place = torch.searchsorted(pairs, pair).clamp(max=len(pairs) - 1)
+        count = torch.where(pairs[place] == pair, counts[place], 0)
+        mixed = (count + successors[before] * single[after]) / (seen[before] + successors[before])
+        return torch.where(seen[before] > 0, mixed, single[after]).log()
+
+    return _perplexity(map(log_probabilities, evaluation))
+
+
+def _frequencies(tokens: Tensor, num_tokens: int) -> Tensor:
+    counts = torch.bincount(tokens, minlength=num_tokens).double() + 1
+    return counts / counts.sum()
+
+
+def _perplexity(log_probabilities: Iterable[Tensor]) -> float:
+    return math.exp(-torch.cat([values.flatten() for values in log_probabilities]).mean())

@@ -1,0 +1,90 @@
+"""Questions of multiple choice, made of a text: which of four continuations is its own?"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+CONTEXT, ENDING = 20, 8  # words
+CHOICES = 4
+
+Words = list[str]
+
+
+def other_endings(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
+    """How other passages go on."""
+    return draw.sample(others, CHOICES - 1)
+
+
+def other_words(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
+    """The same ending with another first word, drawn as frequent as it is in the text."""
+    words = [other[0] for other in others if other[0] != ending[0]]
+    chosen: set[str] = set()
+    while len(chosen) < CHOICES - 1:
+        chosen.add(draw.choice(words))
+    return [[word, *ending[1:]] for word in sorted(chosen)]
+
+
+def other_orders(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
+    """The same words, two neighbours of them swapped."""
+    places = [place for place in range(ENDING - 1) if ending[place] != ending[place + 1]]
+    return [_swapped(ending, place) for place in draw.sample(places, CHOICES - 1)]
+
+
+def _swapped(words: Words, place: int) -> Words:
+    return [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+
+
+KINDS: dict[str, Callable[[Words, list[Words], random.Random], list[Words]]] = {
+    "ending": other_endings,
+    "word": other_words,
+    "order": other_orders,
+}
+
+
+def passages(paragraphs: Sequence[str]) -> list[tuple[Words, Words]]:
+    """The paragraphs cut into passages, a context and how it goes on, which overlap; tables are left out."""
+    found = []
+    for words in (paragraph.split() for paragraph in paragraphs if "+--" not in paragraph):
+        for start in range(0, len(words) - CONTEXT - ENDING + 1, ENDING):
+            middle, end = start + CONTEXT, start + CONTEXT + ENDING
+            found.append((words[start:middle], words[middle:end]))
+    return found
+
+
+def questions(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> list[dict[str, Any]]:
+    """At most `count` of a kind: a `context`, `choices`, and the place of the right one among them as `answer`."""
+    found, draw = passages(paragraphs), random.Random(f"{kind} {seed}")
+    made = []
+    for place in sorted(draw.sample(range(len(found)), min(count, len(found)))):
+        context, ending = found[place]
+        others = [other for _, other in found if other != ending]
+        choices = [ending, *KINDS[kind](ending, others, draw)]
+        order = draw.sample(range(CHOICES), CHOICES)
+        made.append(
+            {
+                "context": " ".join(context),
+                "choices": [" ".join(choices[number]) for number in order],
+                "answer": order.index(0),
+            }
+        )
+    return made
+
+
+def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> dict[str, Any]:
+    """The questions as a task of lm-eval."""
+
+    def load(**_: Any) -> dict[str, Any]:
+        from datasets import Dataset
+
+        return {"test": Dataset.from_list(questions(kind, paragraphs, count, seed))}
+
+    return {
+        "task": kind,
+        "custom_dataset": load,
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "acc"}],
+    }

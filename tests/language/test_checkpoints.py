@@ -1,0 +1,118 @@
+"""Checkpoints of language models: one file or several, tied or not, with a tokenizer beside them or without."""
+
+from tests.language import installed  # noqa: F401, I001
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from facts.models import CausalLM, weights
+from facts.models.causal_lm import new_tokenizer
+from facts.networks import run
+from tests.language.architectures import CONFIGURATIONS, build, sequences
+
+TOKENS = sequences()[0][0]
+
+
+def saved(kind, folder, **settings):
+    """A model that transformers wrote into a folder, the recipe that reads it, and the model itself."""
+    model = build(kind)
+    model.save_pretrained(folder, **settings)
+    return model, CausalLM(configuration=CONFIGURATIONS[kind], weights=str(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_one_file(kind, tmp_path):
+    model, recipe = saved(kind, tmp_path)
+    loaded = recipe.build()
+    assert torch.equal(run(loaded, TOKENS), run(model, TOKENS))
+    assert not hasattr(loaded, "tokenizer") and not loaded.training
+    assert recipe.origin()["sha256"] == weights.sha256(tmp_path / "model.safetensors")
+
+
+def test_several_files(tmp_path):
+    model, recipe = saved("llama", tmp_path, max_shard_size="20KB")
+    index = tmp_path / "model.safetensors.index.json"
+    recipe = replace(recipe, weights=str(index))
+    assert len(weights.weight_files(index)) > 1
+    assert torch.equal(run(recipe.build(), TOKENS), run(model, TOKENS))
+    assert len(recipe.origin()["sha256"].split()) == len(weights.weight_files(index))
+    weights.weight_files(index)[0].unlink()
+    with pytest.raises(FileNotFoundError):
+        recipe.build()
+
+
+def test_a_folder_of_many_networks(tmp_path):
+    model, recipe = saved("llama", tmp_path / "Llama-tiny")
+    found = replace(recipe, tag="someone/Llama-tiny", weights=str(tmp_path)).build()
+    assert torch.equal(run(found, TOKENS), run(model, TOKENS))
+    many = tmp_path / "Llama-many"
+    saved("llama", many, max_shard_size="20KB")
+    found = replace(recipe, tag="someone/Llama-many", weights=str(tmp_path)).build()
+    assert torch.equal(run(found, TOKENS), run(model, TOKENS))
+
+
+def test_tied_weights_may_be_in_the_file_once_or_twice(tmp_path):
+    model, recipe = saved("qwen3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    save_file(
+        {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors"
+    )
+    loaded = recipe.build()
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert torch.equal(run(loaded, TOKENS), run(model, TOKENS))
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    _, recipe = saved("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    assert {parameter.dtype for parameter in recipe.build().parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda tensors: tensors.update(other=torch.zeros(2)), "other is unexpected"),
+        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "model.norm.weight: "),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(change, message, tmp_path):
+    _, recipe = saved("llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"does not fit this LlamaForCausalLM: 1 tensors differ.*{message}"):
+        recipe.build()
+
+
+def test_the_tokenizer_beside_the_weights(tmp_path):
+    _, recipe = saved("llama", tmp_path)
+    tokenizer = new_tokenizer("one two three four " * 50, 280)
+    tokenizer.save_pretrained(tmp_path)
+    text = "three two one; and äöü"
+    tokens = recipe.build().tokenizer(text)["input_ids"]
+    assert tokens == tokenizer(text)["input_ids"] and recipe.build().tokenizer.decode(tokens) == text
+
+
+def test_arguments_change_the_configuration_and_the_recipe_is_whole(tmp_path):
+    recipe = CausalLM(configuration=CONFIGURATIONS["llama"], weights="random", arguments={"num_hidden_layers": 1})
+    model = recipe.build()
+    assert len(model.model.layers) == 1
+    assert model.recipe.configuration["num_hidden_layers"] == 1 and not model.recipe.arguments
+    assert json.loads(json.dumps(model.recipe.configuration)) == model.recipe.configuration
+
+
+def test_without_a_tag_nothing_is_published():
+    with pytest.raises(ValueError, match="without a tag"):
+        CausalLM(configuration=CONFIGURATIONS["llama"]).build()
+
+
+def test_a_configuration_or_a_tag_is_needed():
+    with pytest.raises(ValueError, match="knows no model_type None"):
+        CausalLM(configuration={}, weights="random").build()

@@ -1,0 +1,69 @@
+"""Qwen3-1.7B's architecture at full size, on the meta device."""
+
+from tests.language import installed  # noqa: F401, I001
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.estimate import estimate
+from facts.cost import count_cost
+from facts.layers import select_layers
+from facts.lowrank import LowRankLinear
+from facts.search.base import rank_of_ratio
+
+PER_BLOCK = {
+    "self_attn.q_proj": (2048, 2048),
+    "self_attn.k_proj": (1024, 2048),
+    "self_attn.v_proj": (1024, 2048),
+    "self_attn.o_proj": (2048, 2048),
+    "mlp.gate_proj": (6144, 2048),
+    "mlp.up_proj": (6144, 2048),
+    "mlp.down_proj": (2048, 6144),
+}
+EMBEDDINGS, NORMS = 151936 * 2048, 28 * (2 * 2048 + 2 * 128) + 2048
+
+
+@pytest.fixture
+def qwen3(cell_config):
+    node = OmegaConf.merge(cell_config("model=qwen3_1_7b").model.paper, {"weights": "random"})
+    with torch.device("meta"):
+        return instantiate(node).build()
+
+
+def test_layers_parameters_and_operations(qwen3):
+    layers = select_layers(qwen3)
+    expected = {f"model.layers.{i}.{name}": shape for i in range(28) for name, shape in PER_BLOCK.items()}
+    assert {name: tuple(layer.weight.shape) for name, layer in layers.items()} == expected
+    linear = 28 * sum(m * n for m, n in PER_BLOCK.values())
+    dense = count_cost(qwen3, (1, 2048))
+    assert dense.params == linear + EMBEDDINGS + NORMS == 1_720_574_976  # 1.7 billion; 1.4 without the embeddings
+    assert dense.flops == 2 * 2048 * (linear + EMBEDDINGS)  # the head shares their weights
+
+    for name, layer in layers.items():
+        rank = rank_of_ratio(layer.out_features, layer.in_features, 0.7)
+        left, right = layer.weight.new_empty(layer.out_features, rank), layer.weight.new_empty(rank, layer.in_features)
+        qwen3.set_submodule(name, LowRankLinear(left, right))
+    small = count_cost(qwen3, (1, 2048))
+    kept = 28 * sum(int(m * n // (m + n) * 0.7) * (m + n) for m, n in PER_BLOCK.values())
+    assert small.params == kept + EMBEDDINGS + NORMS
+    assert small.flops == 2 * 2048 * (kept + EMBEDDINGS)
+    assert 0.69 < kept / linear <= 0.7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "moments", "batch"),
+    [
+        ([], 16.0, 22.8),
+        (["hardware.memory.layers_at_once=7"], 0.57, 22.8),
+        (["hardware.memory.checkpoint_blocks=true"], 16.0, 2.3),
+    ],
+)
+def test_memory_of_the_calibration(cell_config, overrides, moments, batch):
+    cell = ["profile=paper", "model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params"]
+    need = estimate([cell_config(*cell, *overrides)])
+    gibibytes = {name: getattr(need, name) / 2**30 for name in ("parameters", "moments", "batch")}
+    assert gibibytes["parameters"] == pytest.approx(6.41, abs=0.01)
+    assert gibibytes["moments"] == pytest.approx(moments, abs=0.05)
+    assert gibibytes["batch"] == pytest.approx(batch, rel=0.05)  # what transformers keeps may change with its version
