@@ -39,6 +39,7 @@ from facts.tasks.digits import input_size, load_images
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}
+EPOCHS_OF_TEXT = 15
 EXTRAS = {OpenMMLabModel: "detection", CausalLM: "llm"}
 
 
@@ -144,7 +145,9 @@ def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[s
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
     model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
-    schedule = Finetuning(num_epochs=15, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed)
+    schedule = Finetuning(
+        num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
+    )
     finetune(model, model, task, schedule)
     return model, task.evaluate(model)
 

@@ -7,7 +7,9 @@ from facts.decomposition import Decomposition, decompose, low_rank_factors
 from facts.estimators import KroneckerFactors
 from facts.export import export_onnx, export_program
 from facts.factors import estimate_factors
+from facts.losses import next_tokens
 from facts.lowrank import LowRankLinear
+from facts.memory import MemoryPolicy
 from facts.storage import load_compressed, save_compressed
 from facts.version import __version__
 
@@ -17,6 +19,7 @@ __all__ = [
     "Decomposition",
     "KroneckerFactors",
     "LowRankLinear",
+    "MemoryPolicy",
     "Summary",
     "__version__",
     "compress",
@@ -27,6 +30,7 @@ __all__ = [
     "export_program",
     "load_compressed",
     "low_rank_factors",
+    "next_tokens",
     "save_compressed",
     "search",
 ]

@@ -1,7 +1,8 @@
 """Hugging Face's hub where it answers, and what was fetched from it before where it does not."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from unittest.mock import patch
 from urllib.error import HTTPError
@@ -9,22 +10,23 @@ from urllib.request import Request, urlopen
 
 from huggingface_hub import constants
 
+SETTINGS = {"huggingface_hub.constants", "datasets.config"}  # the second, imported later, takes those of the first
 SECONDS = 5
 
 
 @contextmanager
 def hub() -> Iterator[None]:
     """Within the block the libraries that fetch something know whether they can: else they try again and again."""
-    offline = not answers()
-    with patch("huggingface_hub.constants.HF_HUB_OFFLINE", offline), patch("datasets.config.HF_HUB_OFFLINE", offline):
+    offline = constants.HF_HUB_OFFLINE or not answers()
+    with ExitStack() as stack:
+        for module in SETTINGS & sys.modules.keys():
+            stack.enter_context(patch(f"{module}.HF_HUB_OFFLINE", offline))
         yield
 
 
 @cache
 def answers() -> bool:
-    """Whether the hub is there, and is to be asked at all (`HF_HUB_OFFLINE`)."""
-    if constants.HF_HUB_OFFLINE:
-        return False
+    """Whether the hub is there."""
     try:
         urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=SECONDS).close()
     except HTTPError:

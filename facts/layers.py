@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from facts.networks import head_of
+
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample")
 MIN_OUT_FEATURES = 10
 
@@ -14,14 +16,18 @@ def select_layers(model: nn.Module, names: Iterable[str] | None = None) -> dict[
     """The linear layers to compress, by qualified name (paper, section 5.1).
 
     Without `names`: every linear layer of at least 10 outputs whose name holds none of `norm`, `head`, `patch_embed`,
-    `downsample`. Raises `ValueError` where a name is unknown or no layer is left.
+    `downsample`, and which is no language model's head. Raises `ValueError` for an unknown name, or where no layer is
+    left.
     """
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if names is None:
+        head = head_of(model)
         selected = {
             name: layer
             for name, layer in linears.items()
-            if layer.out_features >= MIN_OUT_FEATURES and not any(part in name for part in EXCLUDED_NAMES)
+            if layer.out_features >= MIN_OUT_FEATURES
+            and layer is not head
+            and not any(part in name for part in EXCLUDED_NAMES)
         }
         if not selected:
             raise ValueError(

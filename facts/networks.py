@@ -36,6 +36,11 @@ def reads_tokens(model: nn.Module) -> bool:
     return is_transformers(model) and model.main_input_name == "input_ids"
 
 
+def head_of(model: nn.Module) -> nn.Module | None:
+    """The layer that makes logits of a network of transformers, whatever its name; it may share the embeddings."""
+    return model.get_output_embeddings() if is_transformers(model) else None
+
+
 def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """A batch that says nothing, to be timed: images of noise, or tokens `[N, T]` that are all the first one."""
     if reads_tokens(model):

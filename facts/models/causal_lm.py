@@ -82,16 +82,12 @@ class CausalLM(Recipe):
         misfits += [f"{name} is {what}" for what in ("missing", "unexpected") for name in found[f"{what}_keys"]]
         refuse_misfits(misfits, model, path)
         model = with_linear_layers(model)
-        self._add_tokenizer(model, path.parent)
-        return model
-
-    def _add_tokenizer(self, model: nn.Module, folder: Path) -> None:
-        """That of a folder, or of the tag, if there is one."""
-        if (folder / TOKENIZER).exists():
-            model.tokenizer = read_tokenizer(folder)
-        elif self.tag:
+        read_beside(model, path.parent)
+        if self.tag and not hasattr(model, "tokenizer"):
             with hub(), suppress(OSError):
                 model.tokenizer = import_transformers().AutoTokenizer.from_pretrained(self.tag)
+                model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
+        return model
 
     def build(self) -> nn.Module:
         model = super().build()
@@ -119,12 +115,7 @@ def read_beside(model: nn.Module, folder: Path) -> None:
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     if (folder / TOKENIZER).exists():
-        model.tokenizer = read_tokenizer(folder)
-
-
-def read_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer in a folder that transformers wrote."""
-    return import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model.tokenizer = import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def new_tokenizer(text: str, num_tokens: int) -> "PreTrainedTokenizerBase":

@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from facts.hub import hub
+
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 INDEX = ".safetensors.index.json"  # of weights in several files
 PUBLISHED = ("model.safetensors", f"model{INDEX}")
@@ -41,18 +43,24 @@ def fetched(repository: str) -> Path | None:
 def fetch(repository: str) -> Path:
     """Fetch the published weights of a repository. Raises `FileNotFoundError` where that fails."""
     try:
-        try:
-            return Path(hf_hub_download(repository, PUBLISHED[0]))
-        except RemoteEntryNotFoundError:
-            index = Path(hf_hub_download(repository, PUBLISHED[1]))
-            for file in weight_files(index):
-                hf_hub_download(repository, file.name)
-            return index
+        with hub():
+            return _download(repository)
     except OSError as error:
         raise FileNotFoundError(
             f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect this machine to "
             "huggingface.co once, or set weights to a checkpoint file or to a folder that holds them."
         ) from error
+
+
+def _download(repository: str) -> Path:
+    """The file of the weights, or the index of several with all of them beside it."""
+    try:
+        return Path(hf_hub_download(repository, PUBLISHED[0]))
+    except RemoteEntryNotFoundError:
+        index = Path(hf_hub_download(repository, PUBLISHED[1]))
+        for file in weight_files(index):
+            hf_hub_download(repository, file.name)
+        return index
 
 
 def find_checkpoint(weights: str) -> Path:

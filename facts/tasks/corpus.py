@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from facts.cache import content_key
 from facts.hub import answers, hub
 from facts.tasks.language import Language, Split
 
@@ -17,7 +18,8 @@ HUB = "hub:"
 class Corpus(Language):
     """A text to calibrate on and one to evaluate on, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
-    Rows of a data set are joined by empty lines, as is usual for WikiText. `benchmark_names` are lm-eval's, or those of
+    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities of
+    the two differ. `benchmark_names` are lm-eval's, or those of
     the YAML files in `benchmark_folder`.
     """
 
@@ -37,12 +39,24 @@ class Corpus(Language):
     def benchmarks(self) -> tuple[str, ...]:
         return self.benchmark_names
 
+    @property
+    def benchmarks_key(self) -> str:
+        """A hash of the names, and of the files in the folder."""
+        files = sorted(Path(self.benchmark_folder).rglob("*")) if self.benchmark_folder else []
+        contents = {path.name: path.read_bytes() for path in files if path.is_file()}
+        return content_key(self.benchmark_names, contents)
 
-@lru_cache(maxsize=2)
+
 def read_text(source: str) -> str:
     """The text of a file or of a data set at the hub. Raises an `OSError` where there is none, or `ValueError`."""
-    if not source.startswith(HUB):
-        return Path(source).expanduser().read_text(encoding="utf-8")
+    if source.startswith(HUB):
+        return fetched_text(source)
+    return Path(source).expanduser().read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=2)
+def fetched_text(source: str) -> str:
+    """The rows of a data set at the hub. Raises `ConnectionError` where it is neither here nor to be had."""
     parts = source.removeprefix(HUB).split("/")
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
@@ -60,9 +74,9 @@ def read_text(source: str) -> str:
 
 
 def _found(source: str) -> str:
-    """What is known of a text without reading it. Raises `FileNotFoundError` where there is no such file."""
+    """What is known of a text without fetching it. Raises an `OSError` where it is neither here nor to be had."""
     if source.startswith(HUB):
-        return f"{source} ({'fetched where it is not here' if answers() else 'the hub does not answer'})"
+        return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
     path = Path(source).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")

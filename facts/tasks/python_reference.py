@@ -38,7 +38,7 @@ class PythonReference(Language):
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 128
-    num_questions: Annotated[int, Field(ge=1)] = 200
+    num_questions: Annotated[int, Field(ge=1)] = 150
 
     num_evaluation: ClassVar[int] = 235
 

@@ -38,7 +38,16 @@ CONFIGURATIONS = {
         "max_position_embeddings": 64,
     },
 }
-LAYERS = {"qwen3": 14, "llama": 14, "gemma2": 14, "phi3": 8, "gpt2": 8, "opt": 12}
+CONFIGURATIONS["biogpt"] = {
+    "model_type": "biogpt",  # its head is called `output_projection`
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+LAYERS = {"biogpt": 12, "qwen3": 14, "llama": 14, "gemma2": 14, "phi3": 8, "gpt2": 8, "opt": 12}
 
 
 def build(kind: str, **fields):

@@ -1,7 +1,7 @@
 import pytest
 
 from experiments.train_mini import mini_recipes, top1_on_test
-from facts.models import OpenMMLabModel
+from facts.models import CausalLM, OpenMMLabModel
 from facts.models.weights import CHECKPOINTS
 
 RECIPES = mini_recipes()
@@ -9,7 +9,7 @@ RECIPES = mini_recipes()
 CLASSIFIERS = {
     name: 80 if name.endswith("backbone") else 96
     for name, recipe in RECIPES.items()
-    if not isinstance(recipe, OpenMMLabModel)
+    if not isinstance(recipe, CausalLM | OpenMMLabModel)
 }
 
 
@@ -19,7 +19,8 @@ def test_shipped_networks_classify_the_test_digits(name, least):
 
 
 def test_every_shipped_checkpoint_is_one_models():
-    assert sorted(recipe.weights for recipe in RECIPES.values()) == sorted(path.name for path in CHECKPOINTS.iterdir())
+    shipped = [str(path.relative_to(CHECKPOINTS)) for path in CHECKPOINTS.rglob("*.safetensors")]
+    assert sorted(recipe.weights for recipe in RECIPES.values()) == sorted(shipped)
 
 
 def test_shipped_checkpoints_are_small():

@@ -2,12 +2,14 @@
 
 import argparse
 import hashlib
+import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from safetensors.torch import save_file
 
 import facts.models.weights as weights
@@ -76,6 +78,30 @@ def test_published_weights_are_fetched_where_they_are_not_here(hub, tensors, mon
     assert tiny().checkpoint() is None
     assert_loaded(tiny().build(), tensors)
     assert asked == [(REPOSITORY, "model.safetensors")]
+
+
+def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeypatch, tensors):
+    halves = [dict(list(tensors.items())[part::2]) for part in (0, 1)]
+    shards = {f"model-0000{i}-of-00002.safetensors": half for i, half in enumerate(halves, start=1)}
+    places = {tensor: name for name, half in shards.items() for tensor in half}
+    asked = []
+
+    def download(_, name):
+        asked.append(name)
+        if name == "model.safetensors":
+            raise RemoteEntryNotFoundError("there is none", response=Mock())
+        if name in shards:
+            save_file(shards[name], tmp_path / name)
+        else:
+            (tmp_path / name).write_text(json.dumps({"weight_map": places}))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(weights, "hf_hub_download", download)
+    path = weights.fetch("someone/large")
+    assert asked == ["model.safetensors", "model.safetensors.index.json", *shards]
+    read = weights.read_checkpoint(path)
+    assert read.keys() == tensors.keys() and all(read[name].equal(tensors[name]) for name in tensors)
+    assert weights.sha256(path) == " ".join(weights.sha256(tmp_path / name) for name in shards)
 
 
 def offline(*args):

@@ -1,0 +1,153 @@
+"""A published language model of children's stories with 260 thousand parameters, from llama2.c's files."""
+
+import random
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from facts.models import CausalLM
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+WEIGHTS = DATA / "lm_stories" / "stories260K.bin"
+PIECES = DATA / "lm_stories" / "tok512.bin"
+TRAINING, EVALUATION = DATA / "text" / "wikitext2.valid.tokens", DATA / "text" / "wikitext2.test.raw"
+CHOICE = DATA / "text" / "choice"
+needs_files = pytest.mark.skipif(
+    not all(path.exists() for path in (WEIGHTS, PIECES, TRAINING, EVALUATION, CHOICE)),
+    reason=f"no language model, texts and questions in {DATA}",
+)
+HEADER = 7  # whole numbers before the weights
+FIRST_MERGED = 259  # after the special tokens and the bytes
+SPECIAL = ["<unk>", "<s>", "</s>"]
+BYTE = "<0x{:02X}>".format
+
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She had a small red ball and she loved to play with it in "
+    "the park. One day, Lily threw the ball very high. The ball went up and up, and it got stuck in a big tree. Lily "
+    "was sad. She did not know what to do.\n"
+    'A kind bird saw Lily and said, "Do not cry. I can help you." The bird flew up to the top of the tree and pushed '
+    'the ball with its beak. The ball fell down on the soft grass. Lily was so happy! She said, "Thank you, bird!" '
+    "and gave the bird some bread.\n"
+    "From that day on, Lily and the bird were best friends. They played in the park every day. When it was time to go "
+    'home, Lily hugged her mom and told her all about her new friend. Her mom smiled and said, "It is good to be '
+    'kind."'
+)
+SHUFFLED = " ".join(random.Random(0).sample(STORY.split(), len(STORY.split())))
+
+
+@torch.inference_mode()
+def text_loss(model: torch.nn.Module, text: str) -> float:
+    """Nats per token of a text."""
+    tokens = torch.tensor([model.tokenizer(text)["input_ids"]])
+    return F.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:]).item()
+
+
+def story_recipe(folder: Path) -> CausalLM:
+    """The model's recipe, after its weights and its tokenizer were written to a folder."""
+    dim, hidden, num_layers, num_heads, num_groups, num_tokens, length = read_header()
+    save_file(read_weights(), folder / "model.safetensors")
+    write_tokenizer(folder)
+    return CausalLM(
+        weights=str(folder / "model.safetensors"),
+        configuration={
+            "model_type": "llama",
+            "vocab_size": num_tokens,
+            "hidden_size": dim,
+            "intermediate_size": hidden,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_groups,
+            "max_position_embeddings": length,
+            "rope_theta": 10000.0,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    )
+
+
+def read_header() -> list[int]:
+    """Width, width of the MLP, numbers of layers, heads, heads of keys, and tokens, and the longest sequence."""
+    return np.fromfile(WEIGHTS, dtype=np.int32, count=HEADER).tolist()
+
+
+def read_weights() -> dict[str, torch.Tensor]:
+    """The tensors under transformers' names, with its rotary pairs: the two halves of a head."""
+    dim, hidden, num_layers, num_heads, num_groups, num_tokens, length = read_header()
+    assert num_tokens > 0, "a classifier of its own would follow"
+    size = dim // num_heads
+    stream = torch.from_numpy(np.fromfile(WEIGHTS, dtype=np.float32, offset=4 * HEADER))
+
+    def take(*shape: int) -> torch.Tensor:
+        nonlocal stream
+        tensor, stream = stream[: np.prod(shape)].reshape(shape), stream[np.prod(shape) :]
+        return tensor
+
+    def halves(weight: torch.Tensor) -> torch.Tensor:
+        """Rows of pairs `(0, 1), (2, 3), ...` of each head in the order `0, 2, ..., 1, 3, ...`."""
+        return weight.view(num_layers, -1, size // 2, 2, dim).transpose(2, 3).reshape(weight.shape)
+
+    tensors = {"model.embed_tokens.weight": take(num_tokens, dim)}
+    layers = {
+        "input_layernorm": take(num_layers, dim),
+        "self_attn.q_proj": halves(take(num_layers, dim, dim)),
+        "self_attn.k_proj": halves(take(num_layers, num_groups * size, dim)),
+        "self_attn.v_proj": take(num_layers, num_groups * size, dim),
+        "self_attn.o_proj": take(num_layers, dim, dim),
+        "post_attention_layernorm": take(num_layers, dim),
+        "mlp.gate_proj": take(num_layers, hidden, dim),
+        "mlp.down_proj": take(num_layers, dim, hidden),
+        "mlp.up_proj": take(num_layers, hidden, dim),
+    }
+    tensors["model.norm.weight"] = take(dim)
+    take(2, length, size // 2)  # cosines and sines, which transformers computes
+    assert not len(stream)
+    for name, stacked in layers.items():
+        tensors |= {f"model.layers.{number}.{name}.weight": weight for number, weight in enumerate(stacked)}
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    score: float
+
+
+def read_pieces() -> list[Piece]:
+    """The vocabulary: the special tokens, the 256 bytes, and what merges make, the higher its score the sooner."""
+    content, place, found = PIECES.read_bytes(), 4, []
+    while place < len(content):
+        score, length = struct.unpack_from("fi", content, place)
+        place += 8
+        found.append(Piece(content[place : place + length].decode(), score))
+        place += length
+    return [Piece(text, 0.0) for text in SPECIAL] + found[len(SPECIAL) :]
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = read_pieces()
+    number = {piece.text: place for place, piece in enumerate(pieces)}
+    assert [number[BYTE(byte)] for byte in range(256)] == list(range(3, FIRST_MERGED))
+    merges = [
+        (piece.text[:cut], piece.text[cut:])
+        for piece in sorted(pieces[FIRST_MERGED:], key=lambda piece: -piece.score)
+        for cut in range(1, len(piece.text))
+        if piece.text[:cut] in number and piece.text[cut:] in number
+    ]
+    tokenizer = Tokenizer(models.BPE(number, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+    ).save_pretrained(folder)

@@ -1,0 +1,90 @@
+"""The small language model through the experiments: cells, their records, and what is shown of them."""
+
+from tests.language import installed  # noqa: F401, I001
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from experiments.cell import Cell, run_cell
+from experiments.examination import examine
+from experiments.train_mini import main, mini_recipe
+from facts.layers import select_layers
+
+LANGUAGE = ("model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params")
+FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.num_questions=8")
+
+
+def run(cell_config, *overrides):
+    return run_cell(Cell.of(cell_config(*LANGUAGE, *FEW, *overrides)))
+
+
+def test_the_small_model_knows_more_than_counting(cell_config):
+    record = run_cell(Cell.of(cell_config(*LANGUAGE, "estimator=none")))
+    figures = record.metrics
+    assert figures["perplexity"] < figures["bigram_perplexity"] / 2 < figures["unigram_perplexity"] / 4
+    assert figures["accuracy"] > 50  # chance is 25
+    assert record.weights["source"] == "model.safetensors"
+
+
+@pytest.mark.parametrize("overrides", [["estimator=svd_llm", "search=cors"], ["estimator=facts", "labels=sampled"]])
+def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config, overrides):
+    record = run(cell_config, *overrides)
+    assert (record.status, len(record.plan)) == ("done", 28)
+    assert record.metrics["mparams"] < 0.85
+    assert 14 < record.metrics["perplexity"] < record.metrics["unigram_perplexity"]
+    assert {"accuracy", "accuracy_ending", "accuracy_word", "accuracy_order"} <= record.metrics.keys()
+    assert run(cell_config, *overrides).time == record.time
+
+
+def test_memory_choices_do_not_change_a_result(cell_config):
+    memory = ("hardware.memory.layers_at_once=7", "hardware.memory.checkpoint_blocks=true")
+    plain, lean = (run(cell_config, f"seed={i}", "task.mini.seed=0", *more) for i, more in enumerate([(), memory]))
+    assert lean.fingerprint != plain.fingerprint  # another seed, so that it was run
+    assert lean.metrics["perplexity"] == pytest.approx(plain.metrics["perplexity"], rel=1e-5)  # float32 sums
+
+
+def test_finetuning_lowers_the_perplexity(cell_config):
+    finetuning = ("finetuning=low_rank", "finetuning.mini.learning_rate=1e-3", "finetuning.mini.num_epochs=1")
+    compressed, finetuned = (run(cell_config, "estimator=pela", *more) for more in ([], finetuning))
+    assert finetuned.metrics["perplexity"] < compressed.metrics["perplexity"]
+
+
+def test_analyses_look_at_tokens(cell_config):
+    layer = "analysis.mini.layer=model.layers.1.mlp.down_proj"
+    few = ("task.mini.num_factors=8", "task.mini.num_held_out=24", "task.mini.analysis_length=10")
+    record = run(cell_config, "estimator=none", "analysis=token_coupling", layer, *few)
+    coupling = torch.tensor(record.analysis["coupling"])
+    assert coupling.shape == (10, 10) and torch.equal(coupling, coupling.T)
+    assert coupling[-1].abs().sum() == 0  # nothing is to be predicted at the last place: it has no gradient
+    record = run(cell_config, "analysis=throughput", "hardware.batch_size=2", "hardware.timing.num_turns=2", *few)
+    assert record.metrics["speedup"] > 0
+
+
+@pytest.mark.parametrize("profile", ["paper", "mini"])
+def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
+    experiment = cell_config("experiment=llm_moments").experiment
+    for column in experiment.columns.values():
+        config = cell_config(*experiment.overrides, *column)
+        with torch.device("meta"):
+            recipe = OmegaConf.merge(config.model[profile], {"weights": "random"})
+            model = instantiate(recipe, _convert_="all").build()
+        assert config.analysis[profile].layer in select_layers(model)
+
+
+def test_the_doctor_looks_at_texts_and_weights(cell_config):
+    findings = {finding.what: finding for finding in examine([[cell_config(*LANGUAGE)]])}
+    assert findings["packages of the extra llm"].level == "fine"
+    assert "characters to train on" in findings["data of language"].detail
+    assert "mini_qwen3" in findings["weights of qwen3_1_7b"].detail
+
+
+def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.train_mini.EPOCHS_OF_TEXT", 1)
+    main(["qwen3_1_7b", "--folder", str(tmp_path)])
+    assert "perplexity" in capsys.readouterr().out
+    weights = tmp_path / "mini_qwen3" / "model.safetensors"
+    assert weights.stat().st_size < 6e6
+    again, shipped = mini_recipe("qwen3_1_7b", weights=str(weights)).build(), mini_recipe("qwen3_1_7b").build()
+    assert again.tokenizer.get_vocab() == shipped.tokenizer.get_vocab()
