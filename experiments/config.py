@@ -32,6 +32,8 @@ class Memory:
 
     moments: str = "auto"
     halve_batches: bool = True
+    checkpoint_blocks: bool = False
+    layers_at_once: int | None = None
 
 
 @dataclass

@@ -3,20 +3,23 @@
 Of cells that share a network and its data, one after another, with nothing in the cache yet.
 """
 
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from experiments.cell import instantiate
 from facts.capture import capturing
+from facts.checkpointing import BlockRun
 from facts.cost import count_cost, count_rows, meta_input
 from facts.estimators import Estimator
 from facts.layers import select_layers
@@ -82,8 +85,14 @@ class Network:
         """How many numbers these moments are."""
         return sum(moment.num_values(d_in, d_out, num_samples) for moment in moments for d_in, d_out, _ in self.layers)
 
-    def pass_operations(self, moments: Iterable[Moment]) -> float:
-        """For one sample: forward, backward without weight gradients, and the products that the moments are made of."""
+    def held_values(self, moments: Iterable[Moment], num_samples: int, memory: MemoryPolicy) -> int:
+        """How many numbers of these moments are in memory at a time."""
+        groups = [replace(self, layers=tuple(group)) for group in memory.groups(self.layers)]
+        return max(group.values(moments, num_samples) for group in groups)
+
+    def pass_operations(self, moments: Iterable[Moment], memory: MemoryPolicy) -> float:
+        """For one sample: forward, backward without weight gradients, forward again where blocks are checkpointed, as
+        often as the data are seen, and the products that the moments are made of."""
         moments = list(moments)
         products = sum(
             2 * rows * math.prod(shape)
@@ -92,7 +101,8 @@ class Network:
             for shape in moment.shapes(d_in, d_out)
             if len(shape) == 2
         )
-        return (1 + any(moment.needs_grads for moment in moments)) * self.flops + products
+        once = 1 + (1 + memory.checkpoint_blocks) * any(moment.needs_grads for moment in moments)
+        return len(memory.groups(self.layers)) * once * self.flops + products
 
     def decomposition_operations(self) -> float:
         return sum(SVD_OPERATIONS * d_in * d_out * min(d_in, d_out) for d_in, d_out, _ in self.layers)
@@ -106,7 +116,7 @@ class Network:
 
 
 @cache
-def network_of(recipe: str, task: Task) -> Network:
+def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
     """The network of a recipe in JSON, without its weights."""
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
@@ -115,11 +125,43 @@ def network_of(recipe: str, task: Task) -> Network:
     rows = count_rows(model, layers, meta_input(model, shape))
     cost = count_cost(model, shape, rule="full")
     sizes = tuple((layer.in_features, layer.out_features, rows[name]) for name, layer in layers.items())
-    return Network(sizes, cost.flops, cost.params, kept_bytes(model, layers, meta_input(model, shape)))
+    blocks = memory.blocks(model, layers.values())
+    return Network(sizes, cost.flops, cost.params, kept_bytes(model, layers, meta_input(model, shape), blocks))
 
 
-def kept_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor) -> int:
-    """What a data pass holds at its peak, between forward and backward: inputs of layers, and what autograd keeps."""
+def kept_bytes(
+    model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()
+) -> int:
+    """What these inputs leave at a data pass's peak: inputs of layers and what autograd keeps for the backward pass.
+
+    The loss is taken to keep as much as the outputs are. Of checkpointed `blocks` it is what they were given, and what
+    the largest of them keeps when it runs again.
+    """
+    once, twice = (_peak_bytes(model, layers, torch.cat([inputs] * times), blocks) for times in (1, 2))
+    return twice - once  # without weights, which autograd keeps too
+
+
+def _peak_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module]) -> int:
+    with capturing(model, layers, lambda name, x, g: None, blocks=blocks) as capture:
+        capture.start_batch(len(inputs))
+        checkpoints = capture.checkpoints
+
+        def forward() -> list[Tensor]:
+            outputs = [leaf for leaf in tree_leaves(run(model, inputs)) if isinstance(leaf, Tensor)]
+            calls = itertools.chain(*capture.calls.values())
+            given = [tensor for use in checkpoints.runs for tensor in use.tensors()]
+            return [*outputs, *given, *(call.inputs for call in calls if call.inputs is not None)]
+
+        def again(use: BlockRun) -> list[Tensor]:
+            calls = list(itertools.chain(*use.calls.values()))
+            checkpoints.execute(use)
+            return [call.inputs for call in calls]
+
+        return _kept_in(forward) + max((_kept_in(partial(again, use)) for use in checkpoints.runs), default=0)
+
+
+def _kept_in(step: Callable[[], list[Tensor]]) -> int:
+    """Bytes of what autograd saves during a step, and of the tensors that it returns."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -127,17 +169,10 @@ def kept_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor
         kept[storage._cdata] = storage
         return tensor
 
-    with (
-        capturing(model, layers, lambda name, x, g: None) as capture,
-        saved_tensors_hooks(keep, lambda tensor: tensor),
-    ):
-        capture.start_batch(len(inputs))
-        run(model, inputs)
-        for layer in capture.layers.values():
-            for call in layer.calls:
-                keep(call.inputs)
-    permanent = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    return sum(storage.nbytes() for place, storage in kept.items() if place not in permanent)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        for tensor in step():
+            keep(tensor)
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def estimate(configs: Iterable[DictConfig]) -> Estimate:
@@ -146,10 +181,11 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     profile = configs[0].profile.name
     recipe = json.dumps(OmegaConf.to_container(configs[0].model[profile], resolve=True))
     task = instantiate(configs[0].task[profile])
-    network = network_of(recipe, task)
+    memory = MemoryPolicy(**configs[0].hardware.memory)
+    network = network_of(recipe, task, memory)
     estimators = list(dict.fromkeys(filter(None, map(estimator_of, configs))))
     moments = list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
-    single = task.num_calibration * network.pass_operations(moments) if moments else 0
+    single = task.num_calibration * network.pass_operations(moments, memory) if moments else 0
     single += len(configs) * task.num_evaluation * network.flops
     for config in configs:
         single += task.num_sensitivity * network.search_operations(len(config.search.get("ratios", [])))
@@ -158,7 +194,7 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     disk = network.values(moments, task.num_calibration) + len(estimators) * network.decomposition_values()
     return Estimate(
         parameters=BYTES * network.params,
-        moments=BYTES * network.values(held, task.num_calibration),
+        moments=BYTES * network.held_values(held, task.num_calibration, memory),
         batch=task.batch_size * network.sample_bytes,
         disk=BYTES * disk,
         single=single,

@@ -96,7 +96,8 @@ def device(config: DictConfig, need: Estimate) -> Finding:
     num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if name.startswith("cuda") else None
     if num_parts:
         detail += f"; batches in parts, here {num_parts}, and moments in main memory make it do"
-    return Finding("device", "warning", detail, "lower task.batch_size, or run fewer estimators at once")
+    advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
+    return Finding("device", "warning", detail, advice)
 
 
 def _free_memory() -> int:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from facts.compression import moment_cache
 from facts.estimators import Estimator
 from facts.files import HeldElsewhere, writable_folder
 from facts.layers import select_layers
-from facts.moments import collect_moments
+from facts.moments.collect import collect_moments, in_groups
 
 log = logging.getLogger(__name__)
 
@@ -232,11 +232,14 @@ def share_data_pass(cells: list[Cell]) -> None:
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
     collect_together(unfinished, lambda cell: cell.task.calibration(cell.model))
-    collect_together(analysed, lambda cell: cell.task.analysis(cell.model)[0])
+    collect_together(analysed, lambda cell: cell.task.analysis(cell.model)[0], in_one_pass=True)
 
 
-def collect_together(cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple[Any, Any]]]) -> None:
-    """The moments that the cells' estimators need of the same data, in one pass."""
+def collect_together(
+    cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple[Any, Any]]], in_one_pass: bool = False
+) -> None:
+    """The moments that the cells' estimators need of the same data: for as many layers at a time as the memory policy
+    says, or `in_one_pass` for all of them, as analyses read them."""
     moments = [moment for cell in cells for moment in cell.estimator.moments]
     if not moments:
         return
@@ -244,7 +247,9 @@ def collect_together(cells: list[Cell], data_of: Callable[[Cell], Iterable[tuple
     layers, data = select_layers(cell.model), data_of(cell)
     settings = {"loss": cell.loss, "precision": cell.precision}
     cache = moment_cache(cell.cache, cell.model, layers, data, **settings)
-    collect_moments(cell.model, layers, data, moments, **settings, memory=cell.memory, cache=cache)
+    memory = replace(cell.memory, layers_at_once=None) if in_one_pass else cell.memory
+    for names, kept in in_groups(layers, memory, cache):
+        collect_moments(cell.model, layers, data, moments, **settings, memory=memory, cache=kept, only=names)
 
 
 def properties_of(experiment: Experiment, places: list[Place]) -> dict[str, dict[str, str]]:

@@ -4,7 +4,7 @@ import copy
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,10 +25,10 @@ from facts.layers import batch_size, select_layers
 from facts.losses import Loss, OutputError, kl_divergence, on_given_labels, summed_cross_entropy
 from facts.lowrank import LowRankLinear
 from facts.memory import DEFAULT_POLICY, MemoryPolicy
-from facts.moments.collect import LayerMoments, collect_moments
+from facts.moments.collect import LayerMoments, collect_moments, in_groups
 from facts.moments.data_pass import to_device
 from facts.names import by_name
-from facts.networks import reads_tokens, with_linear_layers
+from facts.networks import noise, reads_tokens, with_linear_layers
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
 from facts.search.latency import LatencyTable
 
@@ -204,25 +204,37 @@ def decompose_layers(
     memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
 ) -> dict[str, Decomposition]:
-    """The decomposition of every layer, from the cache where it is there; otherwise moments, factors, SVD."""
+    """The decomposition of every layer, from the cache where it is there; otherwise moments, factors, SVD.
+
+    Where `memory` says so, for a few layers at a time.
+    """
     if estimator.moments and calibration is None:
         raise ValueError(f"{type(estimator).__name__} needs calibration data: an iterable of (inputs, targets) batches")
     file = _file_name(estimator)
     tensors = cache and cache.load(file)
     if None not in parallel.gather(tensors and True):
         return {name: _unpack(tensors, name) for name in layers}
-    moments = dict.fromkeys(layers, LayerMoments({}))
-    last = estimator
-    if estimator.moments:
-        settings = {"loss": loss, "precision": precision, "memory": memory, "cache": cache}
-        last, moments = see_data(estimator, partial(collect_moments, model, layers, calibration, **settings))
-    decompositions = parallel.everywhere(
-        lambda: {name: decompose_layer(name, layer, last, moments[name]) for name, layer in layers.items()}
-    )
+    decompositions = {}
+    for names, kept in in_groups(layers, memory, cache):
+        settings = {"loss": loss, "precision": precision, "memory": memory, "cache": kept, "only": names}
+        collect = partial(collect_moments, model, layers, calibration, **settings)
+        decompositions |= _decompose_group({name: layers[name] for name in names}, estimator, collect)
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
         parallel.from_main(partial(cache.save, file, tensors))
     return decompositions
+
+
+def _decompose_group(
+    layers: Mapping[str, nn.Linear], estimator: Estimator, collect: Callable[..., dict[str, LayerMoments]]
+) -> dict[str, Decomposition]:
+    """Moments, factors, SVD; nothing of the moments is left afterwards."""
+    moments = dict.fromkeys(layers, LayerMoments({}))
+    if estimator.moments:
+        estimator, moments = see_data(estimator, collect)
+    return parallel.everywhere(
+        lambda: {name: decompose_layer(name, layer, estimator, moments[name]) for name, layer in layers.items()}
+    )
 
 
 def _file_name(estimator: Estimator) -> str:
@@ -308,10 +320,7 @@ def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -
     device = next(model.parameters()).device
     if inputs is not None:
         return to_device(inputs, device)
-    if not input_shape:
-        return None
-    example = meta_input(model, input_shape)
-    return (torch.zeros_like if reads_tokens(model) else torch.randn_like)(example, device=device)
+    return input_shape and noise(model, meta_input(model, input_shape).shape, device)
 
 
 def _search_and_measure(

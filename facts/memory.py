@@ -3,16 +3,17 @@
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts.checkpointing import blocks_of
 from facts.layers import batch_size
 from facts.parallel import everywhere
 
@@ -26,15 +27,30 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class MemoryPolicy:
-    """Where moments grow, and whether batches may be divided.
+    """Where moments grow and for how many layers at a time, and what a pass keeps in memory.
 
     `moments`: on the `device`, in main memory (`host`), or `auto`, on the device until half of its free memory is
     taken. With `halve_batches` a pass that runs out of memory starts again with each batch in two parts, then in four,
-    and so on: sums over samples stay the same; what a method defines by batch is then of smaller ones.
+    and so on: sums over samples stay the same; what a method defines by batch is then of smaller ones. With
+    `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks and computes them
+    again in the backward pass. `layers_at_once` repeats the data pass for every so many layers in order, which are
+    decomposed before the next ones' moments are collected; None collects those of all layers in one pass.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"
     halve_batches: bool = True
+    checkpoint_blocks: bool = False
+    layers_at_once: Annotated[int, Field(ge=1)] | None = None
+
+    def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+        """The blocks that a pass with gradients runs twice. Raises `ValueError` where the layers lie in none."""
+        return blocks_of(model, layers) if self.checkpoint_blocks else []
+
+    def groups(self, layers: Iterable[T]) -> list[list[T]]:
+        """The layers in order, as many together as have their moments in memory at a time."""
+        layers = list(layers)
+        size = self.layers_at_once or len(layers) or 1
+        return [layers[start : start + size] for start in range(0, len(layers), size)]
 
     def room_for_moments(self, device: torch.device) -> float:
         """Bytes of the device that moments may take."""
@@ -64,7 +80,8 @@ def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
             if not policy.halve_batches or num_parts == MAX_PARTS:
                 raise MemoryError(
                     f"the device ran out of memory with batches in {num_parts} parts ({error}); lower task.batch_size, "
-                    "set hardware.memory.moments=host, or let hardware.memory.halve_batches=true divide the batches"
+                    "set hardware.memory.moments=host or hardware.memory.checkpoint_blocks=true, or let "
+                    "hardware.memory.halve_batches=true divide the batches"
                 ) from error
         num_parts *= 2
         gc.collect()  # errors and their frames can refer to each other, and to what lies on the device

@@ -1,5 +1,6 @@
 """Small networks that use linear layers in every way the library has to understand."""
 
+import pytest
 import timm
 import torch
 from torch import nn
@@ -37,6 +38,47 @@ class EveryShape(nn.Module):
         return self.head(torch.tanh(self.vector(x.mean(dim=1))))
 
 
+class Stack(nn.Module):
+    """Blocks on tokens `[N, 16, 12]` of images `[N, 3, 8, 8]`; `step(block, x)` is what comes after each of them."""
+
+    def __init__(self, blocks, step=lambda block, x: block(x), stem=None):
+        super().__init__()
+        self.stem = stem or nn.Linear(12, 12)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(12, 4)
+        self.step = step
+
+    def forward(self, images):
+        x = self.stem(images.reshape(len(images), 16, 12))
+        for block in self.blocks:
+            x = self.step(block, x)
+        return self.head(x.mean(dim=1))
+
+
+class SharingBlock(nn.Module):
+    """Uses a layer twice that is not its own."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.shared = shared
+
+    def forward(self, x):
+        return x + self.shared(torch.tanh(self.layer(torch.tanh(self.shared(x)))))
+
+
+class InPlaceBlock(nn.Module):
+    """Changes what it is given and what its layer gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x):
+        x += torch.relu_(self.layer(x))
+        return x
+
+
 LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
 
 
@@ -63,6 +105,42 @@ def make_swin(dtype=torch.float64):
 def make_convnext(dtype=torch.float64):
     torch.manual_seed(0)
     return timm.models.ConvNeXt(num_classes=4, depths=(1, 1, 1, 1), dims=(4, 6, 8, 10), ls_init_value=0.5).to(dtype)
+
+
+def make_sharing(step=lambda block, x: block(x)):
+    """Three blocks with a layer that is also the stem's."""
+    torch.manual_seed(0)
+    shared = nn.Linear(12, 12)
+    return Stack([SharingBlock(shared) for _ in range(3)], step, stem=shared).double()
+
+
+def make_in_place(block=InPlaceBlock, step=lambda block, x: block(x)):
+    torch.manual_seed(0)
+    return Stack([block() for _ in range(3)], step).double()
+
+
+def make_vit(depth=3, dtype=torch.float64):
+    torch.manual_seed(0)
+    return timm.models.VisionTransformer(
+        img_size=16, patch_size=4, num_classes=4, embed_dim=16, depth=depth, num_heads=2
+    ).to(dtype)
+
+
+def make_causal_lm(kind="qwen3", dtype=torch.float64):
+    """One of transformers; skips the test where that is not installed."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).to(dtype)
 
 
 def relative_error(actual, expected):

@@ -1,18 +1,24 @@
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
+from pydantic import ValidationError
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 import facts
-from facts.estimators import ESTIMATORS, FACTS
+from facts.cache import Cache
+from facts.compression import decompose_layers
+from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA, SVDLLM
 from facts.layers import select_layers
 from facts.losses import summed_cross_entropy
 from facts.memory import MemoryPolicy, in_parts
 from facts.moments import collect_moments
 from facts.moments.collect import MomentPass
 from facts.search import CoRSFisher
-from tests.networks import image_batches, make_model, relative_error
+from tests.networks import image_batches, make_in_place, make_model, make_sharing, relative_error
 
 # Sums over float64 in another order; Lanczos: a relative residual of 1e-9.
 EXACT, LANCZOS = 1e-12, 1e-7
@@ -110,16 +116,107 @@ def test_a_batch_that_cannot_be_divided_says_so_and_stays_whole_where_it_need_no
         list(in_parts(batch, 2))
 
 
-def test_a_pass_that_is_over_keeps_no_memory(tmp_path):
-    """Freed at once, not when Python next looks for cycles: on a GPU its moments would be in the next pass's way."""
-    model = make_model()
-    settings = (summed_cross_entropy, torch.float32, tmp_path)
-    data_pass = MomentPass(model, select_layers(model), list(FACTS().moments), *settings)
+@pytest.fixture
+def no_collector():
+    """What is freed is freed at once, not when Python next looks for cycles."""
     gc.disable()
-    try:
-        data_pass.run(image_batches([3, 2]))
-        gone = weakref.ref(data_pass)
-        del data_pass
-        assert gone() is None
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(("make", "checkpoint"), [(make_model, False), (make_sharing, True), (make_in_place, True)])
+def test_a_pass_that_is_over_keeps_no_memory(tmp_path, no_collector, make, checkpoint):
+    """On a GPU its moments would be in the next pass's way."""
+    model = make()
+    layers = select_layers(model)
+    blocks = MemoryPolicy(checkpoint_blocks=checkpoint).blocks(model, layers.values())
+    data_pass = MomentPass(
+        model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32, tmp_path, blocks=blocks
+    )
+    data_pass.run(image_batches([3, 2]))
+    gone = weakref.ref(data_pass)
+    del data_pass
+    assert gone() is None
+
+
+class TestLayersAtOnce:
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [({}, ["abcde"]), ({"layers_at_once": 2}, ["ab", "cd", "e"]), ({"layers_at_once": 9}, ["abcde"])],
+    )
+    def test_groups_hold_all_layers_in_order(self, policy, expected):
+        assert MemoryPolicy(**policy).groups("") == []
+        assert MemoryPolicy(**policy).groups("abcde") == [list(group) for group in expected]
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5])
+    def test_a_number_out_of_range_is_refused(self, number):
+        with pytest.raises(ValidationError, match="layers_at_once"):
+            MemoryPolicy(layers_at_once=number)
+
+    @pytest.mark.parametrize(
+        "estimator",
+        [FACTS(), FACTS(num_iterations=2), GFWSVD(group_size=2), SVDLLM(), PELA()],
+        ids=lambda estimator: type(estimator).__name__,
+    )
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_decompositions_are_those_of_one_pass(self, estimator, cached, tmp_path):
+        """From the moments, from the cache's moments, and from the cache's decompositions."""
+        model, batches = make_model(), image_batches([5, 5, 2])
+        layers = select_layers(model)
+        whole = decompose_layers(model, layers, batches, estimator)
+        cache = Cache(tmp_path) if cached else None
+        decompose = partial(decompose_layers, model, layers, estimator=estimator, cache=cache)
+        policy = MemoryPolicy(layers_at_once=4)
+        results = [decompose(batches, memory=policy)]
+        if cached:
+            results.append(decompose(unreadable, memory=policy))
+            (file,) = tmp_path.glob("*.safetensors")  # one for all layers
+            file.unlink()
+            results.append(decompose(unreadable, memory=policy))
+        for result in results:
+            assert list(result) == list(layers)
+            for name in layers:
+                for part in ("left", "right", "energies"):
+                    assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
+
+    @pytest.mark.parametrize("estimator", [FACTS(), FACTS(num_iterations=2)])
+    def test_no_more_layers_have_their_moments_in_memory(self, estimator, no_collector, monkeypatch):
+        model, collected, num_held = make_model(), [], []
+        real = facts.compression.collect_moments
+
+        def watched(*args, only, **settings):
+            held = {name for name, storages in collected if not all(storage.expired() for storage in storages)}
+            num_held.append(len(held | set(only)))
+            moments = real(*args, only=only, **settings)
+            for name, layer in moments.items():
+                tensors = tree_leaves(list(layer.totals.values()))
+                collected.append((name, [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]))
+            return moments
+
+        monkeypatch.setattr(facts.compression, "collect_moments", watched)
+        layers = select_layers(model)
+        decompose_layers(model, layers, image_batches([3]), estimator, memory=MemoryPolicy(layers_at_once=2))
+        assert num_held == [2] * 3 * estimator.num_passes
+        assert {name for name, _ in collected} == {*layers}
+
+    def test_blocks_are_checkpointed_wherever_the_layers_of_a_group_lie(self, monkeypatch):
+        """The graph that begins in the first group's layer goes through all of them."""
+        model = make_sharing()
+        policy = MemoryPolicy(layers_at_once=2, checkpoint_blocks=True)
+        passes = []
+        monkeypatch.setattr(facts.moments.collect, "MomentPass", partial(recorded, passes))
+        decompose_layers(model, select_layers(model), image_batches([3]), FACTS(), memory=policy)
+        assert passes == [list(model.blocks)] * 2
+
+
+def recorded(passes, *args):
+    passes.append(args[-1])
+    return MomentPass(*args)
+
+
+class Unreadable:
+    def __iter__(self):
+        pytest.fail("the data were read though the cache has what they give")
+
+
+unreadable = Unreadable()

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -55,17 +55,19 @@ def collect_moments(
     precision: torch.dtype = torch.float32,
     memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, LayerMoments]:
-    """Collect the given moments of every layer in one pass, or read those that the cache has.
+    """Collect the given moments of every layer, or of `only` some, in one pass, or read those that the cache has.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
     `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory is
     that of the moments and of one batch; `memory` says what happens where that is too much. Raises `ValueError` for NaN
-    or infinity in a layer and for a layer that never ran. `cache` must be of this model, these layers, data, loss and
-    precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun` each process
-    takes its share of the batches, and all get all moments.
+    or infinity in a layer and for a layer that never ran. `cache` must be of this model, these layers (or `only` some),
+    data, loss and precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun`
+    each process takes its share of the batches, and all get all moments.
     """
     device = next(model.parameters()).device
+    all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
     scratch = None if cache else ScratchFolder()
     known = cached_moments(wanted, cache, layers, device)
@@ -76,17 +78,28 @@ def collect_moments(
             missing = [moment for moment in wanted if moment.key in lacking]
             if missing:
                 folder = parallel.from_main(lambda: cache.folder if cache else scratch.path)
+                needs_grads = any(moment.needs_grads for moment in missing)
+                blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
                     room = min(parallel.gather(memory.room_for_moments(device)))  # the same places on all processes
-                    data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts)
+                    data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts, blocks)
                     return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory)
             for moment in missing if cache else ():
                 parallel.from_main(partial(moment.save, cache, known[moment]))
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
+
+
+def in_groups(
+    layers: Iterable[str], memory: MemoryPolicy, cache: Cache | None
+) -> Iterator[tuple[list[str], Cache | None]]:
+    """The names of the layers, as many together as the policy says; of several groups each has a cache of its own."""
+    groups = memory.groups(layers)
+    for names in groups:
+        yield names, Cache(cache.folder / content_key(names)) if cache and len(groups) > 1 else cache
 
 
 def cached_moments(
@@ -113,13 +126,14 @@ class MomentPass:
         folder: Path,
         room: float = math.inf,
         num_parts: int = 1,
+        blocks: Iterable[nn.Module] = (),
     ):
         self.layers, self.folder, self.room, self.num_samples = layers, folder, room, 0
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
-        settings = {"loss": loss, "precision": precision, "needs_grads": needs_grads, "num_parts": num_parts}
-        self.new_pass = partial(DataPass, model, layers, **settings)
+        settings = {"loss": loss, "precision": precision, "num_parts": num_parts, "blocks": blocks}
+        self.new_pass = partial(DataPass, model, layers, needs_grads=needs_grads, **settings)
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""

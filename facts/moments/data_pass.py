@@ -23,7 +23,8 @@ class DataPass:
     """Hands every batch of every layer to `add(name, batch)`; NaN, infinity and layers that never run are errors.
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch goes through in at most
-    `num_parts` parts. Of several processes each one runs its share of the batches (`facts.parallel.share`).
+    `num_parts` parts; `blocks` are checkpointed. Of several processes each one runs its share of the batches
+    (`facts.parallel.share`).
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class DataPass:
         precision: torch.dtype,
         needs_grads: bool,
         num_parts: int = 1,
+        blocks: Iterable[nn.Module] = (),
     ):
         self.model, self.layers, self.add, self.precision = model, layers, add, precision
-        self.loss, self.needs_grads, self.num_parts = loss, needs_grads, num_parts
+        self.loss, self.needs_grads, self.num_parts, self.blocks = loss, needs_grads, num_parts, blocks
         self.first_sample = 0
         self.device = next(model.parameters()).device
         self.finite: dict[str, tuple[Tensor, ...]] = {}
@@ -48,7 +50,7 @@ class DataPass:
         Raises `ValueError` where the data are empty or a layer's values are not finite.
         """
         seen = 0
-        with capturing(self.model, self.layers, self._hand_over, self.needs_grads) as capture:
+        with capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
             for number, position, batch in numbered(batches):
                 loss = self.loss.of_batch(number) if isinstance(self.loss, SampledLabels) else self.loss
                 self.first_sample = first_sample + position
@@ -75,9 +77,11 @@ class DataPass:
                 capture.start_batch(capture.num_samples)
                 outputs = run(self.model, inputs)
             total = loss(outputs, targets) if self.needs_grads else None
+        del outputs  # logits of a language model take gigabytes
         if total is not None:
             total.backward()
-        capture.finish_batch()
+        with autocast(self.device, self.precision):
+            capture.finish_batch()
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
         batch = LayerBatch(x, g, self.first_sample)

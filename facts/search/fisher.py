@@ -77,7 +77,8 @@ def _measured(
             num_samples.add_(batch_size(inputs))
             yield inputs, targets
 
-    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts)
+    blocks = problem.memory.blocks(problem.model, problem.layers.values())
+    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts, blocks)
     data_pass.run(counted(shown(parallel.share(batches), "Fisher profile")))
     parallel.add_up([num_samples, *totals.values()])
     return {name: total.cpu() / num_samples for name, total in totals.items()}

@@ -13,7 +13,7 @@ from facts.estimators import ESTIMATORS
 from facts.layers import select_layers
 from facts.memory import MemoryPolicy
 from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
-from tests.networks import make_model
+from tests.networks import make_causal_lm, make_model
 
 
 def test_a_network_is_measured_without_its_weights_and_data(cell_config):
@@ -65,6 +65,38 @@ def test_moments_are_counted_once_and_decompositions_by_estimator(cell_config):
 def test_gradients_on_disk_take_no_memory(cell_config):
     on_disk, held = (estimate([cell_config("estimator=gfwsvd", f"estimator.store={s}")]) for s in ("disk", "device"))
     assert on_disk.memory < held.memory and on_disk.disk == held.disk
+
+
+def test_checkpointed_blocks_take_less_memory_and_more_time(cell_config):
+    kept, again = (
+        estimate([cell_config("profile=paper", "estimator=facts", f"hardware.memory.checkpoint_blocks={choice}")])
+        for choice in ("false", "true")
+    )
+    assert again.batch < 0.3 * kept.batch and again.moments == kept.moments
+    assert again.single - kept.single == pytest.approx(16_384 * 35e9, rel=0.05)  # a forward pass more
+
+
+def test_fewer_layers_at_once_take_less_memory_and_more_passes(cell_config):
+    whole, one, many = (
+        estimate([cell_config("estimator=facts", f"hardware.memory.layers_at_once={n}")]) for n in ("null", 1, 99)
+    )
+    layers = select_layers(Cell.of(cell_config()).model)
+    assert one.moments == 4 * max(layer.in_features**2 + layer.out_features**2 for layer in layers.values())
+    assert one.single > whole.single and one.disk == whole.disk and one.double == whole.double
+    assert many == whole
+
+
+def test_a_language_model_is_measured_without_computing_too():
+    """Checkpointed blocks too. Attention without kernels of its own, of which the meta device has none."""
+    model, ids = make_causal_lm(dtype=torch.float32), torch.randint(64, (2, 12))
+    model.set_attn_implementation("eager")
+    skeleton = copy.deepcopy(model).to("meta")
+    bytes_of = []
+    for network, inputs in ((model, ids), (skeleton, ids.to("meta"))):
+        own = select_layers(network)
+        bytes_of.append([kept_bytes(network, own, inputs, blocks) for blocks in ((), network.model.layers)])
+    assert bytes_of[0] == bytes_of[1]
+    assert bytes_of[0][1] < 0.7 * bytes_of[0][0]
 
 
 def test_a_measured_search_takes_longer_than_uniform_ranks(cell_config):

@@ -96,6 +96,23 @@ def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkey
     assert len(passes) == 1
 
 
+def test_a_column_shares_a_data_pass_for_every_group_of_layers(cell_config, monkeypatch):
+    at_once = "hardware.memory.layers_at_once=3"
+    cells = [Cell.of(cell_config(f"estimator={name}", at_once)) for name in ("facts", "gfwsvd", "pela")]
+    passes = []
+    real = experiments.reproduce.collect_moments.__globals__["MomentPass"].run
+
+    def counted(self, calibration):
+        passes.append(list(self.layers))
+        return real(self, calibration)
+
+    monkeypatch.setattr("facts.moments.collect.MomentPass.run", counted)
+    share_data_pass(cells)
+    records = [experiments.reproduce.run_cell(cell) for cell in cells]
+    assert len(passes) > 1 and max(map(len, passes)) == 3
+    assert [name for group in passes for name in group] == list(records[0].plan)
+
+
 def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(cell_config):
     shared, alone = (Cell.of(cell_config("estimator=facts", f"cache={cache}")) for cache in ("true", "false"))
     share_data_pass([alone])
