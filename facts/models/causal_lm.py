@@ -1,7 +1,6 @@
 """Language models of transformers, with their tokenizers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +14,7 @@ from facts.hub import hub
 from facts.models.builders import Recipe
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.networks import with_linear_layers
+from facts.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -136,18 +136,3 @@ def import_transformers() -> Any:
     except ImportError as error:
         raise ImportError(f"language models need transformers ({error}): pip install 'facts[llm]'") from error
     return transformers
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the library's reports and progress bars."""
-    logging = import_transformers().logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

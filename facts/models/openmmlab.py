@@ -1,10 +1,6 @@
 """Networks of mmdetection and mmsegmentation by those libraries' own configurations."""
 
 import importlib
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,6 +11,7 @@ from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel
 from facts.models.feature_network import FeatureNetwork, SelfAttention
+from facts.quiet import quiet
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -80,15 +77,3 @@ def _renamed(name: str) -> str:
     if not name.startswith(("backbone.", "neck.", "heads.")):
         name = f"heads.{name}"
     return name.replace(".attn.attn.in_proj_", ".attn.qkv.").replace(".attn.attn.out_proj.", ".attn.proj.")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without what the libraries log and print: a line for every parameter that they draw, a page for every metric."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()):
-            yield
-    finally:
-        logging.disable(before)

@@ -1,15 +1,13 @@
 """Multiple-choice benchmarks, by lm-eval."""
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
-from io import StringIO
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from facts.hub import hub
+from facts.quiet import quiet
 
 ACCURACY = "acc,none"  # by the choices' likelihoods as they are, not divided by their lengths
 
@@ -37,7 +35,7 @@ def accuracies(
     except ImportError as error:
         raise ImportError(f"benchmarks need lm-eval ({error}): pip install 'facts[llm]'") from error
     names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
-    with hub(), _quiet():
+    with hub(), quiet():
         own = folder is None and any(isinstance(task, str) for task in benchmarks)  # finding them takes seconds
         manager = TaskManager(include_path=folder, include_defaults=own)
         network = HFLM(
@@ -61,15 +59,3 @@ def accuracies(
     if without := [name for name in names if ACCURACY not in found[name]]:
         raise ValueError(f"lm-eval gives no accuracy of {', '.join(without)}: name benchmarks of multiple choice")
     return {name: 100 * found[name][ACCURACY] for name in names}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without lm-eval's log and its progress bars."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logging.disable(before)

@@ -11,16 +11,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts import parallel
-from facts.losses import kl_divergence, summed_cross_entropy
 from facts.moments.data_pass import autocast, shown, to_device
-from facts.tasks.base import Task
+from facts.tasks.class_logits import ClassLogits
 
 Count = Annotated[int, Field(ge=1)]
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Classification(Task):
+class Classification(ClassLogits):
     """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
 
     `num_calibration` images give the factors; on `num_sensitivity` others searches compare outputs. Analyses take
@@ -33,16 +32,6 @@ class Classification(Task):
     num_factors_per_class: Count = 16
     num_held_out_per_class: Count = 2
     batch_size: Count = 64
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(outputs, targets)
-
-    def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
-        return kl_divergence(original, changed)
-
-    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
-        """The gradient of the softened outputs shrinks with the square of the temperature, which is made up for."""
-        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, *model.pretrained_cfg["input_size"])

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
-from facts.models.openmmlab import quiet
+from facts.quiet import quiet
 from facts.tasks.dense_prediction import Count, DensePrediction, Split
 from facts.tasks.digit_scenes import NUM_SCENES, write_coco
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from facts import parallel
 from facts.cache import content_key
 from facts.models.feature_network import FeatureNetwork, Features
-from facts.models.openmmlab import quiet
 from facts.moments.data_pass import autocast, shown
+from facts.quiet import quiet
 from facts.randomness import seed_of, seeded
 from facts.tasks.base import Task
 from facts.tasks.numbered_batches import Groups, NumberedBatches

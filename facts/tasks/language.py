@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from facts import parallel
 from facts.cache import content_key
-from facts.losses import NOTHING, kl_divergence, next_tokens, summed_cross_entropy
+from facts.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.moments.data_pass import autocast, shown, to_device
 from facts.networks import run
 from facts.randomness import seed_of
-from facts.tasks.base import Task
 from facts.tasks.benchmarks import accuracies
+from facts.tasks.class_logits import ClassLogits
 from facts.tasks.ngrams import bigram_perplexity, unigram_perplexity
 
 Count = Annotated[int, Field(ge=1)]
@@ -30,7 +30,7 @@ LARGEST = 700.0  # of the mean losses whose exponential is a float
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Language(Task):
+class Language(ClassLogits):
     """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
 
     A text is cut into windows of `sequence_length` tokens that do not overlap; what is left over at its end is dropped.
@@ -79,10 +79,10 @@ class Language(Task):
         )
 
     def calibration(self, model: nn.Module) -> list[Batch]:
-        return self._batches(self._shuffled(model)[self.num_sensitivity :][: self.num_calibration])
+        return self._training_parts(model)[1]
 
     def sensitivity(self, model: nn.Module) -> list[Batch]:
-        return self._batches(self._shuffled(model)[: self.num_sensitivity])
+        return self._training_parts(model)[0]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
         """All windows of the training text, which are cut elsewhere in each epoch."""
@@ -93,27 +93,11 @@ class Language(Task):
         return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
-        found = windows(self.tokens("evaluation", model), self.analysis_length)
-        needed = self.num_factors + self.num_held_out
-        if len(found) < needed:
-            raise ValueError(
-                f"num_factors + num_held_out needs {needed} windows of {self.analysis_length} tokens; the evaluation "
-                f"text has {len(found)}"
-            )
-        chosen = found[torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))[:needed]]
-        return self._batches(chosen[: self.num_factors]), self._batches(chosen[self.num_factors :])
+        numbers = {"num_factors": self.num_factors, "num_held_out": self.num_held_out}
+        return self._parts("evaluation", model, self.analysis_length, numbers)
 
     def evaluation(self, model: nn.Module) -> list[Batch]:
         return self._batches(windows(self.tokens("evaluation", model), self.sequence_length))
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(outputs, targets)
-
-    def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
-        return kl_divergence(original, changed)
-
-    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
-        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, self.sequence_length)
@@ -137,15 +121,22 @@ class Language(Task):
             figures |= {f"accuracy_{name}": value for name, value in found.items()}
         return figures
 
-    def _shuffled(self, model: nn.Module) -> Tensor:
-        found = windows(self.tokens("training", model), self.sequence_length)
-        needed = self.num_sensitivity + self.num_calibration
+    def _training_parts(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        numbers = {"num_sensitivity": self.num_sensitivity, "num_calibration": self.num_calibration}
+        return self._parts("training", model, self.sequence_length, numbers)
+
+    def _parts(
+        self, split: Split, model: nn.Module, length: int, numbers: dict[str, int]
+    ) -> tuple[list[Batch], list[Batch]]:
+        """Two disjoint parts of a text, of so many windows each. Raises `ValueError` where it has fewer."""
+        found, needed = windows(self.tokens(split, model), length), sum(numbers.values())
         if len(found) < needed:
             raise ValueError(
-                f"num_sensitivity + num_calibration needs {needed} windows of {self.sequence_length} tokens; the "
-                f"training text has {len(found)}"
+                f"{' + '.join(numbers)} needs {needed} windows of {length} tokens; the {split} text has {len(found)}"
             )
-        return found[torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))]
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
+        first, second = found[order[:needed]].split(list(numbers.values()))
+        return self._batches(first), self._batches(second)
 
     def _batches(self, found: Tensor) -> list[Batch]:
         return [(tokens, next_tokens(tokens)) for tokens in found.split(self.batch_size)]
