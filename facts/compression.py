@@ -1,6 +1,5 @@
 """From a network and a budget to a smaller network."""
 
-import copy
 import itertools
 import logging
 import time
@@ -28,7 +27,7 @@ from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.collect import LayerMoments, collect_moments, in_groups
 from facts.moments.data_pass import to_device
 from facts.names import by_name
-from facts.networks import noise, reads_tokens, with_linear_layers
+from facts.networks import copy_with, noise, reads_tokens, with_linear_layers
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
 from facts.search.latency import LatencyTable
 
@@ -252,7 +251,7 @@ def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: 
 
 def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan) -> nn.Module:
     """A copy of the model in which each planned layer is a `LowRankLinear`."""
-    compressed = copy.deepcopy(model)
+    compressed = copy_with(model)
     for name, rank in plan.items():
         if rank is not None:
             dense = model.get_submodule(name)

@@ -48,11 +48,18 @@ def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Ten
     return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)
 
 
+def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None) -> nn.Module:
+    """A copy with other tensors in the place of some, and with the same tokenizer."""
+    known = {id(original): other for original, other in (replaced or {}).items()}
+    tokenizer = getattr(model, "tokenizer", None)
+    return copy.deepcopy(model, known | {id(tokenizer): tokenizer})
+
+
 def skeleton(model: nn.Module) -> nn.Module:
     """A copy on the meta device, for which no weight is copied."""
-    weights = {id(parameter): nn.Parameter(parameter.detach().to("meta"), False) for parameter in model.parameters()}
-    buffers = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
-    return copy.deepcopy(model, weights | buffers).to("meta")
+    weights = {parameter: nn.Parameter(parameter.detach().to("meta"), False) for parameter in model.parameters()}
+    buffers = {buffer: buffer.to("meta") for buffer in model.buffers()}
+    return copy_with(model, weights | buffers).to("meta")
 
 
 def with_linear_layers(model: nn.Module) -> nn.Module:
@@ -64,8 +71,8 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
     names = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
     if not names:
         return model
-    transposed = {id(weight): weight for weight in (model.get_submodule(name).weight for name in names)}
-    model = copy.deepcopy(model, transposed)  # but for these weights, which are copied below
+    weights = [model.get_submodule(name).weight for name in names]
+    model = copy_with(model, {weight: weight for weight in weights})  # they are copied below
     for name in names:
         layer = model.get_submodule(name)
         linear = nn.Linear(*layer.weight.shape, device="meta")

@@ -120,3 +120,11 @@ def test_divergence_in_parts_is_that_of_the_whole(monkeypatch):
     )
     monkeypatch.setattr(facts.losses, "KL_VALUES", 14)
     assert torch.isclose(facts.losses.kl_divergence(original, changed), whole, rtol=1e-12)
+
+
+def test_a_tokenizer_is_not_copied_with_its_model():
+    model = build("llama")
+    model.tokenizer = object()
+    compressed = facts.compress(model, sequences()).model
+    assert compressed.tokenizer is skeleton(model).tokenizer is model.tokenizer
+    assert not {id(weight) for weight in model.parameters()} & {id(weight) for weight in compressed.parameters()}
