@@ -64,9 +64,9 @@ class Language(ClassLogits):
         return None
 
     @property
+    @abstractmethod
     def benchmarks_key(self) -> str:
         """A hash of the questions, as far as they are known."""
-        return content_key(list(self.benchmarks()))
 
     def tokens(self, split: Split, model: nn.Module) -> Tensor:
         """The tokens `[L]` of a text."""
