@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
-from unittest.mock import patch
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -18,10 +17,14 @@ SECONDS = 5
 def hub() -> Iterator[None]:
     """Within the block the libraries that fetch something know whether they can: else they try again and again."""
     offline = constants.HF_HUB_OFFLINE or not answers()
-    with ExitStack() as stack:
-        for module in SETTINGS & sys.modules.keys():
-            stack.enter_context(patch(f"{module}.HF_HUB_OFFLINE", offline))
+    before = {sys.modules[name]: sys.modules[name].HF_HUB_OFFLINE for name in SETTINGS & sys.modules.keys()}
+    try:
+        for module in before:
+            module.HF_HUB_OFFLINE = offline
         yield
+    finally:
+        for module, own in before.items():
+            module.HF_HUB_OFFLINE = own
 
 
 @cache

@@ -38,6 +38,10 @@ def accuracies(
     with hub(), quiet():
         own = folder is None and any(isinstance(task, str) for task in benchmarks)  # finding them takes seconds
         manager = TaskManager(include_path=folder, include_defaults=own)
+        known = set(manager.all_tasks)
+        if unknown := [task for task in benchmarks if isinstance(task, str) and task not in known]:
+            where = f"in {folder}, which describes {', '.join(sorted(known)) or 'none'}" if folder else "in lm-eval"
+            raise ValueError(f"no benchmark is called {', '.join(unknown)} {where}")
         network = HFLM(
             pretrained=model,
             tokenizer=tokenizer,

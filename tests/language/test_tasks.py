@@ -193,6 +193,25 @@ def test_without_the_hub_a_text_is_an_error_at_once(no_hub, tmp_path, monkeypatc
     assert time.perf_counter() - start < 20  # rather than minutes of attempts
 
 
+@pytest.fixture
+def written(tmp_path):
+    """A folder with a benchmark that is of no multiple choice."""
+    (tmp_path / "questions.jsonl").write_text('{"a": "x y", "b": "z"}\n')
+    source = f"{{data_files: {{test: {tmp_path}/questions.jsonl}}, cache_dir: {tmp_path}}}"
+    (tmp_path / "mine.yaml").write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs: {source}\ntest_split: test\noutput_type: loglikelihood\n"
+        "doc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\nmetric_list: [{metric: perplexity}]\n"
+    )
+    return str(tmp_path)
+
+
+def test_unknown_benchmarks_and_those_without_an_accuracy_are_named(model, written):
+    with pytest.raises(ValueError, match=r"no benchmark is called yours in .*, which describes mine"):
+        accuracies(model, model.tokenizer, ["mine", "yours"], 4, folder=written)
+    with pytest.raises(ValueError, match="gives no accuracy of mine"):
+        accuracies(model, model.tokenizer, ["mine"], 4, folder=written)
+
+
 def test_without_the_hub_benchmarks_are_an_error_at_once(no_hub, model, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "task: mine\ndataset_path: nobody/nothing\ntest_split: test\noutput_type: multiple_choice\n"
