@@ -74,9 +74,7 @@ class Capture:
     def forward_hook(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self.ever_ran.add(name)
         inputs, run = args[0].detach(), self.checkpoints.current
-        if (
-            self.with_grads and not output.requires_grad
-        ):  # the first layers: the graph starts here, nothing before needs one
+        if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
             output = output.detach().requires_grad_().clone()
         if run and run.again:
             call = run.calls[name].popleft()
