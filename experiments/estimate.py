@@ -54,6 +54,7 @@ class Estimate:
     disk: int
     single: float
     double: float
+    batch_size: int
 
     @property
     def memory(self) -> int:
@@ -64,7 +65,8 @@ class Estimate:
         """Into how many parts each batch must be divided to fit beside the moments; None where that does not help."""
         left = free - self.parameters
         left -= min(self.moments, policy.room_of(left))
-        choices = (2**i for i in range(MAX_PARTS.bit_length()) if i == 0 or policy.halve_batches)
+        most = min(MAX_PARTS, self.batch_size) if policy.halve_batches else 1
+        choices = (2**i for i in range(most.bit_length()))
         return next((num_parts for num_parts in choices if self.batch / num_parts < left), None)
 
     def seconds(self, rates: Rates) -> float:
@@ -197,6 +199,7 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
         moments=BYTES * network.held_values(held, task.num_calibration, memory),
         batch=task.batch_size * network.sample_bytes,
         disk=BYTES * disk,
+        batch_size=task.batch_size,
         single=single,
         double=double,
     )

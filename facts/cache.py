@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from facts.files import replacing, writable_folder
+from facts.networks import settings_of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
         case nn.Module():
             digest.update(type(part).__name__.encode())
             _update(digest, part.state_dict())
+            _update(digest, settings_of(part))
         case Mapping():
             for key, value in part.items():
                 digest.update(str(key).encode())

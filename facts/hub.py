@@ -1,6 +1,7 @@
 """Hugging Face's hub where it answers, and what was fetched from it before where it does not."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -9,29 +10,35 @@ from urllib.request import Request, urlopen
 
 from huggingface_hub import constants
 
-SETTINGS = {"huggingface_hub.constants", "datasets.config"}  # the second, imported later, takes those of the first
+SETTINGS = {"huggingface_hub.constants", "datasets.config"}
 SECONDS = 5
 
 
 @contextmanager
 def hub() -> Iterator[None]:
     """Within the block the libraries that fetch something know whether they can: else they try again and again."""
-    offline = constants.HF_HUB_OFFLINE or not answers()
-    before = {sys.modules[name]: sys.modules[name].HF_HUB_OFFLINE for name in SETTINGS & sys.modules.keys()}
+    own = constants.HF_HUB_OFFLINE
+    _set_offline(own or not answers())
     try:
-        for module in before:
-            module.HF_HUB_OFFLINE = offline
         yield
     finally:
-        for module, own in before.items():
-            module.HF_HUB_OFFLINE = own
+        _set_offline(own)
+
+
+def _set_offline(offline: bool) -> None:
+    for name in SETTINGS & sys.modules.keys():
+        sys.modules[name].HF_HUB_OFFLINE = offline
+
+
+def answers() -> bool:
+    """Whether the hub is there; asked at most once a minute."""
+    return _answers(constants.ENDPOINT, int(time.monotonic() // 60))
 
 
 @cache
-def answers() -> bool:
-    """Whether the hub is there."""
+def _answers(address: str, minute: int) -> bool:
     try:
-        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=SECONDS).close()
+        urlopen(Request(address, method="HEAD"), timeout=SECONDS).close()
     except HTTPError:
         return True
     except OSError:

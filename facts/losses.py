@@ -31,7 +31,10 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """What a language model is to predict at each place of `[N, T]`: the token that follows; nothing at the last."""
+    """What a language model is to predict at each place of `[N, T]`: the token that follows; nothing at the last.
+
+    Sequences are whole, without padding: gradients and moments count every position.
+    """
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 

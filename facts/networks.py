@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+
 
 def run(model: nn.Module, inputs: Any) -> Any:
     """The network's outputs; of one of transformers its logits, if it has any, made without a cache of keys and values.
@@ -34,6 +36,12 @@ def is_transformers(model: nn.Module) -> bool:
 def reads_tokens(model: nn.Module) -> bool:
     """Whether its inputs are numbers of tokens: whole ones, `[N, T]`."""
     return is_transformers(model) and model.main_input_name == "input_ids"
+
+
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """What a network of transformers computes by besides its weights: heads, windows, rotations; else nothing."""
+    settings = model.config.to_diff_dict() if is_transformers(model) else {}
+    return {name: settings[name] for name in sorted(settings.keys() - NOT_COMPUTED_BY)}
 
 
 def head_of(model: nn.Module) -> nn.Module | None:

@@ -61,7 +61,7 @@ def load_compressed(folder: Path | str, model: nn.Module | None = None) -> Compr
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / DESCRIPTION} is damaged ({error}); save the model again") from error
     model = _rebuild(recipe, folder) if model is None else with_linear_layers(model)
-    model = model.to(dtype)
+    _cast(model, dtype)
     try:
         for name, rank in plan.items():
             if rank is not None:
@@ -78,6 +78,15 @@ def load_compressed(folder: Path | str, model: nn.Module | None = None) -> Compr
     if is_transformers(model):
         read_beside(model, folder)
     return CompressionResult(model.eval(), plan, summary)
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """To the type of the file's tensors; buffers that are in no file, such as rotations, keep their own."""
+    computed = {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
+    model.to(dtype)
+    for name, buffer in computed.items():
+        module, _, own = name.rpartition(".")
+        setattr(model.get_submodule(module), own, buffer)
 
 
 def _recipe_of(model: nn.Module) -> Recipe | None:

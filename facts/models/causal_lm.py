@@ -50,20 +50,28 @@ class CausalLM(Recipe):
     def transformers_config(self) -> "PretrainedConfig":
         """Raises `ValueError` for an architecture that transformers does not know, `OSError` where none is found."""
         transformers = import_transformers()
-        if self.configuration is None:
-            try:
-                with hub():
-                    return transformers.AutoConfig.from_pretrained(self.repository, **self.arguments)
-            except OSError as error:
-                raise FileNotFoundError(
-                    f"the configuration of {self.tag} is neither on this machine nor to be had ({error}); give it as "
-                    "`configuration`"
-                ) from error
-        fields = {**self.configuration, **self.arguments}
-        kind = fields.pop("model_type", None)
+        configuration = self._published() if self.configuration is None else self.configuration
+        kind = configuration.get("model_type")
         if kind not in transformers.CONFIG_MAPPING:
             raise ValueError(f"transformers {transformers.__version__} knows no model_type {kind!r}")
-        return transformers.AutoConfig.for_model(kind, **fields)
+        default = transformers.AutoConfig.for_model(kind)
+        known = {*default.to_dict(), *default.attribute_map}
+        if unknown := self.arguments.keys() - known:
+            raise ValueError(
+                f"no field of {kind} is called {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}"
+            )
+        return transformers.AutoConfig.for_model(**{**configuration, **self.arguments})
+
+    def _published(self) -> dict[str, Any]:
+        """The JSON file that the hub has under the tag."""
+        try:
+            with hub():
+                return import_transformers().PretrainedConfig.get_config_dict(self.repository)[0]
+        except OSError as error:
+            raise FileNotFoundError(
+                f"the configuration of {self.tag} is neither on this machine nor to be had ({error}); give it as "
+                "`configuration`"
+            ) from error
 
     def loaded(self, path: Path) -> nn.Module:
         """By transformers, which knows older names of tensors, and which of them are one and the same."""
@@ -85,7 +93,7 @@ class CausalLM(Recipe):
         read_beside(model, path.parent)
         if self.tag and not hasattr(model, "tokenizer"):
             with hub(), suppress(OSError):
-                model.tokenizer = import_transformers().AutoTokenizer.from_pretrained(self.tag)
+                model.tokenizer = read_tokenizer(self.tag)
                 model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
         return model
 
@@ -115,7 +123,12 @@ def read_beside(model: nn.Module, folder: Path) -> None:
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     if (folder / TOKENIZER).exists():
-        model.tokenizer = import_transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model.tokenizer = read_tokenizer(folder, local_files_only=True)
+
+
+def read_tokenizer(source: Path | str, **settings: Any) -> "PreTrainedTokenizerBase":
+    """That of a folder or of a tag. Raises `ValueError` where it would be code that somebody else wrote."""
+    return import_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 def new_tokenizer(text: str, num_tokens: int) -> "PreTrainedTokenizerBase":

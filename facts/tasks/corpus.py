@@ -4,11 +4,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
+from huggingface_hub import constants
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from facts.cache import content_key
 from facts.hub import answers, hub
+from facts.tasks.benchmarks import find_benchmarks, lm_eval_version
 from facts.tasks.language import Language, Split
 
 HUB = "hub:"
@@ -31,7 +33,17 @@ class Corpus(Language):
     num_evaluation: ClassVar[int] = 146  # windows of 2,048 tokens in WikiText-2's test text
 
     def inspect(self) -> str:
-        return ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+        texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+        if not self.benchmark_names:
+            return texts
+        find_benchmarks(self.benchmark_names, self.benchmark_folder)
+        if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
+            raise ConnectionError(
+                "the questions of lm-eval's benchmarks are at the hub, which does not answer. Connect the machine to "
+                "huggingface.co once, or set HF_HUB_OFFLINE=1 where they were fetched before, or give benchmarks of "
+                "your own in benchmark_folder, or benchmark_names=[]"
+            )
+        return f"{texts}, {len(self.benchmark_names)} benchmarks"
 
     def text(self, split: Split) -> str:
         return read_text(self.training_text if split == "training" else self.evaluation_text)
@@ -41,10 +53,15 @@ class Corpus(Language):
 
     @property
     def benchmarks_key(self) -> str:
-        """A hash of the names, and of the files in the folder."""
-        files = sorted(Path(self.benchmark_folder).rglob("*")) if self.benchmark_folder else []
-        contents = {path.name: path.read_bytes() for path in files if path.is_file()}
-        return content_key(self.benchmark_names, contents)
+        """A hash of the names, of the files in the folder, and of lm-eval's version; not of questions elsewhere."""
+        folder = Path(self.benchmark_folder or "")
+        files = sorted(folder.rglob("*")) if self.benchmark_folder else []
+        contents = {
+            path.relative_to(folder): path.read_bytes()
+            for path in files
+            if path.is_file() and path.parent.name != "__pycache__"
+        }
+        return content_key(self.benchmark_names, contents, lm_eval_version() if self.benchmark_names else None)
 
 
 def read_text(source: str) -> str:

@@ -85,10 +85,12 @@ class Language(ClassLogits):
         return self._training_parts(model)[0]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
-        """All windows of the training text, which are cut elsewhere in each epoch."""
+        """As many windows of the training text as fit wherever the first begins, which differs between epochs."""
         generator = torch.Generator().manual_seed(seed_of(seed, epoch))
-        start = torch.randint(self.sequence_length, (), generator=generator)
-        found = windows(self.tokens("training", model)[start:], self.sequence_length)
+        tokens, length = self.tokens("training", model), self.sequence_length
+        num_starts = max(1, min(length, len(tokens) - length + 1))
+        start = torch.randint(num_starts, (), generator=generator)
+        found = windows(tokens[start:], length)[: (len(tokens) - num_starts + 1) // length]
         whole = len(found) // self.batch_size * self.batch_size  # a smaller last batch is left out
         return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from facts.cache import content_key
 from facts.models import CausalLM, weights
 from facts.models.causal_lm import new_tokenizer
 from facts.networks import run
@@ -106,6 +107,21 @@ def test_arguments_change_the_configuration_and_the_recipe_is_whole(tmp_path):
     assert len(model.model.layers) == 1
     assert model.recipe.configuration["num_hidden_layers"] == 1 and not model.recipe.arguments
     assert json.loads(json.dumps(model.recipe.configuration)) == model.recipe.configuration
+
+
+def test_arguments_that_no_configuration_has_are_refused():
+    with pytest.raises(ValueError, match=r"no field of llama is called num_hidden_layer; it has .*num_hidden_layers"):
+        CausalLM(configuration=CONFIGURATIONS["llama"], weights="random", arguments={"num_hidden_layer": 1}).build()
+
+
+def test_what_a_network_computes_by_is_part_of_its_key():
+    """Neither weights nor names tell how far positions are turned, or in how many heads."""
+    plain = build("llama")
+    turned = build("llama", rope_parameters={"rope_theta": 5.0, "rope_type": "default"})
+    assert not torch.allclose(run(plain, TOKENS), run(turned, TOKENS))
+    heads = build("llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16)
+    assert len({content_key(model) for model in (plain, turned, heads)}) == 3
+    assert content_key(plain) == content_key(build("llama"))
 
 
 def test_without_a_tag_nothing_is_published():

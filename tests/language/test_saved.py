@@ -55,6 +55,34 @@ def test_the_same_logits_after_loading(kind, tmp_path):
     assert loaded.model.recipe.configuration["vocab_size"] == NUM_TOKENS
 
 
+def test_half_precision_keeps_what_is_computed_in_float32(tmp_path):
+    """Rotations are in no file; in bfloat16 those of far positions would be others."""
+    model = build("llama", max_position_embeddings=2048)
+    result = facts.compress(model, sequences(), ratio=0.6)
+    rotations = result.model.model.rotary_emb.inv_freq
+    result.model.to(torch.bfloat16)
+    result.model.model.rotary_emb.inv_freq = rotations  # as transformers has it in such a model
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    tokens = torch.randint(NUM_TOKENS, (1, 2000))
+    with torch.no_grad():
+        assert torch.equal(run(loaded, tokens), run(result.model, tokens))
+
+
+def test_no_code_in_a_folder_is_run(tmp_path):
+    model = build("llama", vocab_size=300)
+    model.tokenizer = new_tokenizer(TEXT, 300)
+    facts.save_compressed(facts.compress(model, sequences()), tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_class": "Mine"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass Mine: pass\n")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        facts.load_compressed(tmp_path)
+    assert not (tmp_path / "it_ran").exists()
+
+
 def test_a_model_of_one_s_own_needs_no_recipe(tmp_path):
     import transformers
 

@@ -79,6 +79,18 @@ def test_training_shows_every_window_once_an_epoch_and_others_in_the_next(task, 
     assert not rows & {tuple(row.tolist()) for tokens, _ in other for row in tokens}
 
 
+@pytest.mark.parametrize("rest", [0, 1, 60, 127])
+def test_every_epoch_has_as_many_batches(tmp_path, model, rest):
+    """Though a text cut elsewhere may have one window less."""
+    (tmp_path / "text").write_text("words and words and other words " * 100)
+    length = (len(model.tokenizer((tmp_path / "text").read_text())["input_ids"]) - rest) // 3
+    corpus = Corpus(training_text=str(tmp_path / "text"), evaluation_text="", sequence_length=length)
+    epochs = [corpus.training(model, epoch, seed=5) for epoch in range(12)]
+    assert {len(batches) for batches in epochs} == ({2} if rest < length - 1 else {3})
+    whole = replace(corpus, sequence_length=length * 3 + rest).training(model, 0)
+    assert len(whole) == 1
+
+
 def test_perplexity_is_that_of_transformers_own_loss(task, model):
     batches = task.evaluation(model)[:3]
     with torch.no_grad():
@@ -136,6 +148,12 @@ def _likeliest(model, question):
     return max(range(CHOICES), key=likelihoods.__getitem__)
 
 
+def test_evaluation_leaves_the_tokenizer_as_it_is(task, model):
+    model.tokenizer.pad_token = None
+    task.evaluate(model)
+    assert model.tokenizer.pad_token is None
+
+
 def test_evaluation_draws_nothing_that_others_draw(task, model):
     torch.manual_seed(3)
     task.evaluate(model)
@@ -173,9 +191,37 @@ def test_texts_in_files(tmp_path, model):
 def no_hub(monkeypatch):
     """A machine on which the hub does not answer."""
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    hub.answers.cache_clear()
-    yield
-    hub.answers.cache_clear()
+
+
+def test_the_key_knows_the_files_that_describe_benchmarks(tmp_path, written):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "mine.yaml").write_text("task: others")
+    corpus = Corpus(training_text="", evaluation_text="", benchmark_names=("mine",), benchmark_folder=written)
+    before = corpus.benchmarks_key
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "records.pyc").write_bytes(b"compiled")
+    assert corpus.benchmarks_key == before
+    (tmp_path / "more" / "mine.yaml").write_text("task: yet_others")
+    assert corpus.benchmarks_key != before
+
+
+def test_what_cannot_be_asked_is_noticed_before_any_work(no_hub, tmp_path, written):
+    (tmp_path / "text").write_text("a text")
+    files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
+    corpus = Corpus(**files, benchmark_names=("mine",), benchmark_folder=written)
+    assert corpus.inspect().endswith("1 benchmarks")
+    with pytest.raises(ValueError, match="no benchmark is called yours"):
+        replace(corpus, benchmark_names=("yours",)).inspect()
+    with pytest.raises(ConnectionError, match="or benchmark_names"):
+        replace(corpus, benchmark_names=("piqa",), benchmark_folder=None).inspect()
+
+
+def test_afterwards_libraries_ask_the_hub_again(no_hub):
+    import datasets
+
+    with hub.hub():
+        assert datasets.config.HF_HUB_OFFLINE and hub.constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE and not hub.constants.HF_HUB_OFFLINE
 
 
 def test_without_the_hub_a_text_is_an_error_at_once(no_hub, tmp_path, monkeypatch):
