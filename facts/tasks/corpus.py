@@ -21,8 +21,7 @@ class Corpus(Language):
     """A text to calibrate on and one to evaluate on, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
     Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities of
-    the two differ. `benchmark_names` are lm-eval's, or those of
-    the YAML files in `benchmark_folder`.
+    the two differ. `benchmark_names` are lm-eval's, or those of the YAML files in `benchmark_folder`.
     """
 
     training_text: str

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from math import exp
 from typing import Annotated, Any, Literal
 
 import torch
@@ -25,8 +24,6 @@ from facts.tasks.ngrams import bigram_perplexity, unigram_perplexity
 Count = Annotated[int, Field(ge=1)]
 Batch = tuple[Tensor, Tensor]
 Split = Literal["training", "evaluation"]
-
-LARGEST = 700.0  # of the mean losses whose exponential is a float
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -105,7 +102,7 @@ class Language(ClassLogits):
         return (1, self.sequence_length)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """`perplexity`, beside those of counted words (`unigram_perplexity`, `bigram_perplexity`), and in percent
+        """`perplexity`, beside those by counting tokens (`unigram_perplexity`, `bigram_perplexity`), and in percent
         `accuracy`, the mean over benchmarks, with each one's own."""
         batches, size = self.evaluation(model), model.config.vocab_size
         counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
@@ -176,5 +173,4 @@ def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtyp
             total += summed_cross_entropy(run(model, tokens), targets)
         count += (batch[1] != NOTHING).sum()
     parallel.add_up([total, count])
-    mean = total.item() / count.item()
-    return exp(mean) if mean < LARGEST else float("inf")
+    return (total.cpu() / count).exp().item()
