@@ -1,7 +1,7 @@
 """Shrink pretrained networks by Fisher-weighted SVD."""
 
 from facts import search
-from facts.compression import CompressionResult, Summary, compress
+from facts.compression import compress
 from facts.cost import Cost, count_cost
 from facts.decomposition import Decomposition, decompose, low_rank_factors
 from facts.estimators import KroneckerFactors
@@ -10,6 +10,7 @@ from facts.factors import estimate_factors
 from facts.losses import next_tokens
 from facts.lowrank import LowRankLinear
 from facts.memory import MemoryPolicy
+from facts.result import CompressionResult, Summary
 from facts.storage import load_compressed, save_compressed
 from facts.version import __version__
 

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,34 @@ import torch
 from torch import Tensor, nn
 
 from facts import parallel
+from facts.budget import all_bounds, ratio_of_layers
 from facts.cache import Cache, calibration_key, content_key, name_of
-from facts.cost import COST_NAMES, Cost, CostName, count_params, count_pass, count_rows, meta_input
+from facts.calibration import FirstSamples, as_batches
+from facts.cost import Cost, CostName, count_params, count_pass, meta_input
 from facts.decomposition import Decomposition, decompose
 from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator, see_data
 from facts.hardware import DEFAULT_TIMING, TimingPolicy, batch_seconds
-from facts.layers import batch_size, select_layers
-from facts.losses import Loss, OutputError, kl_divergence, on_given_labels, summed_cross_entropy
+from facts.losses import (
+    Loss,
+    OutputError,
+    SampledLabels,
+    kl_divergence,
+    on_given_labels,
+    squared_error,
+    summed_cross_entropy,
+)
 from facts.lowrank import LowRankLinear
 from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.collect import LayerMoments, collect_moments, in_groups
-from facts.moments.data_pass import to_device
+from facts.moments.data_pass import shown, to_device
 from facts.names import by_name
-from facts.networks import copy_with, noise, reads_tokens, with_linear_layers
+from facts.networks import copy_with, noise, reads_tokens
+from facts.pointwise import PointwiseConvolution
+from facts.result import CompressionResult, Summary
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
 from facts.search.latency import LatencyTable
+from facts.selection import choose_layers
 
 log = logging.getLogger(__name__)
 
@@ -38,52 +50,23 @@ LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the stopwatch's ow
 MAX_CORRECTIONS = 2
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Cost of the whole network before and after by the paper's rule, and how it went.
-
-    FLOPs are None where no input shape is known. `spent` and `budget` are those of the compressed layers alone, for
-    each cost that was bounded. Where latency was, `latency` holds seconds of the whole network on one batch: `dense`
-    and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns with the original.
-    `solution` is the solver's proof, where the search used one: status, error, bound, gap.
-    `profile` lists, by layer, the ranks, their ratios, and the errors there that the search measured or predicted.
-    `repaired` counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each
-    stage, which for the search includes what earlier searches spent on errors that it found in the cache.
-    """
-
-    before: Cost
-    after: Cost
-    repaired: dict[str, int]
-    seconds: dict[str, float]
-    spent: dict[str, float] = field(default_factory=dict)
-    budget: dict[str, float] = field(default_factory=dict)
-    latency: dict[str, float] = field(default_factory=dict)
-    solution: dict[str, Any] | None = None
-    profile: dict[str, list[list[float]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class CompressionResult:
-    """A compressed network, the rank (None for dense) of each layer, and the summary."""
-
-    model: nn.Module
-    plan: Plan
-    summary: Summary
-
-
 def compress(
     model: nn.Module,
-    calibration: Iterable[tuple[Any, Any]] | None = None,
+    calibration: Iterable[Any] | None = None,
     *,
     estimator: str | Estimator = "facts",
     search: str | Search = "uniform",
-    ratio: float = 0.5,
+    ratio: float | None = None,
+    flops: float | None = None,
+    params: float | None = None,
+    latency_ms: float | None = None,
     cost: CostName = "flops",
     bounds: Mapping[CostName, float] | None = None,
     layers: Iterable[str] | None = None,
-    sensitivity: Iterable[tuple[Any, Any]] | None = None,
-    loss: Loss = summed_cross_entropy,
-    output_error: OutputError = kl_divergence,
+    convolutions: bool | None = None,
+    sensitivity: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    output_error: OutputError | None = None,
     precision: torch.dtype = torch.float32,
     memory: MemoryPolicy = DEFAULT_POLICY,
     timing: TimingPolicy = DEFAULT_TIMING,
@@ -92,34 +75,52 @@ def compress(
 ) -> CompressionResult:
     """Compress the linear layers of a copy of `model` until `ratio` of their cost remains. GPT-2's `Conv1D` is one too.
 
-    `calibration` yields `(inputs, targets)`; a method without data (PELA) needs none. `estimator` and `search` are
-    names or instances; `cost` is what the ratio speaks of: `flops` or `params` of these layers, or `latency`, the time
-    that the whole network takes here for a batch of the calibration data, measured as `timing` says. `bounds` are
-    further ratios of the same kind, all of which must hold: `{"params": 0.6}`. `layers` names the layers (default:
-    `select_layers`). `sensitivity` are the batches on which a search compares outputs (default: the first
-    calibration batches, up to 512 samples), by `output_error(original, changed)`, a sum over samples.
-    `loss(outputs, targets)` is the sum over samples of each one's own loss (`SampledLabels(loss)`: factors from labels
-    that the network draws, the true Fisher); `precision` is the autocast type of the passes, `memory` what happens
-    where the device's is short. `input_shape` is what FLOPs are counted for (default: that of the calibration data).
-    `cache` is a folder in which moments, decompositions and sensitivities are kept. Processes that torchrun started
-    share the data after `facts.parallel.join()`, and all get the same plan. Raises `ValueError` for arguments out of
-    range and for a budget that no plan meets; a search that is not exact and ends above its budget says so in a
-    warning.
+    `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
+    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. A method without data
+    (PELA) needs none. `estimator` and `search` are names or instances.
+
+    The budget: `ratio` (a half where no other is given) is the fraction that remains of these layers' `cost`: `flops`,
+    `params`, or `latency`, the time that the whole network takes here for a batch of the calibration data, measured as
+    `timing` says. `flops`, `params` and `latency_ms` are figures of the whole network instead, for one sample or one
+    such batch. `bounds` are further ratios, `{"params": 0.6}`. All of them must hold.
+
+    `layers` names the layers, linear or 1x1 convolutions (default: `select_layers`; `convolutions` adds those, which
+    are taken in any case where there is no linear layer). In the plan a convolution has its layer as `<name>.linear`.
+    What was left alone, and why, is in the result's `skipped`. `sensitivity` are
+    the batches on which a search compares outputs (default: the first calibration batches, up to 512 samples), by
+    `output_error(original, changed)`, a sum over samples (default: the KL divergence of classes, or, beside a loss of
+    one's own, the relative squared error). `loss(outputs, targets)` is the sum over samples of each one's own loss
+    (default: cross-entropy; `SampledLabels(loss)`: factors from labels that the network draws, the true Fisher).
+
+    `precision` is the autocast type of the passes, `memory` what happens where the device's is short. `input_shape` is
+    what FLOPs are counted for (default: that of the calibration data). `cache` is a folder in which moments,
+    decompositions and sensitivities are kept. Processes that torchrun started share the data after
+    `facts.parallel.join()`, and all get the same plan. Raises `ValueError` for arguments out of range, for data to
+    which the loss does not fit, and for a budget that no plan meets; a search that is not exact and ends above its
+    budget says so in a warning.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search")
-    bounds = all_bounds(ratio, cost, bounds or {})
-    model = with_linear_layers(model)
-    selected = select_layers(model, layers)
-    if isinstance(calibration, Iterator):
-        calibration = list(calibration)  # it is read more than once
-    if isinstance(sensitivity, Iterator):
-        sensitivity = list(sensitivity)
+    figures = {"flops": flops, "params": params, "latency": latency_ms and latency_ms / 1000}
+    limits = {name: figure for name, figure in figures.items() if figure is not None}
+    ratios = all_bounds(ratio, cost, bounds or {}, limits)
+
+    calibration, sensitivity = as_batches(calibration, model), as_batches(sensitivity, model)
     if sensitivity is None and calibration is not None:
         sensitivity = FirstSamples(calibration, NUM_SENSITIVITY)
     own = None if calibration is None else parallel.share(calibration)
-    inputs = parallel.from_main(lambda: _first_inputs(own))
-    example = meta_input(model, input_shape) if input_shape else _example(model, inputs)
+    inputs, targets = parallel.from_main(lambda: (None, None) if own is None else next(iter(own), (None, None)))
+    if loss is None:
+        loss = SampledLabels(summed_cross_entropy) if inputs is not None and targets is None else summed_cross_entropy
+    if output_error is None:
+        output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
+
+    chosen = choose_layers(model, layers, convolutions, _example(model, inputs, input_shape), inputs)
+    model, selected, rows, example = chosen.model, chosen.layers, chosen.rows, chosen.example
+    batch = _batch(model, inputs, input_shape)
+    table = LatencyTable(model, selected, rows, batch, precision, timing.num_turns)
+    before = _cost(model, example)
+    bounds = ratios | _ratios_of(limits, before, selected, rows, table)
     kept = moment_cache(cache, model, selected, calibration, loss, precision) if cache else None
 
     seconds: dict[str, float] = {}
@@ -127,15 +128,13 @@ def compress(
         decompositions = decompose_layers(
             model, selected, calibration, estimator, loss=loss, precision=precision, memory=memory, cache=kept
         )
-    rows = _rows(model, selected, example, inputs)
-    batch = _batch(model, inputs, input_shape)
     problem = AllocationProblem(
         model=model,
         layers=selected,
         decompositions=decompositions,
         bounds=bounds,
         rows=rows,
-        latency=LatencyTable(model, selected, rows, batch, precision, timing.num_turns),
+        latency=table,
         sensitivity=sensitivity,
         calibration=calibration,
         loss=on_given_labels(loss),
@@ -148,10 +147,13 @@ def compress(
     result, compressed, latency = _search_and_measure(problem, search, timing, seconds)
     seconds["search"] += result.saved_seconds
     summary = Summary(
-        before=_cost(model, example),
+        before=before,
         after=_cost(compressed, example),
         repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
         seconds=seconds,
+        estimator=repr(estimator),
+        search=repr(search),
+        bounds=bounds,
         spent=dict(zip(bounds, problem.spent(result.plan), strict=True)),
         budget=dict(zip(bounds, problem.budget, strict=True)),
         latency=latency,
@@ -161,20 +163,33 @@ def compress(
             for name, errors in result.profile.items()
         },
     )
-    return CompressionResult(compressed, result.plan, summary)
+    return CompressionResult(compressed, result.plan, summary, chosen.skipped)
 
 
-def all_bounds(ratio: float, cost: CostName, bounds: Mapping[CostName, float]) -> dict[CostName, float]:
-    """The ratio and the further bounds together. Raises `ValueError` for an unknown cost and a ratio out of range."""
-    if cost in bounds:
-        raise ValueError(f"{cost} is bounded twice, by ratio={ratio} and by bounds={dict(bounds)}: give it once")
-    together = {**bounds, cost: ratio}
-    for name, value in together.items():
-        if name not in COST_NAMES:
-            raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {name!r}")
-        if not 0 < value <= 1:
-            raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value} for {name}")
-    return together
+def _ratios_of(
+    limits: Mapping[CostName, float],
+    before: Cost,
+    layers: Mapping[str, nn.Linear],
+    rows: Mapping[str, int],
+    table: LatencyTable,
+) -> dict[CostName, float]:
+    """The limits of the whole network as fractions of its layers' cost; a latency is one of the whole already.
+
+    Raises `ValueError` where one cannot be met, or FLOPs are not known.
+    """
+    ratios: dict[CostName, float] = {}
+    for name, limit in limits.items():
+        if name == "latency":
+            ratios[name] = min(1.0, limit / table.dense)
+        elif name == "params":
+            own = sum(layer.weight.numel() for layer in layers.values())
+            ratios[name] = ratio_of_layers(name, limit, before.params, own)
+        elif before.flops is None:
+            raise ValueError("the network's FLOPs are not known: give input_shape, or a ratio in the place of flops")
+        else:
+            own = sum(2 * rows[layer] * layers[layer].weight.numel() for layer in layers)
+            ratios[name] = ratio_of_layers(name, limit, before.flops, own)
+    return ratios
 
 
 def _search(problem: AllocationProblem, search: Search) -> SearchResult:
@@ -232,7 +247,10 @@ def _decompose_group(
     if estimator.moments:
         estimator, moments = see_data(estimator, collect)
     return parallel.everywhere(
-        lambda: {name: decompose_layer(name, layer, estimator, moments[name]) for name, layer in layers.items()}
+        lambda: {
+            name: decompose_layer(name, layer, estimator, moments[name])
+            for name, layer in shown(layers.items(), "decomposition")
+        }
     )
 
 
@@ -250,13 +268,16 @@ def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: 
 
 
 def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan) -> nn.Module:
-    """A copy of the model in which each planned layer is a `LowRankLinear`."""
+    """A copy of the model in which each planned layer is a `LowRankLinear`; convolutions left dense are such again."""
     compressed = copy_with(model)
     for name, rank in plan.items():
         if rank is not None:
             dense = model.get_submodule(name)
             left, right = (factor.to(dense.weight.device) for factor in decompositions[name].truncate(rank))
             compressed.set_submodule(name, LowRankLinear(left, right, dense.bias))
+    for name, module in list(compressed.named_modules()):
+        if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
+            compressed.set_submodule(name, module.convolution())
     return compressed
 
 
@@ -285,33 +306,15 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
-def _first_inputs(calibration: Iterable[tuple[Any, Any]] | None) -> Any:
-    return None if calibration is None else next((inputs for inputs, _ in calibration), None)
-
-
-def _example(model: nn.Module, inputs: Any) -> Tensor | None:
-    """The first sample of a batch on the meta device, where it is a tensor of pixels or of tokens."""
+def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Tensor | None:
+    """An input of the given shape on the meta device; or a batch's first sample, if that is one of pixels or tokens."""
+    if input_shape:
+        return meta_input(model, input_shape)
     if isinstance(inputs, Mapping) and reads_tokens(model):
         inputs = inputs[model.main_input_name]
     if isinstance(inputs, Tensor) and (inputs.is_floating_point() or reads_tokens(model)):
         return inputs[:1].to("meta")
     return None
-
-
-@dataclass(frozen=True)
-class FirstSamples:
-    """The first batches of some data, until they hold `num_samples`."""
-
-    batches: Iterable[tuple[Any, Any]]
-    num_samples: int
-
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        left = self.num_samples
-        for inputs, targets in self.batches:
-            yield inputs, targets
-            left -= batch_size(inputs)
-            if left <= 0:
-                return
 
 
 def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
@@ -354,16 +357,6 @@ def _latencies(problem: AllocationProblem, compressed: nn.Module, plan: Plan, ti
         "predicted": table.predicted(plan),
         "measured": times["compressed"].ratio(times["dense"]) * table.dense,
     }
-
-
-def _rows(model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor | None, inputs: Any) -> dict[str, int]:
-    """How many vectors each layer multiplies for one sample; where no input is known, one for all of them."""
-    if example is not None:
-        return count_rows(model, layers, example)
-    if inputs is None:
-        return dict.fromkeys(layers, 1)
-    rows = count_rows(model, layers, to_device(inputs, next(model.parameters()).device))
-    return {name: count // batch_size(inputs) for name, count in rows.items()}
 
 
 def _cost(model: nn.Module, example: Tensor | None) -> Cost:

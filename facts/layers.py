@@ -1,44 +1,73 @@
 """Which layers are compressed, and how one layer's tensors become `[N, T, d]`."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from facts.networks import head_of
+from facts.networks import heads_of
+from facts.pointwise import is_pointwise
 
-EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample")
+EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
 
 
 def select_layers(model: nn.Module, names: Iterable[str] | None = None) -> dict[str, nn.Linear]:
     """The linear layers to compress, by qualified name (paper, section 5.1).
 
-    Without `names`: every linear layer of at least 10 outputs whose name holds none of `norm`, `head`, `patch_embed`,
-    `downsample`, and which is no language model's head. Raises `ValueError` for an unknown name, or where no layer is
-    left.
+    Without `names`: all that have no reason to be left alone (`reasons_to_skip`). Raises `ValueError` for an unknown
+    name, or where no layer is left.
     """
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linears = linear_layers(model)
     if names is None:
-        head = head_of(model)
-        selected = {
-            name: layer
-            for name, layer in linears.items()
-            if layer.out_features >= MIN_OUT_FEATURES
-            and layer is not head
-            and not any(part in name for part in EXCLUDED_NAMES)
-        }
+        reasons = reasons_to_skip(model)
+        selected = {name: layer for name, layer in linears.items() if name not in reasons}
         if not selected:
+            skipped = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if name in linears)
             raise ValueError(
-                f"{type(model).__name__} has no linear layer to compress: of its {len(linears)} linear layers none has "
-                f"at least {MIN_OUT_FEATURES} outputs and a name without {', '.join(EXCLUDED_NAMES)}. Name the layers."
+                f"{type(model).__name__} has no linear layer to compress: of its {len(linears)} all are left alone "
+                f"({skipped or 'there is none'}). Name the layers."
             )
         return selected
     names = list(names)
     if unknown := [name for name in names if name not in linears]:
         raise ValueError(f"no linear layer is called {', '.join(unknown)}; the model has {', '.join(linears)}")
     return {name: linears[name] for name in names}
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
+    """Its 1x1 convolutions, which can be compressed like linear layers."""
+    return {name: module for name, module in model.named_modules() if is_pointwise(module)}
+
+
+def reasons_to_skip(model: nn.Module) -> dict[str, str]:
+    """Why linear layers and 1x1 convolutions are left alone unless they are named: those that make the outputs, small
+    ones, what the paper leaves out by name, and what is more than a weight of its own."""
+    heads, users = heads_of(model), defaultdict(list)
+    for name, module in model.named_modules():
+        if isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+            users[weight].append(name)
+    reasons = {}
+    for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
+        excluded = [part for part in EXCLUDED_NAMES if part in name]
+        others = [user for user in users[layer.weight] if user != name]
+        if layer in heads:
+            reasons[name] = "it makes the outputs"
+        elif excluded:
+            reasons[name] = f"its name holds `{excluded[0]}`"
+        elif len(layer.weight) < MIN_OUT_FEATURES:
+            reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
+        elif others:
+            reasons[name] = f"it shares its weight with {others[0]}"
+        elif isinstance(layer, nn.Linear) and type(layer).forward is not nn.Linear.forward:
+            reasons[name] = f"it is a {type(layer).__name__}, which computes in a way of its own"
+    return reasons
 
 
 def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:

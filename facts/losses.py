@@ -24,10 +24,42 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` of tokens, which add up.
 
     Targets are class indices, of which -100 does not count, or probabilities in the shape of the logits. Those of a
-    language model are the tokens that follow (`next_tokens`).
+    language model are the tokens that follow (`next_tokens`). Raises `ValueError` for outputs and targets of another
+    kind, to which cross-entropy does not fit.
     """
-    targets = targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
-    return F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum")
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.ndim < 2:
+        raise _no_cross_entropy(logits, targets)
+    if targets.is_floating_point():
+        if targets.shape != logits.shape or not _are_probabilities(targets):
+            raise _no_cross_entropy(logits, targets)
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
+    if targets.shape != logits.shape[:-1]:
+        raise _no_cross_entropy(logits, targets)
+    labels, num_classes = targets.flatten().long(), logits.shape[-1]
+    if ((labels != NOTHING) & ((labels < 0) | (labels >= num_classes))).any():
+        raise ValueError(
+            f"labels from {labels.min()} to {labels.max()} do not fit a network of {num_classes} classes: they must "
+            f"lie in 0 .. {num_classes - 1}, or be {NOTHING} where nothing is to be predicted"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
+
+
+def _are_probabilities(targets: Tensor) -> bool:
+    sums = targets.double().sum(dim=-1)
+    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # of bfloat16
+
+
+def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
+    shapes = (
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor)
+        else type(value).__name__
+        for value in (outputs, targets)
+    )  # fmt: skip
+    return ValueError(
+        f"no loss can be inferred from outputs and targets that are {' and '.join(shapes)}: cross-entropy takes logits "
+        "[N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, a function of outputs and "
+        "targets that is the sum over samples of each one's own loss"
+    )
 
 
 def next_tokens(tokens: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
+
+from facts.pointwise import PointwiseConvolution
 
 NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 
@@ -44,9 +46,16 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     return {name: settings[name] for name in sorted(settings.keys() - NOT_COMPUTED_BY)}
 
 
-def head_of(model: nn.Module) -> nn.Module | None:
-    """The layer that makes logits of a network of transformers, whatever its name; it may share the embeddings."""
-    return model.get_output_embeddings() if is_transformers(model) else None
+def continues_text(model: nn.Module) -> bool:
+    """Whether it is a language model that predicts each token from those before."""
+    return reads_tokens(model) and model.can_generate() and not model.config.is_encoder_decoder
+
+
+def heads_of(model: nn.Module) -> set[nn.Module]:
+    """The layers that make logits, whatever their names, by what transformers and timm say of a network."""
+    own = getattr(model, "get_output_embeddings" if is_transformers(model) else "get_classifier", lambda: None)()
+    heads = own if isinstance(own, tuple) else (own,)
+    return {layer for head in heads if isinstance(head, nn.Module) for layer in head.modules()}
 
 
 def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -70,22 +79,28 @@ def skeleton(model: nn.Module) -> nn.Module:
     return copy_with(model, weights | buffers).to("meta")
 
 
-def with_linear_layers(model: nn.Module) -> nn.Module:
-    """The network itself; or, where it holds GPT-2's `Conv1D`, a copy in which each of them is an `nn.Linear`.
+def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> nn.Module:
+    """The network itself; or, where that needs changes, a copy that computes the same by calls of `nn.Linear`.
 
-    A `Conv1D` is a linear layer with its weight transposed, `[d_in, d_out]`.
+    GPT-2's `Conv1D` becomes one, its weight transposed; the `convolutions` of these names, all 1x1, each get one; and
+    timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls it. But for the transposed ones, the
+    copy shares its weights with the network.
     """
     library = sys.modules.get("transformers.pytorch_utils")  # who has such a layer has imported it
-    names = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
-    if not names:
+    transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
+    uncalled = [name for name, module in model.named_modules() if getattr(module, "qkv_bias_separate", None) is False]
+    if not (transposed or uncalled or convolutions):
         return model
-    weights = [model.get_submodule(name).weight for name in names]
-    model = copy_with(model, {weight: weight for weight in weights})  # they are copied below
-    for name in names:
+    model = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
+    for name in transposed:
         layer = model.get_submodule(name)
         linear = nn.Linear(*layer.weight.shape, device="meta")
         linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias
         model.set_submodule(name, linear)
+    for name in uncalled:
+        model.get_submodule(name).qkv_bias_separate = True
+    for name in convolutions:
+        model.set_submodule(name, PointwiseConvolution(model.get_submodule(name)))
     return model
 
 

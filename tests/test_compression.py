@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression import FirstSamples
+from facts.calibration import FirstSamples
 from facts.estimators import ASVD, ESTIMATORS, FACTS
 from facts.layers import select_layers
 from facts.search import Uniform
@@ -208,7 +208,7 @@ class TestBadInput:
 
     def test_a_cost_that_is_bounded_twice(self, model, batches):
         with pytest.raises(ValueError, match=r"flops is bounded twice, by ratio=0.5 and by bounds=\{'flops': 0.6\}"):
-            facts.compress(model, batches, bounds={"flops": 0.6})
+            facts.compress(model, batches, ratio=0.5, bounds={"flops": 0.6})
 
     def test_a_bound_out_of_range(self, model, batches):
         with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got 2 for params"):
@@ -280,7 +280,7 @@ class TestBadInput:
 
         data = [(torch.randn(3, 12), torch.tensor([0, 1, 2]))]
         with pytest.raises(ValueError, match=r"layer fc sees a tensor of shape \[5, 12\] for a batch of 3 samples"):
-            facts.compress(Mixing(), data)
+            facts.compress(Mixing(), data, layers=["fc"])
 
     @pytest.mark.parametrize(
         ("inputs", "grads", "weight", "message"),

@@ -4,11 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import facts
 from facts.cache import name_of
 from facts.layers import select_layers
-from facts.losses import SampledLabels, summed_cross_entropy
+from facts.losses import SampledLabels, kl_divergence, squared_error, summed_cross_entropy
 from facts.moments import GradGram, collect_moments
 from facts.search import ComCatSearch
 from tests.networks import image_batches, make_model, relative_error
@@ -90,3 +91,58 @@ def test_searches_go_by_the_given_labels():
     facts.compress(model, batches, search=ComCatSearch(num_epochs=2), loss=SampledLabels(loss))
     assert not seen[0].equal(batches[0][1])  # the data pass
     assert all(labels.equal(batches[0][1]) for labels in seen[1:]) and len(seen) > 1
+
+
+LOGITS = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
+
+
+class TestCrossEntropyFits:
+    def test_every_kind_of_label(self):
+        labels = torch.tensor([1, 2, 9, 0])
+        expected = F.cross_entropy(LOGITS, labels, reduction="sum")
+        assert summed_cross_entropy(LOGITS, labels).equal(expected)
+        assert summed_cross_entropy(LOGITS, labels.int()).equal(expected)
+        assert summed_cross_entropy(LOGITS[None], labels[None]).equal(expected)
+        torch.testing.assert_close(summed_cross_entropy(LOGITS, F.one_hot(labels, 10).float()), expected)
+        without_one = F.cross_entropy(LOGITS[:3], labels[:3], reduction="sum")
+        torch.testing.assert_close(summed_cross_entropy(LOGITS, torch.tensor([1, 2, 9, -100])), without_one)
+
+    @pytest.mark.parametrize(
+        ("outputs", "targets", "what"),
+        [
+            (LOGITS, LOGITS, r"float32 \[4, 10\] and float32 \[4, 10\]"),  # a regression
+            (LOGITS, LOGITS.softmax(dim=1)[:, :5], r"float32 \[4, 10\] and float32 \[4, 5\]"),
+            (LOGITS, torch.zeros(3, dtype=torch.int64), r"float32 \[4, 10\] and int64 \[3\]"),
+            (LOGITS[:, 0], torch.zeros(4, dtype=torch.int64), r"float32 \[4\] and int64 \[4\]"),
+            ({"out": LOGITS}, torch.zeros(4, dtype=torch.int64), r"dict and int64 \[4\]"),
+            (LOGITS, None, r"float32 \[4, 10\] and NoneType"),
+        ],
+        ids=["regression", "probabilities", "samples", "no classes", "dict", "no labels"],
+    )
+    def test_what_it_does_not_fit(self, outputs, targets, what):
+        with pytest.raises(
+            ValueError, match=rf"no loss can be inferred from outputs and targets that are {what}: .*loss="
+        ):
+            summed_cross_entropy(outputs, targets)
+
+    @pytest.mark.parametrize(("label", "range"), [(10, "0 to 10"), (-1, "-1 to 9")])
+    def test_labels_of_other_classes(self, label, range):
+        with pytest.raises(ValueError, match=rf"labels from {range} do not fit a network of 10 classes: .* 0 \.\. 9"):
+            summed_cross_entropy(LOGITS, torch.tensor([label, 9, 0, 0]))
+
+
+def test_a_regression_with_its_own_loss():
+    """Its outputs are compared by their squared error, since they are no logits."""
+    model, images = make_model(), image_batches([6])[0][0]
+    batches = [(images, torch.randn(6, 4, dtype=torch.float64))]
+    with pytest.raises(ValueError, match="no loss can be inferred"):
+        facts.compress(model, batches)
+    result = facts.compress(model, batches, loss=squared, search="cors", ratio=0.7)
+    expected = facts.compress(model, batches, loss=squared, search="cors", ratio=0.7, output_error=squared_error)
+    by_divergence = facts.compress(model, batches, loss=squared, search="cors", ratio=0.7, output_error=kl_divergence)
+    assert result.summary.profile == expected.summary.profile
+    assert result.summary.profile != by_divergence.summary.profile
+
+
+def squared(outputs, targets):
+    return (outputs - targets).square().sum()

@@ -1,0 +1,92 @@
+"""Data in the forms in which loaders give them, as the batches of `(inputs, targets)` that all else reads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from operator import length_hint
+from typing import Any
+
+from torch import Tensor, nn
+
+from facts.layers import batch_size
+from facts.losses import next_tokens
+from facts.networks import continues_text
+
+Batch = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
+
+    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. Of language
+    models that continue a text the targets are the tokens that follow.
+    """
+
+    data: Iterable[Any]
+    model: nn.Module
+
+    @property
+    def content_key(self) -> str | None:
+        return getattr(self.data, "content_key", None)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (_as_pair(batch, self.model) for batch in self.data)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.data)
+
+    def share(self, rank: int, size: int) -> "Batches":
+        """What the process of a rank takes; data that know how leave the others' unread."""
+        own = getattr(self.data, "share", None)
+        return Batches(own(rank, size) if own else islice(self.data, rank, None, size), self.model)
+
+
+def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] | None:
+    """The data, to be read again and again, as batches of `(inputs, targets)`."""
+    if data is None or isinstance(data, Batches):
+        return data
+    if isinstance(data, Iterator):
+        data = list(data)
+    return Batches(data, model)
+
+
+def _as_pair(batch: Any, model: nn.Module) -> Batch:
+    """Raises `ValueError` for a batch of another form, and for padded texts."""
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, list | tuple) and len(batch) == 1:
+        batch = batch[0]
+    if isinstance(batch, Mapping):
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        labels = batch.get("labels")
+        if not continues_text(model):
+            return inputs, labels
+        if "attention_mask" in inputs and not inputs["attention_mask"].all():
+            raise ValueError(
+                "the texts are padded, and moments would count the padding too: cut them into windows of one length"
+            )
+        tokens = inputs["input_ids"]
+        return tokens, next_tokens(tokens if labels is None else labels)
+    if isinstance(batch, Tensor):
+        return batch, next_tokens(batch) if continues_text(model) else None
+    raise ValueError(
+        f"a batch of calibration data must be (inputs, targets), a mapping of inputs by name with `labels`, or inputs "
+        f"alone, got a {type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}"
+    )
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The first batches of some data, until they hold `num_samples`."""
+
+    batches: Iterable[Batch]
+    num_samples: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        left = self.num_samples
+        for inputs, targets in self.batches:
+            yield inputs, targets
+            left -= batch_size(inputs)
+            if left <= 0:
+                return

@@ -1,0 +1,147 @@
+"""Which layers are compressed, and the reason why each of the others is not."""
+
+import logging
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import facts
+from facts.layers import reasons_to_skip
+from tests.networks import image_batches, make_causal_lm, make_model
+
+
+class Doubling(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Everything(nn.Module):
+    """Vectors `[N, 12]`; one layer for each reason."""
+
+    def __init__(self):
+        super().__init__()
+        self.good = nn.Linear(12, 16)
+        self.normaliser = nn.Linear(16, 16)
+        self.small = nn.Linear(16, 9)
+        self.idle = nn.Linear(16, 16)
+        self.read = nn.Linear(9, 16)
+        self.of_a_table = nn.Linear(4, 16)
+        self.own = Doubling(16, 16)
+        self.tied = nn.Linear(16, 16)
+        self.second = nn.Linear(16, 16)
+        self.second.weight = self.tied.weight
+        self.classifier = nn.Linear(16, 10)
+        self.register_buffer("table", torch.randn(1, 4))
+
+    def forward(self, x):
+        x = self.small(self.normaliser(torch.tanh(self.good(x))))
+        x = F.linear(x, self.read.weight, self.read.bias) + self.of_a_table(self.table)
+        return self.classifier(self.second(self.tied(self.own(x))))
+
+
+class Careless(nn.Module):
+    """Looks at values, which the meta device does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(12, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        scale = 2.0 if x.sum().item() > 0 else 1.0
+        return self.head(torch.tanh(self.layer(scale * x)))
+
+
+@pytest.fixture
+def vectors():
+    torch.manual_seed(1)
+    return [(torch.randn(6, 12), torch.randint(4, (6,))) for _ in range(2)]
+
+
+class TestReasons:
+    def test_each_of_them(self, vectors):
+        result = facts.compress(Everything(), vectors)
+        assert list(result.plan) == ["good"]
+        assert result.skipped == {
+            "normaliser": "its name holds `norm`",
+            "small": "it has fewer than 10 outputs",
+            "idle": "it is never called: its weight goes unused, or is read by other code",
+            "read": "it is never called: its weight goes unused, or is read by other code",
+            "of_a_table": "what it computes is the same for all samples",
+            "own": "it is a Doubling, which computes in a way of its own",
+            "tied": "it shares its weight with second",
+            "second": "it shares its weight with tied",
+            "classifier": "its name holds `classifier`",
+        }
+
+    def test_layers_that_are_named_are_taken(self, vectors):
+        result = facts.compress(Everything(), vectors, layers=["good", "normaliser"])
+        assert list(result.plan) == ["good", "normaliser"]
+        assert result.skipped["small"] == "it was not named"
+        assert len(result.skipped) == 8
+
+    def test_outputs_by_timm_and_transformers(self):
+        resnet = timm.create_model("resnet18", num_classes=12)
+        assert reasons_to_skip(resnet)["fc"] == "it makes the outputs"
+        assert reasons_to_skip(make_causal_lm("gpt2"))["lm_head"] == "it makes the outputs"
+
+    def test_nothing_is_left(self, vectors):
+        model = nn.Sequential(nn.Linear(12, 4))
+        with pytest.raises(
+            ValueError, match=r"Sequential has no linear layer to compress: of its 1 all .* \(0: it has fewer than 10"
+        ):
+            facts.compress(model, vectors)
+        model = Everything()
+        for name in ("good", "idle"):
+            delattr(model, name)
+        model.forward = lambda x: F.linear(x[:, :9], model.read.weight)
+        with pytest.raises(ValueError, match=r"Everything has no layer to compress: .*read.*Name the layers"):
+            facts.compress(model, vectors)
+
+
+class TestMeta:
+    def test_a_network_that_looks_at_values(self, vectors, caplog):
+        """Its FLOPs stay unknown; those of its layers do not."""
+        with caplog.at_level(logging.WARNING):
+            result = facts.compress(Careless(), vectors)
+        assert "no FLOPs: Careless does not run on the meta device" in caplog.text
+        assert result.summary.before.flops is None
+        assert result.summary.budget["flops"] == 2 * 12 * 16 // 2
+        assert result.plan["layer"] == 3
+
+    def test_without_data_there_is_no_other_way(self):
+        with pytest.raises(RuntimeError, match="meta"):
+            facts.compress(Careless(), estimator="pela", input_shape=(1, 12))
+
+
+def test_rows_of_inputs_by_name(vectors):
+    """They count one sample, however many a batch holds."""
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = make_model(torch.float32)
+
+        def forward(self, inputs):
+            return self.network(inputs["images"])
+
+    batches = image_batches([3], dtype=torch.float32)
+    named = facts.compress(Named(), [({"images": images}, labels) for images, labels in batches])
+    plain = facts.compress(make_model(torch.float32), batches)
+    assert named.summary.budget == plain.summary.budget
+
+
+def test_attention_that_reads_the_weight_of_a_layer_calls_it():
+    """BEiT, EVA and SwinV2 add three biases to a product with the weight of `qkv`."""
+    tiny = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 10}
+    model = timm.create_model("beit_base_patch16_224", **tiny).eval()
+    images = torch.randn(4, 3, 32, 32)
+    before = model(images)
+    result = facts.compress(model, [(images, torch.arange(4))], estimator="svd_llm", ratio=0.9)
+    assert "blocks.0.attn.qkv" in result.plan
+    assert result.summary.after.flops < result.summary.before.flops
+    assert model(images).equal(before)
+    assert model.blocks[0].attn.qkv_bias_separate is False  # the original is as it was
+    assert result.model.blocks[0].attn.qkv_bias_separate is True
