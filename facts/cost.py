@@ -1,6 +1,7 @@
 """What a network costs: floating-point operations and parameters, by the paper's rule and in full."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -79,21 +80,27 @@ def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def count_rows(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -> dict[str, int]:
+def count_rows(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, int]:
     """How many vectors each layer multiplies in one forward pass on `inputs`, which may lie on the meta device."""
+    shapes = seen_shapes(model, layers, inputs)
+    return {name: sum(math.prod(shape[:-1]) for shape in calls) for name, calls in shapes.items()}
+
+
+def seen_shapes(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, list[torch.Size]]:
+    """The shapes of what each layer is given in one forward pass, a call each."""
     device = next(tree_iter(inputs)).device
     network = skeleton(model) if device.type == "meta" else model
-    rows = dict.fromkeys(layers, 0)
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
 
-    def count(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        rows[name] += args[0].numel() // args[0].shape[-1]
+    def note(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        shapes[name].append(args[0].shape)
 
     with ExitStack() as stack, torch.no_grad(), evaluating(network):
-        for name in layers:
-            hook = network.get_submodule(name).register_forward_pre_hook(partial(count, name))
+        for name in shapes:
+            hook = network.get_submodule(name).register_forward_pre_hook(partial(note, name))
             stack.callback(hook.remove)
         run(network, inputs)
-    return rows
+    return shapes
 
 
 def count_params(model: nn.Module) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from facts.attention import LinearAttention, can_be_linear
 from facts.pointwise import PointwiseConvolution
 
 NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -82,26 +83,36 @@ def skeleton(model: nn.Module) -> nn.Module:
 def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> nn.Module:
     """The network itself; or, where that needs changes, a copy that computes the same by calls of `nn.Linear`.
 
-    GPT-2's `Conv1D` becomes one, its weight transposed; the `convolutions` of these names, all 1x1, each get one; and
-    timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls it. But for the transposed ones, the
-    copy shares its weights with the network.
+    GPT-2's `Conv1D` becomes one, its weight transposed; the `convolutions` of these names, all 1x1, each get one;
+    PyTorch's own attention gets four; and timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls
+    it. But for the transposed ones, the copy shares its weights with the network.
     """
     library = sys.modules.get("transformers.pytorch_utils")  # who has such a layer has imported it
     transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
     uncalled = [name for name, module in model.named_modules() if getattr(module, "qkv_bias_separate", None) is False]
-    if not (transposed or uncalled or convolutions):
+    attention = [name for name, module in model.named_modules() if can_be_linear(module)]
+    if not (transposed or uncalled or attention or convolutions):
         return model
     model = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for name in transposed:
         layer = model.get_submodule(name)
         linear = nn.Linear(*layer.weight.shape, device="meta")
         linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias
-        model.set_submodule(name, linear)
+        _replace(model, name, linear)
     for name in uncalled:
         model.get_submodule(name).qkv_bias_separate = True
+    for name in attention:
+        _replace(model, name, LinearAttention(model.get_submodule(name)))
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which only attention that calls no layers understands
     for name in convolutions:
-        model.set_submodule(name, PointwiseConvolution(model.get_submodule(name)))
+        _replace(model, name, PointwiseConvolution(model.get_submodule(name)))
     return model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    model.set_submodule(name, module.train(model.get_submodule(name).training))
 
 
 def _on_meta(inputs: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.cost import count_rows
+from facts.cost import count_rows, seen_shapes
 from facts.layers import batch_size, linear_layers, pointwise_convolutions, reasons_to_skip, select_layers
 from facts.moments.data_pass import to_device
 from facts.networks import with_linear_layers
@@ -96,10 +96,11 @@ def _work(
 
 
 def _counted(model: nn.Module, layers: Mapping[str, nn.Linear], sample: Any) -> tuple[dict[str, int], dict[str, str]]:
+    twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
+    of_one, of_two = (seen_shapes(model, layers, inputs) for inputs in (sample, twice))
+    unrelated = [name for name in layers if [2 * shape[0] for shape in of_one[name]] != [s[0] for s in of_two[name]]]
     rows = count_rows(model, layers, sample)
-    twice = count_rows(model, layers, tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample))
-    alike = [name for name in layers if rows[name] and twice[name] != 2 * rows[name]]
-    return rows, _never_run(rows) | dict.fromkeys(alike, "what it computes is the same for all samples")
+    return rows, _never_run(rows) | dict.fromkeys(unrelated, "its inputs do not have the samples for their first axis")
 
 
 def _never_run(rows: Mapping[str, int]) -> dict[str, str]:

@@ -69,7 +69,7 @@ class TestReasons:
             "small": "it has fewer than 10 outputs",
             "idle": "it is never called: its weight goes unused, or is read by other code",
             "read": "it is never called: its weight goes unused, or is read by other code",
-            "of_a_table": "what it computes is the same for all samples",
+            "of_a_table": "its inputs do not have the samples for their first axis",
             "own": "it is a Doubling, which computes in a way of its own",
             "tied": "it shares its weight with second",
             "second": "it shares its weight with tied",
