@@ -97,11 +97,23 @@ def main(config: Config) -> None:
 def show_all(
     experiments: list[Experiment], places: list[Place], folder: Path, config: Config, console: Console
 ) -> None:
-    """Tables, figures and the report of what was run."""
+    """Tables and figures of what was run, and the report on everything."""
     for experiment in experiments:
         show(experiment, [place for place in places if place.experiment == experiment.name], folder, config, console)
-    write_report(experiments, [place.record for place in places if place.record], folder)
-    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}")
+    report_on_all(folder)
+    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
+
+
+def report_on_all(folder: Path) -> None:
+    """The report on every experiment, whichever ran last, from what `folder` holds."""
+    experiments = every_experiment()
+    properties = {}
+    for experiment in experiments:
+        if experiment.properties:
+            configs = {row: of_experiment(experiment.name, *overrides) for row, overrides in experiment.rows.items()}
+            places = [Place(experiment.name, row, "", config) for row, config in configs.items()]
+            properties[experiment.name] = properties_of(experiment, places)
+    write_report(experiments, properties, folder)
 
 
 def by_data(places: Iterable[Place]) -> list[list[Place]]:
@@ -153,9 +165,19 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
     """The experiment of the configuration, or every file of `conf/experiment` that what is installed allows."""
     if config.experiment.name != "all":
         return [config.experiment]
+    return possible(every_experiment())
+
+
+def every_experiment() -> list[Experiment]:
+    """Every file of `conf/experiment`, as it is written there."""
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     names = [name for name in options if name != "all" and not name.startswith("_")]
-    return possible([compose(f"experiment={name}").experiment for name in names])
+    return [of_experiment(name).experiment for name in names]
+
+
+def of_experiment(name: str, *overrides: str) -> DictConfig:
+    """A configuration of an experiment, whatever the command line says."""
+    return hydra.compose("config", overrides=[f"experiment={name}", *overrides])
 
 
 def possible(experiments: list[Experiment]) -> list[Experiment]:

@@ -80,9 +80,9 @@ def wide_table(
                 entry = by_place.get((row, column, metric))
                 line[f"{column} {title}"] = _ours(entry)
                 if metric == experiment.ranked_by and experiment.paper:
-                    line[f"{column} {title} (paper)"] = _number(entry and entry.paper)
+                    line[f"{column} {title} (paper)"] = number(entry.paper if entry else None)
                     if comparable:
-                        line[f"{column} {title} (difference)"] = _number(entry and entry.difference)
+                        line[f"{column} {title} (difference)"] = number(entry.difference if entry else None)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -107,16 +107,16 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 
 
 def _bracketed(entry: Entry | None) -> str:
-    return "" if entry is None or entry.paper is None else f" ({_number(entry.paper)})"
+    return "" if entry is None or entry.paper is None else f" ({number(entry.paper)})"
 
 
 def _ours(entry: Entry | None) -> str:
     if entry is None:
         return ""
-    return _number(entry.ours) if entry.status == "done" else entry.status
+    return number(entry.ours) if entry.status == "done" else entry.status
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None or pd.isna(value):
         return ""
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"

@@ -1,0 +1,101 @@
+"""A small results folder with a cell of every fate, written as `reproduce` writes it."""
+
+from pathlib import Path
+
+from experiments.config import Experiment
+from experiments.figures import draw_figure
+from experiments.record import Record, write_record
+from experiments.reproduce import Place, entries_of
+from experiments.tables import write_tables
+from facts.cache import content_key
+
+REASON = "as in the paper, which has <none> & says why"
+ERROR = "Traceback (most recent call last):\n  somewhere\nValueError: 3 < 4 & no luck\n"
+PLAIN, BOTH = "A <plain> & simple", "A + CoRS"
+TOP1 = {"Baseline": 98.0, PLAIN: 61.5, "B": 9.25, "C": 100.0, BOTH: 90.0}
+LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc2", "blocks.1.attn.proj")
+
+
+def table(ratio: int) -> Experiment:
+    """One of two tables that differ in their budget alone."""
+    searched = ["estimator=facts", "search=cors"]
+    rows = {"Baseline": ["estimator=none"], PLAIN: [], "B": [], "C": [], BOTH: searched, "Failing": [], "Later": []}
+    paper = {row: {"Net": {"gflops": 10.0, "top1": top1 - 5}} for row, top1 in TOP1.items()}
+    return Experiment(
+        name=f"demo_{ratio}",
+        title=f"A demonstration at {ratio} %",
+        metrics={"gflops": "GFLOPs", "top1": "Top-1", "minutes": "Search [min]"},
+        ranked_by="top1",
+        columns={"Net": [], "Other": []},
+        rows=rows,
+        unranked=["Baseline"],
+        not_applicable={"B": {"Other": REASON}},
+        notes=["A note on `mini` & <others>."],
+        paper=paper,
+    )
+
+
+def ablation() -> Experiment:
+    return Experiment(
+        name="demo_ablation",
+        title="An ablation",
+        figure="ablation",
+        axis="alpha",
+        metrics={"top1": "Top-1"},
+        ranked_by="top1",
+        columns={"Net": []},
+        rows={"0.5": [], "none": []},
+    )
+
+
+def undrawn() -> Experiment:
+    return Experiment(name="demo_maps", title="Maps", figure="token_couplings", columns={"Net": []}, rows={"map": []})
+
+
+EXPERIMENTS = [table(40), table(50), ablation(), undrawn()]
+
+
+def record(row: str, ratio: int, column: str = "Net") -> Record:
+    """A finished cell; that with CoRS has a plan and the sensitivities behind it."""
+    search = "CoRS" if row == BOTH else "Uniform"
+    config = {
+        "estimator": {"_target_": None if row == "Baseline" else "facts.estimators.FACTS"},
+        "search": {"_target_": f"facts.search.{search}"},
+    }
+    found = {"plan": dict.fromkeys(LAYERS, 8)}
+    if row == BOTH:
+        errors = {layer: 10.0**-number for number, layer in enumerate(LAYERS)}
+        profile = {layer: [[rank, rank / 20, error / rank] for rank in (2, 6, 10)] for layer, error in errors.items()}
+        found = {"plan": dict(zip(LAYERS, (5, 10, 15, None), strict=True)), "profile": profile, "solution": {"gap": 0}}
+    metrics = {"gflops": 2.0 if row == "Baseline" else ratio / 50, "top1": TOP1.get(row, 50.0)}
+    seconds = {"search": 1.5, "evaluation": 0.25}
+    name = content_key(row, ratio, column)
+    return Record(name, "done", config, "m", "d", metrics, seconds=seconds, repaired={"x": 2}, **found)
+
+
+def write_results(folder: Path, records: bool = True, comparable: bool = False) -> list[Experiment]:
+    """Tables, figures and records, those that failed among them."""
+    for experiment in EXPERIMENTS:
+        ratio = int(experiment.name.removeprefix("demo_")) if experiment.paper else 0
+        places = [_place(experiment, row, column, ratio) for row in experiment.rows for column in experiment.columns]
+        for place in places if records else ():
+            if place.record:
+                write_record(place.record, folder / "records")
+        if experiment.metrics:
+            write_tables(experiment, entries_of(experiment, places, comparable), folder / "tables", {})
+    draw_figure(
+        EXPERIMENTS[2], [_place(EXPERIMENTS[2], row, "Net", 0) for row in EXPERIMENTS[2].rows], folder / "figures"
+    )
+    return EXPERIMENTS
+
+
+def _place(experiment: Experiment, row: str, column: str, ratio: int) -> Place:
+    if column in experiment.not_applicable.get(row, {}):
+        return Place(experiment.name, row, column, None, "n.a.")
+    if row == "Later":
+        return Place(experiment.name, row, column, None)
+    done = record(row, ratio, column)
+    if row == "Failing":
+        failed = Record(done.fingerprint, "failed", done.config, "m", "d", error=ERROR)
+        return Place(experiment.name, row, column, None, "failed", failed)
+    return Place(experiment.name, row, column, None, "done", done)
