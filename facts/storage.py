@@ -1,134 +1,242 @@
 """A compressed network as a folder of JSON and safetensors: nothing in it is code."""
 
-import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from facts.compression import CompressionResult, Summary
-from facts.cost import Cost
+from facts.description import DESCRIPTION, WEIGHTS, Description, Metrics, checked_metrics, first_fault, versions
 from facts.files import replacing, writable_folder
+from facts.hub import REPOSITORY, pulled
 from facts.lowrank import LowRankLinear
+from facts.model_card import write_card
 from facts.models import RECIPES, Recipe, TimmModel
 from facts.models.causal_lm import read_beside, recipe_of, write_beside
-from facts.networks import is_transformers, with_linear_layers
+from facts.models.weights import refuse_misfits, sha256
+from facts.networks import is_transformers, skeleton, with_linear_layers
+from facts.origin import origin_of
+from facts.pointwise import is_pointwise
+from facts.result import CompressionResult
+from facts.search import Plan
+from facts.untrusted import refuse_what_is_not_data
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "compression.json"
+log = logging.getLogger(__name__)
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def save_compressed(result: CompressionResult, folder: Path | str) -> None:
-    """Write `model.safetensors` and `compression.json` (recipe, plan, summary) into `folder`.
+def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
+    """Write `model.safetensors`, `compression.json` (recipe, plan, summary, origin) and `README.md` into `folder`.
 
     Beside a language model go its generation settings and its tokenizer, if it has one as `.tokenizer`.
     The recipe is the one the model was built by, or timm's name of it where that rebuilds the same shapes; without
-    either the folder can be loaded only onto a given network.
+    either the folder can be loaded only onto a given network. `metrics` are figures that were measured:
+    `{"top1": {"original": 72.1, "compressed": 70.3}}`; the model card, `README.md`, shows them. A card that was changed
+    stays as it is. Killed in between, this leaves a folder that is refused, never one of another network.
     """
+    metrics = checked_metrics(metrics)
     folder = writable_folder(Path(folder))
-    description = {
-        "recipe": _describe(_recipe_of(result.model)),
-        "dtype": str(next(result.model.parameters()).dtype).removeprefix("torch."),
-        "plan": result.plan,
-        "summary": asdict(result.summary),
-    }
+    model = result.model
     with replacing(folder / WEIGHTS) as path:
-        save_model(result.model, path)
-    if is_transformers(result.model):
-        write_beside(result.model, folder)
+        save_model(model, str(path))
+    if is_transformers(model):
+        write_beside(model, folder)
+    description = Description(
+        recipe=_describe(_recipe_of(result)),
+        plan=result.plan,
+        fingerprint=sha256(folder / WEIGHTS),
+        library=versions(model),
+        summary=result.summary,
+        skipped=result.skipped,
+        base_model=origin_of(model),
+        metrics=metrics,
+    )
     with replacing(folder / DESCRIPTION) as path:
-        path.write_text(json.dumps(description, indent=1))
+        path.write_text(description.text())
+    write_card(folder, folder.resolve().name)
 
 
-def load_compressed(folder: Path | str, model: nn.Module | None = None) -> CompressionResult:
+def load_compressed(
+    source: Path | str, model: nn.Module | None = None, *, revision: str | None = None, token: str | None = None
+) -> CompressionResult:
     """Read what `save_compressed` wrote, on the CPU and in evaluation mode.
 
-    `model` is the dense network, for a folder without a recipe; it is changed in place. Raises `FileNotFoundError` or
-    `ValueError` where the folder is not whole or does not fit.
+    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face, of which `revision` names a branch, tag or
+    commit and `token` opens a private one. `model` is the dense network, for a source without a recipe; its tensors are
+    taken over. Nothing but data is read: raises `FileNotFoundError` or `ValueError`, before anything is built, where
+    the folder is not whole, holds a pickle or other code, leads elsewhere, or does not fit.
     """
-    folder = Path(folder)
-    try:
-        description = json.loads((folder / DESCRIPTION).read_text())
-        recipe, plan, summary = description["recipe"], dict(description["plan"]), dict(description["summary"])
-        summary["before"], summary["after"] = Cost(**summary["before"]), Cost(**summary["after"])
-        summary = Summary(**summary)
-        dtype = getattr(torch, description["dtype"])
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder} holds no {DESCRIPTION}; give a folder that save_compressed wrote") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / DESCRIPTION} is damaged ({error}); save the model again") from error
-    model = _rebuild(recipe, folder) if model is None else with_linear_layers(model)
-    _cast(model, dtype)
-    try:
-        for name, rank in plan.items():
-            if rank is not None:
-                dense = model.get_submodule(name)
-                left = dense.weight.new_empty(dense.out_features, rank)
-                right = dense.weight.new_empty(rank, dense.in_features)
-                model.set_submodule(name, LowRankLinear(left, right, dense.bias))
-    except AttributeError as error:
-        raise ValueError(f"{folder} was saved from another network than {type(model).__name__}: {error}") from error
-    try:
-        load_model(model, folder / WEIGHTS)
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{folder / WEIGHTS} is damaged or of another network: {error}") from error
+    folder = _folder(source, revision, token)
+    refuse_what_is_not_data(folder)
+    description = Description.read(folder)
+    _refuse_other_weights(folder / WEIGHTS, description.fingerprint)
+    if model is None:
+        recipe = _recipe(description.recipe, folder / DESCRIPTION)
+        with torch.device("meta"):
+            sketch = _built(recipe)
+    else:
+        sketch = skeleton(model)
+    types = _fitting_types(_planned(sketch, description.plan), folder / WEIGHTS)
+    if model is None:
+        model = _built(recipe)
+    model = _planned(model, description.plan)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if types.get(name) in FLOATS:
+            tensor.data = tensor.data.to(FLOATS[types[name]])
+    load_model(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
-    return CompressionResult(model.eval(), plan, summary)
+    model.origin = description.base_model
+    return CompressionResult(model.eval(), description.plan, description.summary, description.skipped)
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """To the type of the file's tensors; buffers that are in no file, such as rotations, keep their own."""
-    computed = {name: buffer for name, buffer in model.named_buffers() if name not in model.state_dict()}
-    model.to(dtype)
-    for name, buffer in computed.items():
-        module, _, own = name.rpartition(".")
-        setattr(model.get_submodule(module), own, buffer)
+def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:
+    if revision is None and Path(source).is_dir():
+        return Path(source)
+    if REPOSITORY.fullmatch(str(source)):
+        try:
+            return pulled(str(source), revision, token)
+        except (ConnectionError, FileNotFoundError, PermissionError) as error:
+            raise type(error)(f"no folder {source} is here, and {error}") from error
+    raise FileNotFoundError(f"{source} is no folder: give one that save_compressed wrote, or a repository OWNER/NAME")
 
 
-def _recipe_of(model: nn.Module) -> Recipe | None:
-    if recipe := getattr(model, "recipe", None):
-        return recipe
-    if is_transformers(model):
-        return recipe_of(model)
-    tag = getattr(model, "pretrained_cfg", {}).get("architecture")
+def _refuse_other_weights(path: Path, fingerprint: str) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: save or fetch the network again")
+    if sha256(path) != fingerprint:
+        raise ValueError(
+            f"{path} is not the file that {DESCRIPTION} describes (other SHA-256): it was cut short, or only one of "
+            "the two was replaced; save or fetch both again"
+        )
+
+
+def _recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
+    if fields is None:
+        raise ValueError(f"{path} names no architecture that can be built from JSON; pass the dense network as model=")
+    kind = fields.get("kind")
+    if kind not in [*RECIPES]:
+        raise ValueError(f"{path} is of {kind!r}, which this version cannot build; pass the dense network as model=")
+    try:
+        recipe = RECIPES[kind](**{name: value for name, value in fields.items() if name != "kind"})
+        recipe.refuse_foreign()
+    except ValidationError as error:
+        raise ValueError(f"{path} is refused: {first_fault(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is refused: {error}") from error
+    return recipe
+
+
+def _built(recipe: Recipe) -> nn.Module:
+    try:
+        model = recipe.architecture()
+    except ImportError:
+        raise
+    except Exception as error:  # libraries fail in any way on arguments that they did not expect
+        raise ValueError(f"{recipe.name} cannot be built as it was saved: {error}") from error
+    model.recipe = recipe
+    return model
+
+
+def _planned(dense: nn.Module, plan: Plan) -> nn.Module:
+    """The network with empty low-rank layers as planned, 1x1 convolutions among them.
+
+    Raises `ValueError` for a layer that is not there or not linear, and for a rank that it cannot have.
+    """
+    modules = dict(dense.named_modules())
+    convolutions = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}
+    convolutions = {name for name in convolutions if name in modules and is_pointwise(modules[name])}
+    model = with_linear_layers(dense, [name for name in convolutions if plan[f"{name}.linear"] is not None])
+    modules = dict(model.named_modules())
+    for name, rank in plan.items():
+        if name.removesuffix(".linear") in convolutions and rank is None:
+            continue
+        layer = modules.get(name)
+        if not isinstance(layer, nn.Linear):
+            found = "there is none of that name" if layer is None else f"it is of type {type(layer).__name__}"
+            raise ValueError(
+                f"the plan does not fit this {type(model).__name__}: {name!r} is no linear layer ({found}); load the "
+                "network that was compressed"
+            )
+        largest = min(layer.in_features, layer.out_features)
+        if rank is not None and rank > largest:
+            raise ValueError(
+                f"the plan does not fit this {type(model).__name__}: rank {rank} of {name!r}, which is "
+                f"{layer.out_features} x {layer.in_features}, may be {largest} at most; load the network that was "
+                "compressed"
+            )
+        if rank is not None:
+            left, right = (
+                layer.weight.new_empty(layer.out_features, rank),
+                layer.weight.new_empty(rank, layer.in_features),
+            )
+            model.set_submodule(name, LowRankLinear(left, right, layer.bias))
+    return model
+
+
+def _fitting_types(model: nn.Module, path: Path) -> dict[str, str]:
+    """The type of each tensor in the file. Raises `ValueError` where names, shapes or kinds of numbers are others.
+
+    Of tensors that are one and the same the file holds one, by any of their names.
+    """
+    expected = model.state_dict(keep_vars=True)
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(tensor.get_shape()) for name, tensor in found.items()}
+            types = {name: tensor.get_dtype() for name, tensor in found.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
+    held = {id(expected[name]) for name in found.keys() & expected.keys()}
+    misfits = [f"{name} is unexpected" for name in found.keys() - expected.keys()]
+    for name, tensor in expected.items():
+        if name not in found and id(tensor) not in held:
+            misfits.append(f"{name} is missing")
+        if name in found and shapes[name] != tuple(tensor.shape):
+            misfits.append(f"{name}: {shapes[name]} instead of {tuple(tensor.shape)}")
+        elif name in found and (types[name] in FLOATS) != tensor.is_floating_point():
+            misfits.append(f"{name}: {types[name]} instead of {tensor.dtype}")
+    refuse_misfits(sorted(misfits), model, path)
+    return types
+
+
+def _recipe_of(result: CompressionResult) -> Recipe | None:
+    """What builds the network again from JSON alone; None for one that nothing known does."""
+    model = result.model
+    recipe = getattr(model, "recipe", None) or (recipe_of(model) if is_transformers(model) else _timm_recipe(result))
+    if recipe is None:
+        return None
+    recipe = recipe.portable()
+    try:
+        recipe.refuse_foreign()
+    except ValueError as error:
+        log.warning("the saved network will have to be loaded onto a given one, as model=: %s", error)
+        return None
+    return recipe
+
+
+def _timm_recipe(result: CompressionResult) -> TimmModel | None:
+    tag = getattr(result.model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
         return None
-    candidate = TimmModel(tag=tag, arguments={"num_classes": model.num_classes})
-    with torch.device("meta"):
-        return candidate if _dense_shapes(candidate.architecture()) == _dense_shapes(model) else None
-
-
-def _dense_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Parameter shapes, with each low-rank layer as the dense one it stands for."""
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    for name, module in model.named_modules():
-        if isinstance(module, LowRankLinear):
-            del shapes[f"{name}.left"], shapes[f"{name}.right"]
-            shapes[f"{name}.weight"] = torch.Size((module.out_features, module.in_features))
-    return shapes
-
-
-def _describe(recipe: Recipe | None) -> dict | None:
-    return recipe and {"kind": recipe.kind, **asdict(recipe), "weights": "random"}
-
-
-def _rebuild(description: dict | None, folder: Path) -> nn.Module:
-    if description is None:
-        raise ValueError(
-            f"{folder} names no architecture that can be built from JSON; pass the dense network as model="
-        )
-    fields = dict(description)
-    kind = fields.pop("kind", None)
-    if kind not in RECIPES:
-        raise ValueError(f"{folder} was saved for {kind!r}, which this version cannot build; pass model=")
+    candidate = TimmModel(tag=tag, arguments={"num_classes": result.model.num_classes}, weights="random")
     try:
-        recipe = RECIPES[kind](**fields)
-        model = recipe.architecture()
-        model.recipe = recipe
-        return model
-    except ValidationError as error:
-        raise ValueError(f"{folder / DESCRIPTION} is damaged: {error}") from error
+        with torch.device("meta"):
+            rebuilt = _planned(candidate.architecture(), result.plan)
+    except ValueError:  # it has other layers
+        return None
+    return candidate if _shapes(rebuilt) == _shapes(result.model) else None
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _describe(recipe: Recipe | None) -> dict[str, Any] | None:
+    return {"kind": recipe.kind, **asdict(recipe)} if recipe else None

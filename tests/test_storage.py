@@ -1,16 +1,21 @@
 """What is saved comes back bit by bit, from JSON and safetensors alone, and damage is told plainly."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import facts
 from experiments.train_mini import mini_recipe
+from facts.description import DESCRIPTION, WEIGHTS
+from facts.lowrank import LowRankLinear
 from facts.models import TimmModel
-from facts.storage import DESCRIPTION, WEIGHTS
+from facts.models.weights import sha256
 from tests.networks import image_batches, make_model
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2}
@@ -57,6 +62,7 @@ def assert_same(loaded, result, shape):
     }
     assert loaded.plan == result.plan
     assert loaded.summary == result.summary
+    assert loaded.skipped == result.skipped
     assert not any(module.training for module in loaded.model.modules())
 
 
@@ -111,7 +117,7 @@ class TestRoundTrip:
 
 def test_folder_holds_no_code(saved):
     _, folder = saved
-    assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", DESCRIPTION, WEIGHTS]
     description = json.loads((folder / DESCRIPTION).read_text())
     assert description["recipe"]["kind"] == "timm"
     assert description["recipe"]["weights"] == "random"  # loading fetches nothing
@@ -127,7 +133,16 @@ class TestDamage:
         _, folder = saved
         whole = (folder / WEIGHTS).read_bytes()
         (folder / WEIGHTS).write_bytes(whole[: int(keep * len(whole))])
-        with pytest.raises(ValueError, match=r"model\.safetensors is damaged or of another network"):
+        with pytest.raises(ValueError, match=r"model\.safetensors is not the file that compression\.json describes"):
+            facts.load_compressed(folder)
+
+    @pytest.mark.parametrize("keep", [0, 0.3, 0.99])
+    def test_truncated_weights_whose_fingerprint_fits(self, saved, keep):
+        _, folder = saved
+        whole = (folder / WEIGHTS).read_bytes()
+        (folder / WEIGHTS).write_bytes(whole[: int(keep * len(whole))])
+        edit(folder, lambda description: description.update(fingerprint=sha256(folder / WEIGHTS)))
+        with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file .*; save or fetch it"):
             facts.load_compressed(folder)
 
     @pytest.mark.parametrize("keep", [0, 0.3, 0.99])
@@ -135,33 +150,46 @@ class TestDamage:
         _, folder = saved
         whole = (folder / DESCRIPTION).read_bytes()
         (folder / DESCRIPTION).write_bytes(whole[: int(keep * len(whole))])
-        with pytest.raises(ValueError, match=r"compression\.json is damaged .*; save the model again"):
+        with pytest.raises(ValueError, match=r"compression\.json is damaged .*; save or fetch it again"):
             facts.load_compressed(folder)
 
-    @pytest.mark.parametrize("name", ["recipe", "dtype", "plan", "summary"])
+    @pytest.mark.parametrize(
+        "name", ["recipe", "plan", "fingerprint", "library", "summary", "skipped", "base_model", "metrics"]
+    )
     def test_missing_entry(self, saved, name):
         edit(saved[1], lambda description: description.pop(name))
-        with pytest.raises(ValueError, match=rf"compression\.json is damaged \('{name}'\)"):
+        with pytest.raises(ValueError, match=rf"compression\.json is damaged \({name}: Field required\)"):
             facts.load_compressed(saved[1])
 
-    def test_unknown_type(self, saved):
-        edit(saved[1], lambda description: description.update(dtype="float99"))
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"plan": []},
+            {"recipe": "timm"},
+            {"fingerprint": "0"},
+            {"fingerprint": None},
+            {"library": {"facts": 1}},
+            {"library": {"facts": "newest"}},
+            {"summary": {}},
+            {"skipped": ["head"]},
+            {"base_model": {"name": 3}},
+            {"metrics": {"top1": 70.3}},
+        ],
+    )
+    def test_wrong_type(self, saved, changed):
+        edit(saved[1], lambda description: description.update(changed))
+        with pytest.raises(ValueError, match=rf"compression\.json is damaged \({next(iter(changed))}"):
+            facts.load_compressed(saved[1])
+
+    @pytest.mark.parametrize("text", ["[1, 2]", "null", '"a"', "1", "[" * 100_000])
+    def test_description_is_not_an_object(self, saved, text):
+        (saved[1] / DESCRIPTION).write_text(text)
         with pytest.raises(ValueError, match=r"compression\.json is damaged"):
             facts.load_compressed(saved[1])
 
-    def test_description_is_not_an_object(self, saved):
-        (saved[1] / DESCRIPTION).write_text("[1, 2]")
-        with pytest.raises(ValueError, match=r"compression\.json is damaged"):
-            facts.load_compressed(saved[1])
-
-    def test_unknown_field_of_the_recipe(self, saved):
-        edit(saved[1], lambda description: description["recipe"].update(code="print()"))
-        with pytest.raises(ValueError, match=r"compression\.json is damaged"):
-            facts.load_compressed(saved[1])
-
-    def test_layer_that_the_network_does_not_have(self, saved):
-        edit(saved[1], lambda description: description["plan"].update({"blocks.9.mlp.fc1": 3}))
-        with pytest.raises(ValueError, match=r"saved from another network than VisionTransformer: .* no attribute `9`"):
+    def test_a_newer_library(self, saved):
+        edit(saved[1], lambda description: description["library"].update(facts="9.2.1"))
+        with pytest.raises(ValueError, match=r"was written by facts 9\.2\.1, and this is .*: pip install -U facts"):
             facts.load_compressed(saved[1])
 
     def test_missing_description(self, saved):
@@ -173,31 +201,126 @@ class TestDamage:
 
     def test_missing_weights(self, saved):
         (saved[1] / WEIGHTS).unlink()
-        with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        with pytest.raises(FileNotFoundError, match=r"model\.safetensors is missing"):
             facts.load_compressed(saved[1])
 
     def test_missing_folder(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="nowhere"):
+        with pytest.raises(FileNotFoundError, match=r"nowhere is no folder: give one that save_compressed wrote, or"):
             facts.load_compressed(tmp_path / "nowhere")
 
     def test_network_of_another_shape(self, saved):
-        other = TimmModel(**{**TIMM, "arguments": {**TIMM["arguments"], "num_classes": 9}}, weights="random")
-        with pytest.raises(ValueError, match=r"model\.safetensors is damaged or of another network"):
-            facts.load_compressed(saved[1], model=other.build())
-
-    def test_another_network(self, saved):
-        with pytest.raises(ValueError, match=r"saved from another network than EveryShape: .* no attribute `blocks`"):
-            facts.load_compressed(saved[1], model=make_model())
-
-    def test_unknown_kind_of_recipe(self, saved):
-        edit(saved[1], lambda description: description["recipe"].update(kind="keras"))
-        with pytest.raises(ValueError, match="was saved for 'keras', which this version cannot build; pass model="):
-            facts.load_compressed(saved[1])
+        other = TimmModel(**{**TIMM, "arguments": {**TIMM["arguments"], "num_classes": 9}}, weights="random").build()
+        with pytest.raises(
+            ValueError, match=r"model\.safetensors does not fit .*: 2 tensors differ, .* head\.bias: \(5,"
+        ):
+            facts.load_compressed(saved[1], model=other)
+        assert not any(isinstance(module, LowRankLinear) for module in other.modules())  # it is as it was
 
     def test_unwritable_folder(self, saved, tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(OSError, match="cannot write to the folder"):
             facts.save_compressed(saved[0], tmp_path / "file")
+
+    @pytest.mark.parametrize("killed_at", [WEIGHTS, DESCRIPTION])
+    def test_killed_while_saving_over_an_older_one(self, saved, tmp_path, killed_at):
+        """What is on the disk after each step but the last is refused, never taken for another network."""
+        result, folder = saved
+        model, shape = from_recipe()
+        facts.save_compressed(compressed(model, shape, ratio=0.8), tmp_path / "newer")
+        for name in (WEIGHTS, DESCRIPTION):
+            (folder / f".{name}.x1y2z3").write_bytes(
+                (tmp_path / "newer" / name).read_bytes()[:100]
+            )  # was being written
+            if name == killed_at:
+                break
+            (folder / name).write_bytes((tmp_path / "newer" / name).read_bytes())
+        if killed_at == WEIGHTS:  # nothing was replaced yet
+            assert_same(facts.load_compressed(folder), result, shape)
+        else:
+            with pytest.raises(ValueError, match=r"it was cut short, or only one of the two was replaced"):
+                facts.load_compressed(folder)
+
+
+class TestDescription:
+    def test_origin_of_a_recipe(self, tmp_path):
+        recipe = mini_recipe("deit_b")
+        result = compressed(recipe.build(), (1, 16, 16))
+        facts.save_compressed(result, tmp_path)
+        base_model = json.loads((tmp_path / DESCRIPTION).read_text())["base_model"]
+        assert base_model == {
+            "name": recipe.tag,
+            "source": "mini_deit.safetensors",
+            "sha256": sha256(recipe.checkpoint()),
+        }
+        facts.save_compressed(facts.load_compressed(tmp_path), tmp_path / "again")
+        assert json.loads((tmp_path / "again" / DESCRIPTION).read_text())["base_model"] == base_model
+
+    def test_origin_of_weights_that_are_gone(self, tmp_path):
+        recipe = mini_recipe("deit_b")
+        shutil.copy(recipe.checkpoint(), tmp_path / "mine.safetensors")
+        model = replace(recipe, weights=str(tmp_path / "mine.safetensors")).build()
+        (tmp_path / "mine.safetensors").unlink()
+        facts.save_compressed(compressed(model, (1, 16, 16)), tmp_path / "saved")
+        description = (tmp_path / "saved" / DESCRIPTION).read_text()
+        assert json.loads(description)["base_model"] == {"name": recipe.tag, "source": "mine.safetensors"}
+        assert str(tmp_path) not in description  # where it lay is nobody's business
+
+    @pytest.mark.parametrize("read", [True, False])
+    def test_origin_of_a_network_of_timm(self, tmp_path, monkeypatch, read):
+        """timm does not say whether weights are the published ones; the file does, where this machine has it."""
+        model = timm.create_model("test_vit", num_classes=7).eval()
+        published = tmp_path / "model.safetensors"
+        save_file((model if read else timm.create_model("test_vit")).state_dict(), published)
+        monkeypatch.setattr("facts.origin.fetched", lambda repository: published)
+        facts.save_compressed(compressed(model, (3, 160, 160)), tmp_path / "saved")
+        base_model = json.loads((tmp_path / "saved" / DESCRIPTION).read_text())["base_model"]
+        assert base_model["name"] == ("test_vit.r160_in1k" if read else "test_vit")
+        assert base_model.get("repository") == ("timm/test_vit.r160_in1k" if read else None)
+        assert base_model.get("sha256") == (sha256(published) if read else None)
+
+    def test_versions_and_fingerprint(self, saved):
+        description = json.loads((saved[1] / DESCRIPTION).read_text())
+        assert description["library"] == {
+            "facts": facts.__version__,
+            "torch": torch.__version__.partition("+")[0],
+            "timm": timm.__version__,
+        }
+        assert description["fingerprint"] == sha256(saved[1] / WEIGHTS)
+
+    def test_metrics(self, saved):
+        result, folder = saved
+        metrics = {"top1": {"original": 72.1, "compressed": 70.3}, "loss": {"compressed": 1}}
+        facts.save_compressed(result, folder, metrics)
+        assert json.loads((folder / DESCRIPTION).read_text())["metrics"] == metrics
+
+    @pytest.mark.parametrize("metrics", [{"top1": 70.3}, {"top1": {"after": 70.3}}, {"top1": {"original": "high"}}, 3])
+    def test_metrics_of_another_shape(self, saved, tmp_path, metrics):
+        with pytest.raises(ValueError, match=r'metrics must be numbers by name, such as \{"top1": \{"original": 72\.1'):
+            facts.save_compressed(saved[0], tmp_path / "new", metrics)
+        assert not (tmp_path / "new").exists()
+
+
+def test_numbers_of_several_types_keep_them(tmp_path):
+    """Each tensor comes back in its own type."""
+    model, shape = from_recipe()
+    result = compressed(model, shape)
+    result.model.head.to(torch.float64)
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    assert {name: t.dtype for name, t in loaded.state_dict().items()} == {
+        name: t.dtype for name, t in result.model.state_dict().items()
+    }
+    assert loaded.head.weight.equal(result.model.head.weight)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1])
+def test_1x1_convolutions(tmp_path, ratio):
+    model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
+    result = compressed(model, (3, 64, 64), convolutions=True, ratio=ratio)
+    assert any(name.endswith(".linear") for name in result.plan)
+    facts.save_compressed(result, tmp_path)
+    fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
+    assert_same(facts.load_compressed(tmp_path, model=fresh), result, (3, 64, 64))
 
 
 def edit(folder, change):

@@ -1,12 +1,14 @@
 """Recipes that build a network from a few plain values, so that a folder of JSON and safetensors can name one."""
 
+import re
 import sys
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import timm
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -21,6 +23,8 @@ from facts.models.weights import (
     sha256,
 )
 
+PRESCRIBED = {"input_size", "num_classes"}  # what may be said otherwise than in timm's table of published weights
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Recipe(ABC):
@@ -31,8 +35,14 @@ class Recipe(ABC):
     in the working folder. `arguments` go to the architecture.
     """
 
+    kind: ClassVar[str]
     weights: str = "pretrained"
     arguments: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the network is called where it comes from."""
 
     @property
     @abstractmethod
@@ -76,6 +86,16 @@ class Recipe(ABC):
         model.recipe = self
         return model.eval()
 
+    def portable(self) -> Self:
+        """The recipe of the architecture alone, without anything that lies on this machine."""
+        return replace(self, weights="random")
+
+    def refuse_foreign(self) -> None:
+        """For a recipe that somebody else wrote: raises `ValueError` where it would read, fetch or run anything."""
+        if self.weights != "random":
+            raise ValueError(f"the recipe's weights are {self.weights!r}, and may only be 'random' in a saved network")
+        refuse_references(self.arguments, "arguments")
+
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TimmModel(Recipe):
@@ -83,6 +103,19 @@ class TimmModel(Recipe):
 
     kind: ClassVar[str] = "timm"
     tag: str
+
+    @field_validator("tag")
+    @classmethod
+    def _of_its_own(cls, tag: str) -> str:
+        if not re.fullmatch(r"\w[\w.-]*", tag):
+            raise ValueError(
+                f"{tag!r} is no tag of timm's own, but a repository or a folder: timm.list_models() has them"
+            )
+        return tag
+
+    @property
+    def name(self) -> str:
+        return self.tag
 
     @property
     def repository(self) -> str:
@@ -96,6 +129,14 @@ class TimmModel(Recipe):
 
     def architecture(self) -> nn.Module:
         return timm.create_model(self.tag, **self.arguments)
+
+    def refuse_foreign(self) -> None:
+        super().refuse_foreign()
+        overlay = self.arguments.get("pretrained_cfg_overlay", {})
+        loading = {name for name in self.arguments if name.startswith(("pretrained", "checkpoint", "cache"))}
+        loading -= {"pretrained_cfg_overlay"} if isinstance(overlay, dict) and overlay.keys() <= PRESCRIBED else set()
+        if loading:
+            raise ValueError(f"the recipe's arguments {', '.join(sorted(loading))} would have timm load something")
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """As timm itself reads the names, and the buffers no longer kept, of files older than its present release."""
@@ -119,6 +160,10 @@ class MambaVisionModel(Recipe):
     variant: Literal[*VARIANTS]
 
     @property
+    def name(self) -> str:
+        return f"MambaVision-{self.variant}"
+
+    @property
     def repository(self) -> str:
         return f"nvidia/MambaVision-{self.variant}-1K"
 
@@ -130,3 +175,15 @@ class MambaVisionModel(Recipe):
         if not all(name.startswith("model.") for name in tensors):
             return tensors
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
+
+
+def refuse_references(value: Any, where: str) -> None:
+    """Raises `ValueError` where one of nested plain values could name a file, an address or a repository."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            refuse_references(inner, f"{where}.{name}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            refuse_references(inner, where)
+    elif isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
+        raise ValueError(f"the recipe's {where} is {value!r}, and may name no file and no address in a saved network")

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from pydantic import ConfigDict
@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.hub import hub
-from facts.models.builders import Recipe
+from facts.models.builders import Recipe, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.networks import with_linear_layers
 from facts.quiet import quiet
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that have transformers fetch or run something else
+IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -37,6 +39,10 @@ class CausalLM(Recipe):
     configuration: dict[str, Any] | None = None
 
     @property
+    def name(self) -> str:
+        return self.tag or str((self.configuration or {}).get("model_type"))
+
+    @property
     def repository(self) -> str:
         if self.tag is None:
             raise ValueError("without a tag no weights are published: set weights to a file, a folder or `random`")
@@ -45,7 +51,20 @@ class CausalLM(Recipe):
     def architecture(self) -> nn.Module:
         transformers = import_transformers()
         config = self.transformers_config()
-        return with_linear_layers(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        return with_linear_layers(model)
+
+    def portable(self) -> Self:
+        settings = {name: value for name, value in (self.configuration or {}).items() if name != "auto_map"}
+        return replace(super().portable(), configuration=settings or None)
+
+    def refuse_foreign(self) -> None:
+        super().refuse_foreign()
+        if self.configuration is None:
+            raise ValueError("the recipe has no configuration, which a saved network holds rather than fetches")
+        for settings in (self.configuration, self.arguments):
+            refuse_references(settings, "configuration")
+            _refuse_code(settings)
 
     def transformers_config(self) -> "PretrainedConfig":
         """Raises `ValueError` for an architecture that transformers does not know, `OSError` where none is found."""
@@ -101,6 +120,23 @@ class CausalLM(Recipe):
         model = super().build()
         model.recipe = replace(self, configuration=model.config.to_diff_dict(), arguments={})
         return model
+
+
+def _refuse_code(settings: Any) -> None:
+    """Raises `ValueError` for fields of a configuration, however deep, that bring in code or other weights."""
+    if isinstance(settings, list):
+        for inner in settings:
+            _refuse_code(inner)
+    if not isinstance(settings, dict):
+        return
+    for name, value in settings.items():
+        foreign = (name in CODE and value is not None) or name.startswith("__")
+        if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
+            raise ValueError(
+                f"the recipe's configuration sets {name} to {value!r}, which is more than data: in a saved network "
+                f"{', '.join(CODE)} must be left out, and implementations be of transformers itself"
+            )
+        _refuse_code(value)
 
 
 def recipe_of(model: nn.Module) -> CausalLM | None:

@@ -1,17 +1,21 @@
 """Networks of mmdetection and mmsegmentation by those libraries' own configurations."""
 
 import importlib
-from pathlib import Path
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel
 from facts.models.feature_network import FeatureNetwork, SelfAttention
 from facts.quiet import quiet
+
+LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # what the library looks up by any other name it may import
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -27,6 +31,21 @@ class OpenMMLabModel(Recipe):
     toolbox: Literal["mmdet", "mmseg"]
     config: str
     classifier: TimmModel | None = None
+
+    @field_validator("config")
+    @classmethod
+    def _inside(cls, config: str) -> str:
+        path = PurePosixPath(config)
+        if path.is_absolute() or ".." in path.parts or "\\" in config or path.suffix != ".py":
+            raise ValueError(
+                f"{config!r} is no name of a file among the library's configurations, which are code: give one like "
+                "swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"
+            )
+        return config
+
+    @property
+    def name(self) -> str:
+        return f"{self.toolbox}/{self.config}"
 
     @property
     def repository(self) -> str:
@@ -44,6 +63,20 @@ class OpenMMLabModel(Recipe):
             if isinstance(module, MultiheadAttention):
                 network.set_submodule(name, SelfAttention(module))
         return network.to(device)
+
+    def portable(self) -> Self:
+        return replace(super().portable(), classifier=None)
+
+    def refuse_foreign(self) -> None:
+        super().refuse_foreign()
+        if self.classifier:
+            raise ValueError("the recipe names a classifier to be loaded, which a saved network has no use for")
+        for name, value in _fields(self.arguments):
+            if name.startswith(("_", "init_cfg", "pretrained")) or (name == "type" and value not in LAYERS):
+                raise ValueError(
+                    f"the recipe's arguments set {name} to {value!r}: in a saved network they may only be sizes, and "
+                    f"types among {', '.join(LAYERS)}"
+                )
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """What is neither backbone nor neck in the library's own files belongs to the heads."""
@@ -71,6 +104,17 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()
     return network
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every name in nested arguments with its value; of a dotted one every part."""
+    if isinstance(value, dict):
+        for names, inner in value.items():
+            yield from ((name, inner) for name in names.split("."))
+            yield from _fields(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _fields(inner)
 
 
 def _renamed(name: str) -> str:

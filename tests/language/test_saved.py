@@ -31,7 +31,7 @@ def test_a_fresh_process_generates_the_same_text(kind, tmp_path):
     model.generation_config.repetition_penalty = 1.5  # to be kept
     result = facts.compress(model, sequences(), ratio=0.6)
     facts.save_compressed(result, tmp_path)
-    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".safetensors"}
 
     prompt = result.model.tokenizer("a cat sat", return_tensors="pt")
     settings = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
@@ -78,7 +78,10 @@ def test_no_code_in_a_folder_is_run(tmp_path):
     settings |= {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_class": "Mine"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass Mine: pass\n")
-    with pytest.raises(ValueError, match="trust_remote_code"):
+    with pytest.raises(ValueError, match=r"mine\.py is of no kind that is known to be data"):
+        facts.load_compressed(tmp_path)
+    (tmp_path / "mine.py").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json sets auto_map to"):
         facts.load_compressed(tmp_path)
     assert not (tmp_path / "it_ran").exists()
 
@@ -100,6 +103,10 @@ def test_no_code_is_fetched_for_an_unknown_architecture(tmp_path):
     facts.save_compressed(facts.compress(build("llama"), sequences()), tmp_path)
     description = json.loads((tmp_path / "compression.json").read_text())
     description["recipe"]["configuration"] |= {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "a.B"}}
+    (tmp_path / "compression.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="sets auto_map to"):
+        facts.load_compressed(tmp_path)
+    del description["recipe"]["configuration"]["auto_map"]
     (tmp_path / "compression.json").write_text(json.dumps(description))
     with pytest.raises(ValueError, match="knows no model_type 'mine'"):
         facts.load_compressed(tmp_path)

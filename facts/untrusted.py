@@ -1,0 +1,69 @@
+"""What a folder from somebody else may hold: data, and nothing that leads out of it."""
+
+import json
+import os
+from pathlib import Path
+
+KINDS = (
+    *(".json", ".safetensors", ".md", ".txt", ".jinja", ".onnx", ".data"),  # `.data`: large weights of an ONNX file
+    *(".gif", ".jpeg", ".jpg", ".png", ".webp"),
+)
+NAMES = ("LICENSE", "NOTICE")
+BEGINNINGS = {
+    **{b"\x80" + bytes([protocol]): "a pickle, which runs code when it is read" for protocol in range(2, 6)},
+    b"PK\x03\x04": "an archive, as PyTorch's pickles are",
+    b"\x7fELF": "a program",
+}
+SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
+CODE = ("auto_map", "custom_generate", "init_inputs", "fast_tokenizer_files")  # settings that name files or code
+
+
+def refuse_what_is_not_data(folder: Path) -> None:
+    """Raises `ValueError` that names the first file of `folder` that is not data or that is a way out of it.
+
+    Hidden folders (`.git`, `.cache`) are never read, and passed by.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            _refuse_ways_out(Path(place, name), folder)
+        for name in sorted(files):
+            _refuse_code(Path(place, name))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for name in SETTINGS:
+        if (folder / name).exists():
+            _refuse_settings(folder / name)
+
+
+def _refuse_ways_out(path: Path, folder: Path) -> None:
+    """A link may lead to another place in the folder; in Hugging Face's cache also to its repository's blobs."""
+    if not path.is_symlink():
+        return
+    home, target = folder.resolve(), path.resolve()
+    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    if not (target.is_relative_to(home) or cached):
+        raise ValueError(f"{path} is a link to {target}, outside of the folder: put the file itself there")
+
+
+def _refuse_code(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} is no file with content: remove it")
+    remedy = "a saved network is JSON, safetensors, text and images. Remove the file if you trust the rest"
+    if not (path.name.startswith(".") or path.suffix.lower() in KINDS or path.name in NAMES):
+        raise ValueError(f"{path} is of no kind that is known to be data: {remedy}")
+    with path.open("rb") as file:
+        beginning = file.read(4)
+    for known, what in BEGINNINGS.items():
+        if beginning.startswith(known):
+            raise ValueError(f"{path} is {what}: {remedy}")
+
+
+def _refuse_settings(path: Path) -> None:
+    try:
+        settings = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}): save or fetch it again") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is no JSON object: save or fetch it again")
+    for name, value in settings.items():
+        if value is not None and (name in CODE or name.endswith(("_file", "_path", "_dir"))):
+            raise ValueError(f"{path} sets {name} to {value!r}, which would read other files or run code: remove it")
