@@ -2,6 +2,7 @@
 
 from facts.tasks.base import Task
 from facts.tasks.digits import Digits
+from facts.tasks.image_folder import ImageFolder
 from facts.tasks.imagenet import ImageNet
 
-__all__ = ["Digits", "ImageNet", "Task"]
+__all__ = ["Digits", "ImageFolder", "ImageNet", "Task"]

@@ -1,6 +1,7 @@
 """Image classification: what is the same for all data sets."""
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
@@ -35,6 +36,10 @@ class Classification(ClassLogits):
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, *model.pretrained_cfg["input_size"])
+
+    @abstractmethod
+    def evaluation(self, model: nn.Module) -> Iterable[Batch]:
+        """Batches of images that no other part of the task sees."""
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
         return {"top1": top1(model, self.evaluation(model), precision)}

@@ -124,8 +124,8 @@ class DigitDetection(Coco):
 def _sample(boxes: Tensor, labels: Tensor, masks: Tensor, sizes: Tensor, padded_sizes: Tensor) -> DetDataSample:
     known = labels != NONE
     height, width = masks.shape[1:]
-    sizes = {"img_shape": tuple(sizes.tolist()), "pad_shape": tuple(padded_sizes.tolist())}
-    sample = DetDataSample(metainfo={**sizes, "batch_input_shape": (height, width)})
+    shapes = {"img_shape": tuple(sizes.tolist()), "pad_shape": tuple(padded_sizes.tolist())}
+    sample = DetDataSample(metainfo={**shapes, "batch_input_shape": (height, width)})
     bitmaps = BitmapMasks(masks[known].cpu().numpy().astype(np.uint8), height, width)
     sample.gt_instances = InstanceData(bboxes=boxes[known], labels=labels[known], masks=bitmaps)
     return sample

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from facts import parallel
 from facts.cache import content_key
-from facts.models.feature_network import FeatureNetwork, Features
+from facts.models.feature_network import Features
 from facts.moments.data_pass import autocast, shown
 from facts.quiet import quiet
 from facts.randomness import seed_of, seeded
@@ -125,7 +125,8 @@ class DensePrediction(Task):
         samples = self.samples(targets)
         if outputs.heads.training:
             return len(samples) * outputs.loss(samples)
-        return sum(self._own_loss(outputs.of_sample(i), sample) for i, sample in enumerate(samples))
+        losses = (self._own_loss(outputs.of_sample(i), sample) for i, sample in enumerate(samples))
+        return sum(losses, start=outputs.maps[0].new_zeros(()))
 
     def _own_loss(self, outputs: Features, sample: Any) -> Tensor:
         with seeded(self.seed, device=outputs.maps[0].device):
@@ -134,15 +135,15 @@ class DensePrediction(Task):
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 3, self.input_size, self.input_size)
 
-    def evaluation(self, model: FeatureNetwork) -> NumberedBatches:
+    def evaluation(self, model: nn.Module) -> NumberedBatches:
         """The validation images one by one, each with its data sample in a list."""
         dataset = self.dataset("val")
         return self._loaded(model, dataset, range(len(dataset)), lambda samples: samples, batch_size=1)
 
-    def evaluate(self, model: FeatureNetwork, precision: torch.dtype = torch.float32) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
         device = next(model.parameters()).device
         images_alone, metric = self.evaluation(model), self.metric()
-        metric.dataset_meta = images_alone.groups.items.metainfo
+        metric.dataset_meta = images_alone.groups.items.metainfo  # type: ignore[attr-defined]  # of the library's own dataset
         model.eval()
         for image, samples in shown(parallel.share(images_alone), "evaluation"):
             with torch.inference_mode():
@@ -157,14 +158,14 @@ class DensePrediction(Task):
         return torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()
 
     def _batches(
-        self, model: FeatureNetwork, dataset: BaseDataset, indices: Sequence[int], seed: tuple[int, ...] = ()
+        self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple[int, ...] = ()
     ) -> NumberedBatches:
         """Batches of images and targets."""
         return self._loaded(model, dataset, indices, self.targets, self.batch_size, seed)
 
     def _loaded(
         self,
-        model: FeatureNetwork,
+        model: nn.Module,
         dataset: BaseDataset,
         indices: Sequence[int],
         truth: Callable[[list[Any]], Any],
@@ -182,7 +183,7 @@ class DensePrediction(Task):
         return NumberedBatches(groups, prepare, key, self.num_workers, range(len(groups)))
 
 
-def _preprocessing(model: FeatureNetwork) -> list[Any]:
+def _preprocessing(model: nn.Module) -> list[Any]:
     """What the network's library does to images and targets before the network sees them."""
     preprocessor = model.heads.data_preprocessor
     settings = {

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -56,7 +57,8 @@ def write_coco(root: Path) -> None:
 
     for folder, split in _missing(root):
         name = {"train": "train2017", "test": "val2017"}[split]
-        images, annotations = [], []
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
         for number, scene in enumerate(scenes(split)):
             file = _write(scene.image, folder / name / f"{number:03}.png")
             images.append({"id": number, "file_name": file, "height": SIZE, "width": SIZE})

@@ -73,7 +73,7 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, corrupt in self.loader:
-            total = len(self.loader.dataset) * self.size  # nearly: shares are alike but for one batch
+            total = len(self.loader.dataset) * self.size  # type: ignore[arg-type]  # nearly: shares are almost alike
             note_corrupt(corrupt, self.corrupt, total)
             if batch is None:
                 continue

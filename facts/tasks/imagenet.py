@@ -1,23 +1,24 @@
 """ImageNet-1k, from class folders, from the original tar files or from parquet shards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import timm.data
 import torch
+from PIL import Image
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from facts.cache import content_key
 from facts.tasks.classification import Classification, Count, balanced
 from facts.tasks.image_batches import Decoded, ImageBatches, collate
-from facts.tasks.imagenet_files import ImageFiles, find_images, synsets
+from facts.tasks.imagenet_files import ImageFiles, find_images
 from facts.tasks.training_batches import AugmentedBatches, TrainingBatches
 
 Augmentation = Literal["none", "train", "train_cutmix"]
@@ -26,7 +27,7 @@ TrainingAugmentation = Literal["crop", "deit"]
 
 # The defaults of DeiT's code, as those of Mixup below are. But for mmax9: at magnitude 10, of one draw in forty, timm
 # asks Pillow for images of no bits, which Pillow 13 refuses.
-DEIT_TRANSFORM = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
+DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -90,7 +91,7 @@ class ImageNet(Classification):
         config, mixup = timm.data.resolve_model_data_config(model), None
         deit = self.training_augmentation == "deit"
         if deit:
-            mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=len(synsets()))
+            mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=model.num_classes)
         transform = timm.data.create_transform(**config, is_training=True, **(DEIT_TRANSFORM if deit else {}))
         batches = AugmentedBatches(self.shuffled_images, transform, mixup, self.batch_size, (seed, epoch))
         return TrainingBatches(batches, self.num_workers, range(len(batches)))
@@ -138,7 +139,7 @@ class ImageNet(Classification):
         how = (self.transform, augmentation, config, self.batch_size, self.seed)
         mixup = None
         if augmentation == "train_cutmix":
-            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=len(synsets()))
+            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=model.num_classes)
 
         def loader(rank: int, size: int) -> DataLoader:
             total = len(images if indices is None else indices)
@@ -157,7 +158,7 @@ class ImageNet(Classification):
         return ImageBatches(loader, content_key(images.content_key, indices, *how), mixup)
 
 
-def make_transform(config: dict, transform: Transform, augmentation: Augmentation):
+def make_transform(config: dict, transform: Transform, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
     """From a PIL image to the tensor that a model of this data configuration expects."""
     if augmentation != "none":
         return timm.data.create_transform(**config, is_training=True)

@@ -112,7 +112,8 @@ class Language(ClassLogits):
             "bigram_perplexity": bigram_perplexity(*counted),
         }
         if self.benchmarks():
-            settings = {"folder": self.benchmark_folder, "num_questions": self.num_questions, "precision": precision}
+            folder, num_questions = self.benchmark_folder, self.num_questions
+            settings: dict[str, Any] = {"folder": folder, "num_questions": num_questions, "precision": precision}
             found = parallel.from_main(
                 lambda: accuracies(model, tokenizer_of(model), self.benchmarks(), self.batch_size, **settings)
             )

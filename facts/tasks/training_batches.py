@@ -14,6 +14,7 @@ from facts.randomness import seed_of, seeded
 from facts.tasks.classification import Batch
 from facts.tasks.image_batches import Decoded, collate, mixed, note_corrupt
 from facts.tasks.imagenet_files import ImageFiles
+from facts.tasks.imagenet_files.base import first_few
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class AugmentedBatches(Dataset):
         images, positions = Decoded(self.files, self.transform), self.order[number * self.batch_size :]
         with seeded(*self.seed, number):
             batch, corrupt = collate([images[position] for position in positions[: self.batch_size].tolist()])
+            if batch is None:
+                raise ValueError(
+                    f"no image of a training batch can be decoded: {first_few(corrupt)}; fetch them again, or raise "
+                    "batch_size"
+                )
             return mixed(batch, self.mixup), corrupt
 
 

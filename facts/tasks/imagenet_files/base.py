@@ -5,9 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 from timm.data import ImageNetInfo
 
 Split = Literal["train", "val"]
@@ -51,7 +52,7 @@ class ImageFiles(ABC):
         return self.selected(np.lexsort(self.places.T[::-1]))
 
 
-def by_name(names: Sequence[str], places: Sequence[Sequence[int]], source: object) -> dict:
+def by_name(names: Sequence[str], places: ArrayLike, source: object) -> dict[str, Any]:
     """The fields of `ImageFiles`, in the order of the names, of images that `source` holds in any order.
 
     Raises `ValueError` where a class of ImageNet-1k is missing or is none.
@@ -70,8 +71,8 @@ def by_name(names: Sequence[str], places: Sequence[Sequence[int]], source: objec
             f"{source} holds no image of {len(missing)} of the 1000 classes: {first_few(missing)}; add them, with each "
             "class under its synset"
         )
-    places = np.array(places, dtype=np.int64).reshape(len(names), -1)[order]
-    return {"names": names, "labels": np.array([labels[synset] for synset in found]), "places": places}
+    rows = np.array(places, dtype=np.int64).reshape(len(names), -1)[order]
+    return {"names": names, "labels": np.array([labels[synset] for synset in found]), "places": rows}
 
 
 @cache

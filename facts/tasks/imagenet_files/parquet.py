@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ NEEDED = tuple(SHARDS.values())
 COLUMNS = {"image.path", "image.bytes", "label"}
 
 
-def arrow():
+def arrow() -> ModuleType:
     """The pyarrow module. Raises `ModuleNotFoundError` that says what to install."""
     try:
         import pyarrow.parquet
@@ -53,7 +55,7 @@ class Shards(ImageFiles):
             self._last[shard, group] = self._row_group(shard, group)
         return self._last[shard, group][row]["bytes"].as_py() or b""
 
-    def _row_group(self, shard: int, group: int):
+    def _row_group(self, shard: int, group: int) -> Any:
         with arrow().parquet.ParquetFile(self.paths[shard]) as file:
             return file.read_row_group(group, columns=["image.bytes"], use_threads=False)["image"]
 
@@ -88,7 +90,7 @@ def described(path: Path) -> tuple[list[str], list[int]]:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}): fetch it again") from error
-    if missing:
+    if table is None:
         raise ValueError(
             f"{path} lacks the columns {first_few(missing)}: it must hold image, of bytes and path, and label"
         )

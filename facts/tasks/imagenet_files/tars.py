@@ -98,8 +98,10 @@ def validation_synsets(devkit: Path) -> list[str]:
     """The synset of every line of the ground truth."""
     try:
         with tarfile.open(devkit, "r:gz") as tar:
-            members = {PurePosixPath(member.name).name: member for member in tar}
-            numbers = tar.extractfile(members[GROUND_TRUTH]).read().split()
+            members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
+            truth = tar.extractfile(members[GROUND_TRUTH])
+            assert truth is not None  # since it is a file
+            numbers = truth.read().split()
             synsets = loadmat(tar.extractfile(members[META]), squeeze_me=True)["synsets"]
         by_number = dict(zip(synsets["ILSVRC2012_ID"], synsets["WNID"], strict=True))
         return [by_number[int(number)] for number in numbers]

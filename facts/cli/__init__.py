@@ -1,0 +1,46 @@
+"""The command `facts`. Its modules import PyTorch when a command runs, and not before."""
+
+import logging
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from facts.cli.compress import compress
+from facts.cli.errors import Commands
+from facts.cli.evaluate import evaluate
+from facts.cli.inspect import inspect
+from facts.cli.pareto import pareto
+from facts.version import __version__
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
+for command in (compress, evaluate, inspect, pareto):
+    app.command()(command)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the code an error is.")] = False,
+) -> None:
+    """Make a pretrained network smaller: a network, some data and a budget in, a smaller network out.
+
+    [bold]Begin with[/]
+
+        facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
+        facts inspect deit_half
+        facts evaluate deit_half --data photos
+
+    `facts COMMAND --help` shows more examples and what each choice means; `facts --install-completion` lets the Tab
+    key complete commands, options and names of networks.
+    """
+    handler = RichHandler(console=Console(stderr=True), show_time=False, show_path=False)
+    logging.basicConfig(format="%(message)s", handlers=[handler])
+    logging.getLogger("facts").setLevel(logging.INFO)

@@ -1,0 +1,118 @@
+"""`facts compress`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from facts.cli import options
+
+BUDGET = "Budget: half of the layers' FLOPs where none is given; several must all hold"
+
+
+def compress(
+    model: options.Model,
+    data: options.Images,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Where the result goes: a new folder, an empty one, or an older result's."),
+    ],
+    ratio: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=BUDGET, help="The fraction of the compressed layers' FLOPs that remains."),
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(rich_help_panel=BUDGET, help="FLOPs of the whole network for one input: 4.6e9.")
+    ] = None,
+    params: Annotated[
+        float | None, typer.Option(rich_help_panel=BUDGET, help="Parameters of the whole network: 11e6.")
+    ] = None,
+    latency_ms: Annotated[
+        float | None,
+        typer.Option(rich_help_panel=BUDGET, help="Milliseconds that the whole network takes for a batch here."),
+    ] = None,
+    estimator: options.EstimatorName = "facts",
+    search: options.SearchName = "uniform",
+    convolutions: Annotated[
+        bool | None,
+        typer.Option(
+            rich_help_panel=options.METHOD,
+            help="Compress 1x1 convolutions too; without a word, where the network has no linear layer.",
+        ),
+    ] = None,
+    evaluate: Annotated[
+        bool, typer.Option(help="Measure the original and the result on data that were not calibrated on.")
+    ] = True,
+    weights: options.Weights = None,
+    num_classes: options.NumClasses = None,
+    evaluation_text: options.EvaluationText = None,
+    num_calibration: options.NumCalibration = None,
+    sequence_length: options.SequenceLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    num_workers: options.NumWorkers = 2,
+    device: options.Device = None,
+    precision: options.Precision = "float32",
+    cache: options.Cache = None,
+) -> None:
+    """Compress a network to a budget, measure it, and save it in a folder.
+
+    [bold]Examples[/]
+
+        facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
+        facts compress timm/swin_tiny_patch4_window7_224 --data photos --search cors --flops 6e9 --out swin
+        facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
+        facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
+
+    `--search cors` finds better ranks than `uniform` and takes longer; `--cache FOLDER` makes a second try quick.
+    `facts inspect` shows what is in the folder, and `facts.load_compressed` loads it in Python.
+    """
+    import torch
+    from tabulate import tabulate
+
+    import facts
+    from facts.cli.data import data_of, measured, nothing_to_evaluate
+    from facts.cli.folders import for_result
+    from facts.cli.models import build
+    from facts.description import Metrics
+
+    for_result(out)
+    network = build(model, weights, num_classes, device)
+    task = data_of(
+        network,
+        data,
+        evaluation_text,
+        num_calibration,
+        sequence_length,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    kind = getattr(torch, precision)
+    result = facts.compress(
+        network,
+        task.calibration(network),
+        estimator=estimator,
+        search=search,
+        ratio=ratio,
+        flops=flops,
+        params=params,
+        latency_ms=latency_ms,
+        convolutions=convolutions,
+        sensitivity=task.sensitivity(network),
+        precision=kind,
+        input_shape=task.input_shape(network),
+        cache=cache,
+    )
+    print(result)
+    reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"
+    metrics: Metrics = {}
+    if reason is None:
+        before, after = (measured(task, each, kind) for each in (network, result.model))
+        metrics.update({name: {"original": before[name], "compressed": after[name]} for name in before})
+        rows = [(name, *both.values()) for name, both in metrics.items()]
+        print(f"\n{tabulate(rows, headers=('', 'original', 'compressed'), floatfmt='.4g')}")
+    else:
+        print(f"\nnot evaluated: {reason}")
+    facts.save_compressed(result, out, metrics)
+    print(f"\nsaved to {out}")

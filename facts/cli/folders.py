@@ -1,0 +1,16 @@
+"""Folders that commands write."""
+
+from pathlib import Path
+
+from facts.description import DESCRIPTION
+from facts.files import writable_folder
+
+
+def for_result(folder: Path) -> None:
+    """Make a folder for a compressed network, before any work.
+
+    Raises an `OSError` where it cannot be written, or holds anything but an older result.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / DESCRIPTION).is_file():
+        raise FileExistsError(f"{folder} holds something else than a compressed network: give a new or empty folder")
+    writable_folder(folder)

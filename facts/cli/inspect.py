@@ -1,0 +1,86 @@
+"""`facts inspect`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.bar import Bar
+from rich.console import Console
+from rich.table import Table
+
+from facts.cli import options
+
+if TYPE_CHECKING:
+    from facts.description import Description
+
+BAR = 12  # columns of text
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `facts compress` wrote.")],
+    as_json: options.Json = False,
+) -> None:
+    """Show what is in a folder that `facts compress` wrote: its origin, method, cost, accuracy, and every layer's rank.
+
+    [bold]Examples[/]
+
+        facts inspect deit_half
+        facts inspect deit_half --json | jq .plan
+
+    The bar is the rank as a share of the largest that the layer could have. Nothing is loaded but the description.
+    """
+    from facts.description import WEIGHTS, Description
+
+    description = Description.read(folder)
+    if as_json:
+        print(description.text())
+        return
+    console = Console()
+    base = description.base_model or {}
+    made_from = ", ".join(base[field] for field in ("name", "source", "sha256") if field in base)
+    console.print(f"made from: {made_from or 'not known'}", f"\n{description.summary}\n", highlight=False)
+    for name, both in (description.metrics or {}).items():
+        console.print(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items()), highlight=False)
+    console.print(plan_table(description, shapes(folder / WEIGHTS, description.plan)))
+    if description.skipped:
+        console.print(skipped_table(description.skipped))
+    versions = ", ".join(f"{name} {version}" for name, version in description.library.items())
+    console.print(f"versions: {versions}\nfingerprint: {description.fingerprint}", highlight=False)
+
+
+def plan_table(description: "Description", shapes: dict[str, tuple[int, int]]) -> Table:
+    """A row a layer."""
+    table = Table("layer", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
+    for name, rank in description.plan.items():
+        shape = " x ".join(map(str, shapes[name])) if name in shapes else ""
+        share = 1.0 if rank is None or name not in shapes else rank / min(shapes[name])
+        table.add_row(name, shape, "dense" if rank is None else str(rank), f"{share:.0%}", Bar(1, 0, share, width=BAR))
+    return table
+
+
+def skipped_table(skipped: dict[str, str]) -> Table:
+    """A row a layer that was left alone."""
+    table = Table("layer", "reason", title="left alone", title_justify="left", box=None)
+    for name, reason in skipped.items():
+        table.add_row(name, reason)
+    return table
+
+
+def shapes(file: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """`(d_out, d_in)` of the layers whose tensors a file has. Raises `ValueError` where it is no safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "numpy") as tensors:
+            found = {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118 (no mapping)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise ValueError(f"{file} cannot be read ({error}); save or fetch it again") from error
+    result = {}
+    for name in names:
+        if f"{name}.left" in found:
+            result[name] = found[f"{name}.left"][0], found[f"{name}.right"][1]
+        for dense in (f"{name}.weight", f"{name.removesuffix('.linear')}.weight"):  # a convolution left as it was
+            if dense in found:
+                result[name] = found[dense][0], found[dense][1]
+    return result

@@ -1,0 +1,82 @@
+"""How a network is named on the command line."""
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+
+import timm
+import torch
+from torch import nn
+
+from facts.cli.choices import TIMM, TRANSFORMERS
+from facts.description import DESCRIPTION
+from facts.models import CausalLM, Recipe, TimmModel
+from facts.models.weights import PUBLISHED
+from facts.storage import load_compressed
+
+CONFIGURATION = "config.json"
+
+
+def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
+    """`build`, or the network of a folder that `facts compress` wrote."""
+    if not (Path(name) / DESCRIPTION).is_file():
+        return build(name, weights, num_classes, device)
+    if weights or num_classes:
+        raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
+    place = _device(device)
+    return load_compressed(name).model.to(place)
+
+
+def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
+    """The network to compress of a name, in evaluation mode on its device (default: the GPU, if there is one).
+
+    Raises `ValueError` or an `OSError` where there is none of that name, or where its weights do not fit.
+    """
+    place = _device(device)  # before minutes of loading
+    torch.manual_seed(0)  # random weights are the same ones whenever a command starts
+    return _recipe(name, weights, num_classes).build().to(place)
+
+
+def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
+    if (Path(name) / DESCRIPTION).is_file():
+        raise ValueError(f"{name} is compressed already: name the network that it was made of, and a smaller budget")
+    if name.startswith(TIMM):
+        return _timm(name.removeprefix(TIMM), weights or "pretrained", num_classes)
+    if num_classes:
+        raise ValueError(f"--num-classes is for networks of timm, not for {name}")
+    if name.startswith(TRANSFORMERS):
+        return CausalLM(tag=name.removeprefix(TRANSFORMERS), weights=weights or "pretrained")
+    folder = Path(name).expanduser()
+    if (folder / CONFIGURATION).is_file():
+        own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
+        return CausalLM(configuration=_configuration(folder), weights=weights or str(own))
+    raise ValueError(
+        f"there is no network {name!r}: name one as {TIMM}NAME or as {TRANSFORMERS}OWNER/NAME, or give a folder with a "
+        f"language model's {CONFIGURATION}; `facts evaluate` also takes one that `facts compress` wrote"
+    )
+
+
+def _timm(tag: str, weights: str, num_classes: int | None) -> TimmModel:
+    if not timm.models.is_model(tag):
+        near = " or ".join(get_close_matches(tag.partition(".")[0], timm.list_models()))
+        raise ValueError(
+            f"timm knows no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
+        )
+    return TimmModel(tag=tag, weights=weights, arguments={"num_classes": num_classes} if num_classes else {})
+
+
+def _configuration(folder: Path) -> dict:
+    try:
+        return json.loads((folder / CONFIGURATION).read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
+
+
+def _device(name: str | None) -> torch.device:
+    """Raises `ValueError` for a device that is not here."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (AssertionError, RuntimeError) as error:  # by what the name is of, and how PyTorch was built
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"there is no device {name!r} here ({reason})") from error

@@ -1,0 +1,122 @@
+"""`facts pareto`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from facts.cli import options
+from facts.cli.choices import ESTIMATORS, SEARCHES, all_chosen, completed
+
+COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
+
+
+def pareto(
+    model: options.Model,
+    data: options.Images,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table and picture go.")],
+    estimators: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            help=f"Some of {', '.join(ESTIMATORS)}; `facts compress --help` says what they are.",
+            autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
+        ),
+    ] = "facts,svd_llm,pela",
+    searches: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            help=f"Some of {', '.join(SEARCHES)}.",
+            autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
+        ),
+    ] = "uniform",
+    ratios: Annotated[
+        str, typer.Option(metavar="RATIO,RATIO", help="The fractions of the compressed layers' cost that remain.")
+    ] = "0.3,0.5,0.7",
+    cost: Annotated[
+        Literal["flops", "params", "latency"],
+        typer.Option(help="What the ratios speak of, and the picture shows; latency is that of the whole network."),
+    ] = "flops",
+    weights: options.Weights = None,
+    num_classes: options.NumClasses = None,
+    evaluation_text: options.EvaluationText = None,
+    num_calibration: options.NumCalibration = None,
+    sequence_length: options.SequenceLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    num_workers: options.NumWorkers = 2,
+    device: options.Device = None,
+    precision: options.Precision = "float32",
+    cache: options.Cache = None,
+) -> None:
+    """Compare methods: accuracy against FLOPs, parameters or latency, all from one pass over the calibration data.
+
+    [bold]Examples[/]
+
+        facts pareto timm/deit_small_patch16_224 --data photos --out deit_curves
+        facts pareto timm/deit_small_patch16_224 --data photos --searches uniform,cors --out deit_curves
+        facts pareto timm/swin_tiny_patch4_window7_224 --data photos --cost latency --ratios 0.7,0.8 --out swin
+
+    FOLDER gets `pareto.csv`, `pareto.png` and `pareto.svg`. A point is written when it is there: started again after a
+    kill, or with more methods, the same command goes on where it was. What is kept to that end lies in `FOLDER/cache`,
+    unless `--cache` names another place.
+    """
+    names, allocations = all_chosen(estimators, ESTIMATORS), all_chosen(searches, SEARCHES)
+    fractions = numbers(ratios)
+
+    import torch
+    from rich.console import Console
+
+    from facts.cli.data import data_of, measured, nothing_to_evaluate
+    from facts.cli.drawing import draw, table, with_best
+    from facts.cli.models import build
+    from facts.comparison import pareto as compare
+    from facts.files import writable_folder
+
+    writable_folder(out)
+    network = build(model, weights, num_classes, device)
+    task = data_of(
+        network,
+        data,
+        evaluation_text,
+        num_calibration,
+        sequence_length,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        seed=seed,
+    )
+    if reason := nothing_to_evaluate(task, network):
+        raise ValueError(f"there is nothing to compare by: {reason}")
+    kind = getattr(torch, precision)
+    points = compare(
+        network,
+        task.calibration(network),
+        lambda each: measured(task, each, kind),
+        estimators=names,
+        searches=allocations,
+        ratios=fractions,
+        cost=cost,
+        sensitivity=task.sensitivity(network),
+        precision=kind,
+        cache=cache or out / "cache",
+        file=out / "pareto.csv",
+        evaluation_key=task.content_key(network),
+    )
+    if len(points) < 2:
+        raise ValueError("no method got as far as a compressed network: the lines above say why")
+    metric = "perplexity" if "perplexity" in points else "top1"
+    points = with_best(points, COLUMNS[cost], metric)
+    Console().print(table(points, COLUMNS[cost], metric))
+    draw(points, COLUMNS[cost], metric, pictures := [out / "pareto.png", out / "pareto.svg"])
+    print(f"saved {', '.join(map(str, [out / 'pareto.csv', *pictures]))}")
+
+
+def numbers(text: str) -> list[float]:
+    """Those of a list with commas. A usage error tells what is none."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--ratios takes numbers with commas between them, such as 0.3,0.5: {error}"
+        ) from error

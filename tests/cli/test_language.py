@@ -1,0 +1,97 @@
+"""The commands on a language model in a folder and texts in files."""
+
+import json
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
+pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
+
+from facts.models.causal_lm import new_tokenizer
+from tests.networks import make_causal_lm
+
+NUM_TOKENS = 280  # 256 of them bytes
+SIZES = ("--sequence-length", 16, "--num-calibration", 4, "--batch-size", 2)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """One to calibrate on, and another to evaluate on."""
+    folder = tmp_path_factory.mktemp("texts")
+    (folder / "train.txt").write_text(" ".join(f"the number {index} comes first;" for index in range(80)))
+    (folder / "test.txt").write_text(" ".join(f"then {index} is the next number," for index in range(40)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_model(texts, tmp_path_factory):
+    """As transformers saves one."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    model = make_causal_lm(dtype=torch.float32)
+    model.resize_token_embeddings(NUM_TOKENS)
+    model.save_pretrained(folder)
+    new_tokenizer((texts / "train.txt").read_text(), NUM_TOKENS).save_pretrained(folder)
+    return folder
+
+
+def test_compress_and_evaluate(run, language_model, texts, tmp_path):
+    data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
+    result = run("compress", language_model, *data, *SIZES, "--out", tmp_path / "small")
+    assert "perplexity" in result.output
+    metrics = json.loads((tmp_path / "small" / "compression.json").read_text())["metrics"]
+    sizes = ("--sequence-length", 16, "--batch-size", 2, "--json")
+    for network, which in ((tmp_path / "small", "compressed"), (language_model, "original")):
+        figures = json.loads(run("evaluate", network, "--data", texts / "test.txt", *sizes).stdout)
+        assert figures["perplexity"] == pytest.approx(metrics["perplexity"][which], rel=1e-5)
+
+
+def test_pareto(run, language_model, texts, tmp_path):
+    data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
+    methods = ("--estimators", "pela", "--searches", "cors,uniform", "--ratios", "0.5", "--cost", "params")
+    result = run("pareto", language_model, *data, *SIZES, *methods, "--out", tmp_path)
+    points = pd.read_csv(tmp_path / "pareto.csv")
+    assert list(points.search) == ["original", "cors", "uniform"]
+    assert (points.perplexity > 1).all()
+    best = points[1:].sort_values(["perplexity", "params"]).iloc[0]
+    (line,) = [line for line in result.stdout.splitlines() if line.split()[:2] == ["pela", best.search]]
+    assert line.split()[-2:] == [f"{best.perplexity:.4g}", "*"]
+
+
+def test_without_another_text_nothing_is_evaluated(run, language_model, texts, tmp_path):
+    result = run("compress", language_model, "--data", texts / "train.txt", *SIZES, "--out", tmp_path / "small")
+    assert "not evaluated: give --evaluation-text" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("nowhere.txt", (), "nowhere.txt: give a file or hub:OWNER/DATASET/CONFIGURATION/SPLIT"),
+        ("test.txt", ("--num-calibration", 1000), "num_sensitivity + num_calibration needs 1016 windows of 16 tokens"),
+    ],
+)
+def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path, text, options, message):
+    result = run(
+        "compress", language_model, "--data", texts / text, *SIZES, *options, "--out", tmp_path / "small", code=1
+    )
+    assert message in result.output
+
+
+def test_a_damaged_configuration(run, texts, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    result = run("evaluate", tmp_path, "--data", texts / "test.txt", code=1)
+    assert "config.json is damaged" in result.output
+
+
+def test_a_folder_without_weights(run, language_model, texts, tmp_path):
+    (tmp_path / "config.json").write_bytes((language_model / "config.json").read_bytes())
+    result = run("evaluate", tmp_path, "--data", texts / "test.txt", code=1)
+    assert "no checkpoint" in result.output and "model.safetensors" in result.output
+
+
+def test_transformers_is_missing(run, language_model, texts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = run("evaluate", language_model, "--data", texts / "test.txt", code=1)
+    assert "pip install 'facts[llm]'" in result.output
