@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: reproduce reproduce-all test install-detection install-llm
+.PHONY: reproduce reproduce-all test docs install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -16,7 +16,13 @@ reproduce-all: install-detection install-llm
 test: $(VENV)/.test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) mypy
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
+	$(RUN) tests.every_error
+
+# The page on every public name, from its docstring.
+docs: $(VENV)/.test
+	$(VENV)/bin/python docs/make_api.py
 
 install-detection: $(VENV)/.detection
 

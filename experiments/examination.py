@@ -147,7 +147,7 @@ def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
         try:
             yield Finding(f"data of {name}", "fine", task.inspect())
         except (OSError, ValueError, ImportError) as error:
-            yield Finding(f"data of {name}", "problem", str(error), "see the README, At full scale")
+            yield Finding(f"data of {name}", "problem", str(error), "see docs/reproducing.md, At full scale")
 
 
 def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:

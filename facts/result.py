@@ -68,9 +68,9 @@ class CompressionResult:
 
     def __repr__(self) -> str:
         ranks = [rank for rank in self.plan.values() if rank is not None]
-        between = f", of ranks {min(ranks)} to {max(ranks)}" if ranks else ""
-        dense = len(self.plan) - len(ranks)
-        title = f"{type(self.model).__name__}: {len(ranks)} low-rank layers{between}, {dense} left dense"
+        between = f" (ranks {min(ranks)} to {max(ranks)})" if ranks else ""
+        low_rank, dense = len(ranks), len(self.plan) - len(ranks)
+        title = f"{type(self.model).__name__}: {low_rank} layers low-rank{between}, {dense} left dense"
         lines = [title, "", str(self.summary)]
         alike = defaultdict(list)
         for name, reason in self.skipped.items():

@@ -76,7 +76,7 @@ def test_more_than_the_network_costs_leaves_it_as_it_is(model, batches):
 def test_latency_of_the_whole_network(model, batches):
     """A limit far above what it takes changes nothing, one far below cannot be met, whatever the machine does."""
     assert set(facts.compress(model, batches, latency_ms=1e6).plan.values()) == {None}
-    with pytest.raises(ValueError, match="cannot be met, allow more than that"):
+    with pytest.raises(ValueError, match="cannot be met; allow more than that"):
         facts.compress(model, batches, latency_ms=1e-6)
 
 

@@ -23,7 +23,7 @@ def test_what_is_printed():
     plan = {"a": 96, "b": 24, "c": None}
     lines = repr(CompressionResult(torch.nn.Identity(), plan, summary, skipped)).splitlines()
     assert [line.rstrip() for line in lines] == [
-        "Identity: 2 low-rank layers, of ranks 24 to 96, 1 left dense",
+        "Identity: 2 layers low-rank (ranks 24 to 96), 1 left dense",
         "",
         "              original    compressed    remaining",
         "----------  ----------  ------------  -----------",
@@ -42,7 +42,7 @@ def test_what_is_printed():
 def test_nothing_known_of_flops():
     result = facts.compress(make_model(), estimator="pela", ratio=1)
     lines = repr(result).splitlines()
-    assert lines[0] == "EveryShape: 0 low-rank layers, 6 left dense"
+    assert lines[0] == "EveryShape: 0 layers low-rank, 6 left dense"
     assert not any(line.startswith(("FLOPs", "latency")) for line in lines)
     assert "skipped head: its name holds `head`" in lines
 

@@ -74,13 +74,15 @@ class AllocationProblem:
         params = d_out * d_in if rank is None else rank * (d_out + d_in)
         match bound:
             case "flops":
+                assert self.rows is not None
                 return 2 * self.rows[name] * params
             case "params":
                 return params
             case "latency":
+                assert self.latency is not None
                 return self.latency.seconds(name, rank)
 
-    def spent(self, plan: Plan) -> tuple[float, ...]:
+    def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
         return tuple(map(math.fsum, zip(*(self.cost(name, rank) for name, rank in plan.items()), strict=True)))
 
     @cached_property
@@ -99,15 +101,17 @@ class AllocationProblem:
         )
 
     def _latency_budget(self, ratio: float) -> float:
-        budget = ratio * self.latency.dense - self.latency.rest
+        assert self.latency is not None
+        dense, rest = self.latency.dense, self.latency.rest
+        budget = ratio * dense - rest
         if budget <= 0:
             raise ValueError(
-                f"the network takes {self.latency.rest / self.latency.dense:.0%} of its latency outside the layers to "
-                f"compress: a ratio of {ratio} cannot be met, allow more than that"
+                f"of the network's {1000 * dense:.4g} ms it takes {1000 * rest:.4g} outside the layers to compress: "
+                f"{1000 * ratio * dense:.4g} ms, a ratio of {ratio:.3g}, cannot be met; allow more than that"
             )
         return budget
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: Mapping[str, int | None]) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
 
     def share(self, name: str, rank: int | None) -> float:
