@@ -7,20 +7,21 @@ import traceback
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hydra
 import torch
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 
 from experiments.record import Record, machine, read_record, write_record
 from experiments.tracking import tracked
 from facts import parallel
 from facts.analysis import Analysis, Subject
+from facts.budget import all_bounds
 from facts.cache import content_key
-from facts.compression import all_bounds, compress, timed
+from facts.compression import compress, timed
 from facts.cost import Cost, count_cost
 from facts.estimators import Estimator
 from facts.files import locked, replacing, writable_folder
@@ -62,7 +63,7 @@ class Cell:
         set_up(config)
         profile = config.profile.name
         search = instantiate(config.search)
-        task = load_task(json.dumps(OmegaConf.to_container(config, resolve=True)["task"][profile]))
+        task = load_task(json.dumps(OmegaConf.to_container(config.task[profile], resolve=True)))
         estimator = instantiate(config.estimator) if config.estimator["_target_"] else None
         others = (config.analysis, config.pruning, config.finetuning)
         analysis, pruner, finetuning = (instantiate(node[profile]) if node else None for node in others)
@@ -168,7 +169,7 @@ def check(config: DictConfig) -> None:
         raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
 
 
-def instantiate(node: DictConfig) -> Any:
+def instantiate(node: DictConfig | ListConfig) -> Any:
     """Build what a node's `_target_` names, from plain containers; errors are those of the thing itself."""
     try:
         return hydra.utils.instantiate(node, _convert_="all")
@@ -209,7 +210,7 @@ def attempt(cell: Cell, number: int) -> Record:
     base = Record(
         fingerprint=cell.fingerprint,
         status="failed",
-        config=OmegaConf.to_container(config, resolve=True),
+        config=cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)),
         model_hash=cell.model_hash,
         data_hash=cell.data_hash,
         weights=cell.model.recipe.origin(),
@@ -250,9 +251,9 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Compress and evaluate: the fields of the record that this yields."""
     shape = cell.task.input_shape(cell.model)
     if cell.stages:
-        model, cost, outcome = train_cell(cell, shape)
+        model, cost, outcome = train_cell(cell, cell.stages, shape)
     elif cell.pruner:
-        model, cost, outcome = prune_cell(cell, shape)
+        model, cost, outcome = prune_cell(cell, cell.pruner, shape)
     elif cell.estimator:
         model, cost, outcome = compress_cell(cell, shape)
     else:
@@ -263,10 +264,11 @@ def measure(cell: Cell) -> dict[str, Any]:
             finetune(model, cell.model, cell.task, cell.finetuning, cell.folder / "finetuning")
     with timed(outcome["seconds"], "evaluation"):
         metrics = cell.task.evaluate(model, cell.precision)
+    assert cost.flops is not None  # the shape is known
     metrics |= {"gflops": cost.flops / 1e9, "mparams": cost.params / 1e6, **outcome.pop("metrics", {})}
-    if cell.analysis:
+    if analysis := cell.analysis:
         with timed(outcome["seconds"], "analysis"):
-            findings = parallel.from_main(lambda: cell.analysis.run(subject_of(cell, model)))
+            findings = parallel.from_main(lambda: analysis.run(subject_of(cell, model)))
         metrics |= findings.metrics
         outcome["analysis"] = findings.values
     return {**outcome, "metrics": metrics}
@@ -291,6 +293,7 @@ def subject_of(cell: Cell, result: nn.Module) -> Subject:
 
 def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
     """The compressed network, its cost, and what the record says of how it came about."""
+    assert cell.estimator is not None
     config = cell.config
     result = compress(
         cell.model,
@@ -310,7 +313,7 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
         cache=cell.cache,
     )
     summary, metrics = result.summary, {}
-    if "flops" in summary.budget:
+    if "flops" in summary.budget and summary.after.flops is not None:
         metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
     if latency := summary.latency:  # in percent of the original's
         metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
@@ -319,19 +322,19 @@ def compress_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, 
     return result.model, summary.after, outcome | {name: getattr(summary, name) for name in fields}
 
 
-def prune_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
+def prune_cell(cell: Cell, pruner: Pruner, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
     """The pruned network, which the main process makes for all, its cost, and the time that it took."""
     calibration = cell.task.calibration(cell.model)
     ratio, cost = cell.config.ratio, cell.config.cost
     problem = PruningProblem(cell.model, calibration, ratio, input_shape, cost, cell.loss, cell.precision)
     seconds: dict[str, float] = {}
     with timed(seconds, "pruning"):
-        model = parallel.from_main(lambda: cell.pruner.prune(problem).cpu())
+        model = parallel.from_main(lambda: pruner.prune(problem).cpu())
     model = model.to(next(cell.model.parameters()).device)
     return model, count_cost(model, input_shape), {"seconds": seconds}
 
 
-def train_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
+def train_cell(cell: Cell, stages: Stages, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cost, dict[str, Any]]:
     """The network trained on a compressed backbone, its cost, and the backbone's plan."""
     compression = {
         "estimator": cell.estimator,
@@ -343,7 +346,7 @@ def train_cell(cell: Cell, input_shape: tuple[int, ...]) -> tuple[nn.Module, Cos
         "precision": cell.precision,
     }
     folder = cell.folder / "finetuning"
-    model, plan, seconds = train_in_stages(cell.model, cell.task, cell.stages, compression, folder)
+    model, plan, seconds = train_in_stages(cell.model, cell.task, stages, compression, folder)
     return model, count_cost(model, input_shape), {"plan": plan, "seconds": seconds}
 
 

@@ -126,6 +126,7 @@ def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
     layers = select_layers(model)
     rows = count_rows(model, layers, meta_input(model, shape))
     cost = count_cost(model, shape, rule="full")
+    assert cost.flops is not None  # the shape is known
     sizes = tuple((layer.in_features, layer.out_features, rows[name]) for name, layer in layers.items())
     blocks = memory.blocks(model, layers.values())
     return Network(sizes, cost.flops, cost.params, kept_bytes(model, layers, meta_input(model, shape), blocks))

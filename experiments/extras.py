@@ -17,7 +17,7 @@ NAMES = {"mmcv._ext": "mmcv's operators"}
 
 def missing_packages(extra: str | None) -> list[str]:
     """What of an extra cannot be imported here."""
-    return [NAMES.get(module, module) for module in MODULES.get(extra, ()) if not _is_there(module)]
+    return [NAMES.get(module, module) for module in MODULES.get(extra or "", ()) if not _is_there(module)]
 
 
 def how_to_install(extra: str) -> str:

@@ -23,6 +23,49 @@ WORK = ("decomposition", "search", "pruning", "finetuning")  # stages that make 
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
 
 
+@cache
+def versions() -> dict[str, str]:
+    return {
+        "facts": __version__,
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+
+
+@cache
+def machine() -> dict[str, str]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "platform": platform.platform(),
+        "processor": processor(),
+        "gpu": gpu,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+@cache
+def git_state() -> dict[str, Any]:
+    """Commit, and whether the working tree differs from it outside `results/`; empty outside a git checkout."""
+    try:
+        sha = _git("rev-parse", "HEAD")
+        return {"sha": sha, "dirty": bool(_git("status", "--porcelain", "--", ".", ":!results"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @dataclass(frozen=True)
 class Record:
     """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
@@ -76,46 +119,3 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
     except (json.JSONDecodeError, TypeError) as error:
         log.warning("the record %s is damaged (%s): its cell is run again", fingerprint, error)
         return None
-
-
-@cache
-def versions() -> dict[str, str]:
-    return {
-        "facts": __version__,
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
-    }
-
-
-@cache
-def machine() -> dict[str, str]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "platform": platform.platform(),
-        "processor": processor(),
-        "gpu": gpu,
-        "threads": str(torch.get_num_threads()),
-    }
-
-
-def processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-@cache
-def git_state() -> dict[str, Any]:
-    """Commit, and whether the working tree differs from it outside `results/`; empty outside a git checkout."""
-    try:
-        sha = _git("rev-parse", "HEAD")
-        return {"sha": sha, "dirty": bool(_git("status", "--porcelain", "--", ".", ":!results"))}
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -3,14 +3,15 @@
 import logging
 
 import hydra
+from omegaconf import DictConfig
 
-from experiments.config import CONF, Config
+from experiments.config import CONF
 
 log = logging.getLogger(__name__)
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
-def main(config: Config) -> None:
+def main(config: DictConfig) -> None:
     # Here, since PyTorch takes seconds to load: completion, and a sweep that hands its jobs out, need not wait for it.
     from experiments.cell import Cell, run_cell
     from facts import parallel

@@ -37,7 +37,7 @@ def _start(tracking: Tracking, folder: Path, name: str, init: dict[str, Any]) ->
     settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
     return wandb.init(
         project=tracking.project,
-        mode=tracking.mode,
+        mode=tracking.mode,  # type: ignore[arg-type]  # W&B checks it
         dir=str(folder),
         id=name,
         settings=settings,

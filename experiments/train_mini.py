@@ -36,6 +36,7 @@ from facts.models.transplant import untrained
 from facts.models.weights import CHECKPOINTS
 from facts.tasks import Task
 from facts.tasks.digits import input_size, load_images
+from facts.tasks.language import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}
@@ -52,7 +53,8 @@ def mini_recipes() -> dict[str, Recipe]:
     """All small networks, classifiers first; those that only a backbone comes from are called by their files."""
     recipes = {path.stem: mini_recipe(path.stem) for path in FILES}
     dense = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, OpenMMLabModel)}
-    backbones = {Path(recipe.classifier.weights).stem: recipe.classifier for recipe in dense.values()}
+    classifiers = [recipe.classifier for recipe in dense.values() if recipe.classifier]
+    backbones = {Path(recipe.weights).stem: recipe for recipe in classifiers}
     return {name: recipe for name, recipe in recipes.items() if name not in dense} | backbones | dense
 
 
@@ -124,7 +126,7 @@ def top1_on_test(model: nn.Module) -> float:
 def write_checkpoint(model: nn.Module, path: Path) -> None:
     """Write to a temporary file first, so that an interruption leaves no half checkpoint behind."""
     temporary = path.with_suffix(".partial")
-    save_model(model, temporary)
+    save_model(model, str(temporary))
     os.replace(temporary, path)
 
 
@@ -134,6 +136,7 @@ def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> t
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
     task: Task = instantiate(config.task.mini, _convert_="all")
+    assert recipe.classifier is not None
     model = untrained(recipe, recipe.classifier.build(), seed)
     finetune(model, model, task, instantiate(config.finetuning.mini, _convert_="all"))
     return model, task.evaluate(model)
@@ -141,10 +144,11 @@ def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> t
 
 def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[str, float]]:
     """The language model, with a tokenizer of its own, trained on Python's reference, and its figures."""
-    task: Task = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
+    task: Language = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
-    model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
+    tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
+    model.tokenizer = tokenizer  # type: ignore[assignment]  # torch declares tensors and modules alone
     schedule = Finetuning(
         num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
     )
@@ -167,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.names:
         recipe, start = recipes[name], time.perf_counter()
         extra = EXTRAS.get(type(recipe))
-        if lacking := missing_packages(extra):
+        if extra and (lacking := missing_packages(extra)):
             print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install(extra)})")
             continue
         path = options.folder / recipe.weights

@@ -55,7 +55,7 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
         case Tensor():
             tensor = part.detach().cpu().contiguous()
             digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-            digest.update(tensor.flatten().view(torch.uint8).numpy())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         case nn.Module():
             digest.update(type(part).__name__.encode())
             _update(digest, part.state_dict())

@@ -103,6 +103,7 @@ class Capture:
     def _hand_over(self, name: str) -> None:
         inputs, grads = [], []
         for call in self.calls.pop(name):
+            assert call.inputs is not None
             inputs.append(split_samples(call.inputs, self.num_samples, name))
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad

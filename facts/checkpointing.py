@@ -82,7 +82,7 @@ class Checkpoints:
         """What is to take the place of the block's forward function."""
         own = block.forward
 
-        def forward(*args, **kwargs):
+        def forward(*args: Any, **kwargs: Any) -> Any:
             run = BlockRun(block, own, (args, kwargs), copy=block in self.copied)
             with set_checkpoint_early_stop(False):  # hooks fire in all of the block, not only where tensors are saved
                 output = checkpoint(partial(self.execute, run), use_reentrant=False, preserve_rng_state=False)

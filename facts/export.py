@@ -5,13 +5,14 @@ import io
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from facts.compression import CompressionResult
 from facts.files import staging
+from facts.result import CompressionResult
 
 OPSET = 20  # torch's own default; read by ONNX Runtime since 1.17 and by TensorRT since 10.0
 TOLERANCE = 1e-4
@@ -35,9 +36,16 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
             f"ONNX files are written in float32, and the network is in {', '.join(other)}: export `model.float()`, and "
             "choose a lower precision where the file is run"
         )
-    options = {"dynamo": True, "opset_version": OPSET, "input_names": ["input"], "output_names": ["output"]}
+    options: dict[str, Any] = {
+        "dynamo": True,
+        "opset_version": OPSET,
+        "input_names": ["input"],
+        "output_names": ["output"],
+    }
     with staging(Path(path)) as staged:
-        torch.onnx.export(_trace(model, example), verbose=False, **options).save(staged)
+        program = torch.onnx.export(_trace(model, example), **options)
+        assert program is not None  # with dynamo
+        program.save(staged)
         session = onnxruntime.InferenceSession(staged, providers=["CPUExecutionProvider"])
         _compare(model, lambda batch: torch.from_numpy(session.run(None, {"input": batch.numpy()})[0]), example)
 

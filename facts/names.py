@@ -1,10 +1,12 @@
 """Choices by name."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def by_name(value: Any, known: Mapping[str, type], what: str) -> Any:
+def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
     """An instance: `value` itself, or the default one of the class it names. Raises `ValueError` with the choices."""
     if not isinstance(value, str):
         return value

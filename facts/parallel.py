@@ -30,7 +30,7 @@ class _Group:
 
     rank: int = 0
     size: int = 1
-    messages: dist.ProcessGroup | None = None
+    messages: Any = None  # the group of torch that they go through
 
 
 _group = _Group()
@@ -53,7 +53,8 @@ def join() -> None:
     else:
         dist.init_process_group("gloo", timeout=LONGEST_WAIT)
     atexit.register(dist.destroy_process_group)
-    _group = _Group(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=LONGEST_WAIT))
+    messages = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    _group = _Group(dist.get_rank(), dist.get_world_size(), messages)
     if _group.rank:
         logging.disable(logging.INFO)
 
@@ -148,14 +149,14 @@ def _meet(value: Any) -> list[Any]:
         dist.all_gather_object(received, _portable(value), group=_group.messages)
     except RuntimeError as error:
         raise SystemExit(f"process {_group.rank} lost the others, one of which must have died ({error})") from error
-    error = next((each.error for each in received if isinstance(each, _Failure)), None)
-    if error is None:
+    failure = next((each.error for each in received if isinstance(each, _Failure)), None)
+    if failure is None:
         return received
-    error.is_shared = True
+    failure.is_shared = True  # type: ignore[attr-defined]  # see `everywhere`
     try:
-        raise error from (value.error if isinstance(value, _Failure) else None)
+        raise failure from (value.error if isinstance(value, _Failure) else None)
     finally:
-        del error, received, value  # the error holds this frame, which must not hold the error
+        del failure, received, value  # the error holds this frame, which must not hold the error
 
 
 def _portable(value: Any) -> Any:

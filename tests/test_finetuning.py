@@ -355,6 +355,18 @@ def test_a_loss_that_is_not_finite_is_an_error():
         finetuned(task)
 
 
+def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
+    def refuse(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    student = make_student()
+    student.register_forward_pre_hook(refuse)
+    with pytest.raises(
+        MemoryError, match=r"a batch of 3 .*divide task\.batch_size, and multiply finetuning\.accumulate"
+    ):
+        finetune(student, make_model(), Given([3]), recipe())
+
+
 def test_data_without_a_batch_are_an_error():
     task = Given([2])
     task.batches = []

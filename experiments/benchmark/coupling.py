@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> None:
 def filled_store(num_samples: int, args: argparse.Namespace) -> TokenStore:
     store = TokenStore()
     for size in map(len, torch.arange(num_samples).split(50)):
-        store.add(LayerBatch(*(torch.randn(size, args.tokens, args.features) for _ in range(2))))
+        x, g = (torch.randn(size, args.tokens, args.features) for _ in range(2))
+        store.add(LayerBatch(x, g))
     return store
 
 

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> None:
                 precision=setting.dtype, timing=policy,
             )  # fmt: skip
             found, summary = result.summary.latency, result.summary
+            assert summary.before.flops and summary.after.flops
             networks = {"original": model, "compressed": result.model}
             again = batch_seconds(networks, batch[0], policy, setting.dtype)
             shares = {

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import timm
 import torch
@@ -51,11 +52,11 @@ def run(args: argparse.Namespace) -> None:
         )
         profiles: dict[str, Profile] = {}
 
-        def plain(problem=problem, images=images, profiles=profiles) -> None:
+        def plain(problem: Any = problem, images: Any = images, profiles: Any = profiles) -> None:
             ranks = problem(decompositions={}).ranks_of_ratios(CoRS().ratios)
             profiles["plain"] = plain_profile(model, layers, estimator, moments, images, ranks)
 
-        def reusing(problem=problem, profiles=profiles) -> None:
+        def reusing(problem: Any = problem, profiles: Any = profiles) -> None:
             decompositions = {name: decompose_layer(name, layers[name], estimator, moments[name]) for name in layers}
             ready = problem(decompositions=decompositions)
             profiles["reusing"] = Sensitivity(ready).profile(ready.ranks_of_ratios(CoRS().ratios))

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from omegaconf import OmegaConf
@@ -31,7 +31,7 @@ class Setting:
         return cls(model, args.profile, args.device, args.batch_size, args.precision, args.matmul_precision)
 
     @property
-    def config(self) -> dict:
+    def config(self) -> Any:
         return OmegaConf.load(Path(CONF, "model", f"{self.model}.yaml"))
 
     @property

@@ -2,6 +2,7 @@
 
 import argparse
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from torch import nn
@@ -24,7 +25,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    rows, policy = [], TimingPolicy(num_turns=args.repeats, min_seconds=0)
+    rows: list[dict[str, Any]] = []
+    policy = TimingPolicy(num_turns=args.repeats, min_seconds=0)
     for name in args.models:
         setting = Setting.of(name, args)
         model, (images, _) = setting.build()
@@ -46,7 +48,7 @@ def low_rank(model: nn.Module, ratio: float, step: int) -> nn.Module:
     return compress(model, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, input_shape=shape).model
 
 
-def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, float | str]:
+def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, Any]:
     speed = found[network]
     return {
         "model": model,

@@ -1,5 +1,7 @@
 """Couplings between tokens and within them, as in the paper's motivation."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +22,7 @@ def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, p
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     maps, tokens = (
         part.subplots(1, len(experiment.columns), squeeze=False)[0]
-        for part in figure.subfigures(2, 1, height_ratios=(3, 2))
+        for part in figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 2))[:, 0]
     )
     values = []
     for above, below, column in zip(maps, tokens, experiment.columns, strict=True):
@@ -81,7 +83,7 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
 def _draw_similarity(axes: Axes, records: dict[str, Record | None], column: str) -> list[pd.DataFrame]:
     axes.set(xlabel="cosine to the empirical Fisher", ylabel="top-1 [%]")
     axes.margins(x=0.5, y=0.1)
-    points = [
+    points: list[dict[str, Any]] = [
         {
             "column": column,
             "estimator": name,
@@ -97,6 +99,6 @@ def _draw_similarity(axes: Axes, records: dict[str, Record | None], column: str)
         axes.errorbar(
             point["cosine"], point["top1"], xerr=point["cosine_error"], fmt="o", color=VERMILION, markersize=3
         )
-        place = {"xytext": (4, -2), "textcoords": "offset points", "fontsize": 6}
+        place: dict[str, Any] = {"xytext": (4, -2), "textcoords": "offset points", "fontsize": 6}
         axes.annotate(point["estimator"], (point["cosine"], point["top1"]), **place)
     return [pd.DataFrame(points)]

@@ -1,6 +1,7 @@
 """What all drawings share: colours that the colour-blind can tell apart, sizes, and records by row and column."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +12,13 @@ from experiments.record import Record
 
 # Okabe and Ito's colours.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
-STYLE = {"font.size": 8, "axes.grid": True, "grid.alpha": 0.4, "grid.linestyle": "--", "pdf.fonttype": 42}
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.grid": True,
+    "grid.alpha": 0.4,
+    "grid.linestyle": "--",
+    "pdf.fonttype": 42,
+}
 WIDTH = 6.9  # inches: two columns of the paper
 
 Records = dict[tuple[str, str], Record | None]

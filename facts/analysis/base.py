@@ -48,7 +48,7 @@ class Subject:
     ) -> dict[str, LayerMoments]:
         """Moments of some layers (default: all), where `cached` from the cache if they are there."""
         layers = self.layers if layers is None else layers
-        settings = {"loss": self.loss, "precision": self.precision}
+        settings: dict[str, Any] = {"loss": self.loss, "precision": self.precision}
         kept = moment_cache(self.cache, self.model, layers, data, **settings) if self.cache and cached else None
         return collect_moments(self.model, layers, data, moments, **settings, memory=self.memory, cache=kept)
 

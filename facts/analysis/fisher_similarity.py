@@ -37,13 +37,15 @@ class FisherSimilarity(Analysis):
 
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
+        assert subject.estimator is not None
         estimator, moments = see_data(subject.estimator, lambda wanted: subject.collect(subject.calibration, wanted))
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
         for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
             for name, held_out in subject.collect(subject.held_out, (wanted,), group).items():
                 (products,) = held_out[wanted]
-                probes = make_probes(*products.shape, self.seed).to(products)
+                d_out, d_in = products.shape[1:]
+                probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(products)
                 factors = self._factors(estimator, moments[name])
                 try:
                     terms[name] = probe_terms(products, probes, factors)

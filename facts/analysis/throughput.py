@@ -1,13 +1,13 @@
 """How much faster a compressed network is, on the device at hand."""
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.hardware import VARIANTS, TimingPolicy, speeds
+from facts.hardware import VARIANTS, TimingPolicy, Variant, speeds
 from facts.networks import noise
 
 
@@ -23,7 +23,7 @@ class Throughput(Analysis):
     batch_size: Annotated[int, Field(ge=1)]
     timing: TimingPolicy = TimingPolicy()
     compiled: bool = False
-    variants: tuple[Literal[*VARIANTS], ...] = ()
+    variants: tuple[Variant, ...] = ()
 
     depends_on_device = True
 

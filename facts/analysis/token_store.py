@@ -1,6 +1,7 @@
 """What one layer sees at each token position, over many samples: kept on disk, read a few tokens at a time."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class TokenStore:
             self.features[kind] = tensor.shape[-1]
             self.energies[kind] += tensor.double().square().sum().item()
             with needing_room(self._path(kind)), self._path(kind).open("ab") as file:
-                file.write(tensor.transpose(0, 1).contiguous().cpu().numpy())
+                file.write(tensor.transpose(0, 1).contiguous().cpu().numpy().data)
 
     def read(self, kind: str, start: int, end: int) -> Tensor:
         """The `inputs` or `grads` of some tokens `[end - start, N, d]`; over all tokens their mean square is 1."""
@@ -61,7 +62,7 @@ class TokenStore:
         mean_square = self.energies[kind] / (self.num_tokens * self.num_samples * features)
         return torch.cat(parts, dim=1).div_(mean_square**0.5 or 1.0).to(self.like.device)
 
-    def _path(self, kind: str):
+    def _path(self, kind: str) -> Path:
         return self.scratch.path / kind
 
 

@@ -58,7 +58,7 @@ class FACTSStep(Estimator):
     @property
     def moments(self):
         previous = {name: (factors.A, factors.B) for name, factors in self.previous.items()}
-        settings = {"grad_clip": self.facts.grad_clip, "normalize": self.facts.normalize}
+        settings: dict[str, Any] = {"grad_clip": self.facts.grad_clip, "normalize": self.facts.normalize}
         return (TokenPowerStep(iteration=self.iteration, previous=previous, **settings),)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:

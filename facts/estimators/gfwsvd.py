@@ -49,9 +49,9 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
     """
     m, n = gradients.shape
 
-    def apply(matrix: np.ndarray, size: int, transpose: bool) -> np.ndarray:
-        matrix = torch.from_numpy(matrix.reshape(size, size)).to(gradients.like.device)
-        total = 0
+    def apply(vector: np.ndarray, size: int, transpose: bool) -> np.ndarray:
+        matrix = torch.from_numpy(vector.reshape(size, size)).to(gradients.like.device)
+        total = torch.zeros((), dtype=matrix.dtype, device=matrix.device)
         for chunk in gradients.chunks():
             chunk = chunk.double().mT if transpose else chunk.double()
             total = total + (chunk @ matrix @ chunk.mT).sum(dim=0)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from facts.compression import Plan, compress, timed
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
-from facts.models.feature_network import FeatureNetwork
 from facts.models.transplant import untrained
 from facts.tasks import Task
 
@@ -30,8 +31,8 @@ class Stages:
 
 
 def train_in_stages(
-    network: FeatureNetwork, task: Task, stages: Stages, compression: Mapping[str, Any], folder: Path | None = None
-) -> tuple[FeatureNetwork, Plan, dict[str, float]]:
+    network: nn.Module, task: Task, stages: Stages, compression: Mapping[str, Any], folder: Path | None = None
+) -> tuple[nn.Module, Plan, dict[str, float]]:
     """A network like `network`, trained anew on a backbone that was compressed before (paper, supplement, PELA).
 
     Its classifier is compressed as `compression` says, in `compress`'s words, and retrained with the dense one as

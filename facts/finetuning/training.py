@@ -114,7 +114,7 @@ class _Training:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, batch in batches:
             total += self._add_gradients((recipe.seed, epoch, number), batch, num_samples)
-        parallel.add_up([total, *(parameter.grad for parameter in parameters)])
+        parallel.add_up([total, *(parameter.grad for parameter in parameters if parameter.grad is not None)])
         loss = total.item()
         if not math.isfinite(loss):
             raise ValueError(
@@ -136,7 +136,8 @@ class _Training:
     def _share_statistics(self) -> None:
         """Each process saw its own batches: keep the mean of what they make of them."""
         norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
-        statistics = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        buffers = (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var))
+        statistics = [buffer for buffer in buffers if buffer is not None]
         parallel.add_up(statistics)
         for buffer in statistics:
             buffer /= parallel.size()
@@ -156,16 +157,16 @@ class _Training:
         return loss.detach()
 
     def _resume(self) -> None:
-        tensors = self.cache and self.cache.load(self.checkpoint)
-        if None in parallel.gather(tensors and True):
+        tensors = self.cache.load(self.checkpoint) if self.cache else None
+        if None in parallel.gather(tensors and True) or tensors is None:
             return
         self.state.restore(tensors)
         log.info("finetuning goes on after step %d of %d", self.state.steps, self.total_steps)
 
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, where they are kept, and log how far it is: a log file shows no bar."""
-        if self.cache:
-            parallel.from_main(lambda: self.cache.save(self.checkpoint, self.state.tensors()))
+        if cache := self.cache:
+            parallel.from_main(lambda: cache.save(self.checkpoint, self.state.tensors()))
         steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
         left = timedelta(seconds=round(self.state.seconds / steps * (self.total_steps - steps)))
         log.info(

@@ -40,7 +40,9 @@ def speeds(
     compiled: bool = False,
 ) -> dict[str, Speed]:
     """Of networks that take turns on one batch `[N, ...]`, and on its first sample."""
-    runs = {name: torch.compile(network, dynamic=False) if compiled else network for name, network in networks.items()}
+    runs: dict[str, Any] = dict(networks)
+    if compiled:
+        runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
     whole, single = (batch_seconds(runs, inputs, policy, precision) for inputs in (batch, batch[:1]))
     memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
     load = _load_seconds(networks, policy)

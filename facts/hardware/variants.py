@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,8 @@ def two_of_four(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) 
     return network
 
 
-VARIANTS: dict[str, Callable[[nn.Module, nn.Module, Iterable[str]], nn.Module]] = {
+Variant = Literal["residual", "two_of_four"]
+VARIANTS: dict[Variant, Callable[[nn.Module, nn.Module, Iterable[str]], nn.Module]] = {
     "residual": with_residuals,
     "two_of_four": two_of_four,
 }

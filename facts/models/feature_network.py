@@ -46,6 +46,8 @@ class FeatureNetwork(nn.Module):
     The heads are themselves a network of the library, whose images are the maps: all its methods work as ever.
     """
 
+    recipe: Any  # what it was built by
+
     def __init__(self, network: nn.Module):
         super().__init__()
         self.backbone = network.backbone

@@ -6,7 +6,7 @@ and from the checkpoints' tensors. Every linear layer sees its samples in the or
 
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ try:
 except ImportError:
     fused_scan = None
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "T": {"depths": (1, 3, 8, 4), "dims": (80, 160, 320, 640), "heads": (8, 16), "stem_dim": 32},
     "T2": {"depths": (1, 3, 11, 4), "dims": (80, 160, 320, 640), "heads": (8, 16), "stem_dim": 32},
     "S": {"depths": (3, 3, 7, 5), "dims": (96, 192, 384, 768), "heads": (8, 16)},
@@ -72,7 +72,7 @@ class MambaVision(nn.Module):
         self.init_weights()
 
     @classmethod
-    def from_variant(cls, variant: str, **overrides) -> Self:
+    def from_variant(cls, variant: str, **overrides: Any) -> Self:
         """One of the published sizes, with constructor arguments replaced. Raises `ValueError` for an unknown one."""
         if variant not in VARIANTS:
             raise ValueError(f"no MambaVision {variant!r}: the variants are {', '.join(VARIANTS)}")
@@ -185,10 +185,7 @@ class TokenStage(nn.Module):
             )
             for index in range(depth)
         )
-        if out_dim is None:
-            self.downsample = nn.Identity()
-        else:
-            self.downsample = Downsample(dim, out_dim)
+        self.downsample = nn.Identity() if out_dim is None else Downsample(dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
@@ -223,7 +220,8 @@ class TokenBlock(nn.Module):
         self.mixer = mixer
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, hidden_features=int(dim * mlp_ratio))
-        self.gamma_1 = self.gamma_2 = 1.0
+        self.gamma_1: nn.Parameter | float = 1.0
+        self.gamma_2: nn.Parameter | float = 1.0
         if layer_scale is not None:
             self.gamma_1 = nn.Parameter(torch.full((dim,), layer_scale))
             self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale))

@@ -1,6 +1,7 @@
 """The backbone of a detector or segmenter out of the classification network that it was trained as."""
 
 import re
+from collections.abc import Callable
 
 from timm.layers import resample_abs_pos_embed
 from timm.models import SwinTransformer, VisionTransformer
@@ -12,7 +13,8 @@ from facts.models.openmmlab import OpenMMLabModel
 from facts.randomness import seeded
 
 # timm's names of modules, and OpenMMLab's.
-SWIN = {
+Names = dict[str, str | Callable[[re.Match[str]], str]]
+SWIN: Names = {
     r"patch_embed\.proj\b": "patch_embed.projection",
     r"layers\.(\d)\.downsample": lambda match: f"stages.{int(match[1]) - 1}.downsample",  # timm begins a stage with it
     r"layers\.(\d+)\.blocks": r"stages.\1.blocks",
@@ -21,7 +23,7 @@ SWIN = {
     r"mlp\.fc2": "ffn.layers.1",
     r"^norm\.": "norm3.",
 }
-VIT = {
+VIT: Names = {
     r"patch_embed\.proj\b": "patch_embed.projection",
     r"blocks\.(\d+)\.": r"layers.\1.",
     r"norm([12])": r"ln\1",
@@ -36,9 +38,10 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
     What only one of them has stays: the classifier's head, the norms of the backbone's other maps. Position embeddings
     are resampled to the backbone's grid. Raises `ValueError` for a network of another family or of other shapes.
     """
+    own: tuple[str, ...]
     match classifier:
         case SwinTransformer():
-            names, own = SWIN, "head."
+            names, own = SWIN, ("head.",)
         case VisionTransformer():
             names, own = VIT, ("head.", "norm.")
         case _:
@@ -64,7 +67,7 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
         raise ValueError(f"the backbone {type(backbone).__name__} has nothing for {', '.join(unexpected)}")
 
 
-def _renamed(name: str, names: dict) -> str:
+def _renamed(name: str, names: Names) -> str:
     for pattern, replacement in names.items():
         name = re.sub(pattern, replacement, name)
     return name

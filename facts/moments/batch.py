@@ -17,8 +17,13 @@ class LayerBatch:
 
     def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0):
         self.x = at_least_float32(x)
-        self.g = None if g is None else at_least_float32(g)
+        self._g = None if g is None else at_least_float32(g)
         self.first_sample = first_sample
+
+    @property
+    def g(self) -> Tensor:
+        assert self._g is not None, "a moment that reads gradients says that it needs them"
+        return self._g
 
     @property
     def num_samples(self) -> int:

@@ -69,7 +69,12 @@ def collect_moments(
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
-    scratch = None if cache else ScratchFolder()
+    scratch = None
+    if cache is None:
+        scratch = ScratchFolder()
+        own_folder = scratch.path
+    else:
+        own_folder = cache.folder
     known = cached_moments(wanted, cache, layers, device)
     if any(parallel.gather(known.keys() < wanted.keys())):
         with parallel.main_holds(locked(cache.folder / "data_pass.lock") if cache else nullcontext()):
@@ -77,7 +82,7 @@ def collect_moments(
             lacking = set().union(*parallel.gather({moment.key for moment in wanted.keys() - known.keys()}))
             missing = [moment for moment in wanted if moment.key in lacking]
             if missing:
-                folder = parallel.from_main(lambda: cache.folder if cache else scratch.path)
+                folder = parallel.from_main(lambda: own_folder)
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
@@ -88,8 +93,9 @@ def collect_moments(
                     return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory)
-            for moment in missing if cache else ():
-                parallel.from_main(partial(moment.save, cache, known[moment]))
+            if cache:
+                for moment in missing:
+                    parallel.from_main(partial(moment.save, cache, known[moment]))
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
 
 
@@ -132,7 +138,7 @@ class MomentPass:
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
-        settings = {"loss": loss, "precision": precision, "num_parts": num_parts, "blocks": blocks}
+        settings: dict[str, Any] = {"loss": loss, "precision": precision, "num_parts": num_parts, "blocks": blocks}
         self.new_pass = partial(DataPass, model, layers, needs_grads=needs_grads, **settings)
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:

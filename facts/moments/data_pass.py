@@ -59,7 +59,7 @@ class DataPass:
                     num_samples = batch_size(part[0])
                     capture.start_batch(num_samples)
                     with torch.set_grad_enabled(self.needs_grads):
-                        self._pass(capture, *to_device(part, self.device), loss)
+                        self._pass(capture, loss, *to_device(part, self.device))
                     self._check_finite(number)
                     self.first_sample += num_samples
         seen = sum(parallel.gather(seen))
@@ -70,7 +70,7 @@ class DataPass:
             raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
         return first_sample + seen
 
-    def _pass(self, capture: Capture, inputs: Any, targets: Any, loss: Loss) -> None:
+    def _pass(self, capture: Capture, loss: Loss, inputs: Any, targets: Any) -> None:
         with autocast(self.device, self.precision):
             outputs = run(self.model, inputs)
             if capture.inputs_have_changed():  # nothing is added yet: run the batch once more, with copies
@@ -86,13 +86,13 @@ class DataPass:
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
         batch = LayerBatch(x, g, self.first_sample)
         # Left on the device and read once a batch: a check here would make the device wait at every layer.
-        self.finite[name] = tuple(t.sum().isfinite() for t in (batch.x, batch.g) if t is not None)
+        self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
 
     def _check_finite(self, batch_number: int) -> None:
         # The first layer of the forward pass, then of the backward one, is the nearest to the cause.
         activations = [(name, "activations", 0) for name in self.layers]
-        grads = [(name, "output gradients", 1) for name in reversed(self.layers)]
+        grads = [(name, "output gradients", 1) for name in reversed(list(self.layers))]
         for name, what, index in activations + (grads if self.needs_grads else []):
             if name in self.finite and not self.finite[name][index]:
                 raise ValueError(

@@ -41,7 +41,7 @@ class GradientStore:
         else:
             try:
                 with needing_room(self.path), self.path.open("ab") as file:
-                    file.write(gradient.cpu().numpy())
+                    file.write(gradient.cpu().numpy().data)
             except OSError:
                 drop_unfinished(self.path)
                 raise
@@ -49,7 +49,7 @@ class GradientStore:
 
     def is_whole(self) -> bool:
         size = self.num_gradients * self.shape[0] * self.shape[1] * self.like.element_size()
-        return self.path.exists() and self.path.stat().st_size == size
+        return self.path is not None and self.path.exists() and self.path.stat().st_size == size
 
     def chunks(self) -> Iterator[Tensor]:
         """The gradients `[k, m, n]`, some at a time, on the device."""
@@ -137,7 +137,7 @@ class GroupGradients(Moment):
         return ((d_out, d_in),)
 
     @property
-    def on_disk(self):
+    def on_disk(self) -> bool:
         return self.store == "disk"
 
     def num_values(self, d_in, d_out, num_samples):
@@ -178,6 +178,7 @@ class GroupGradients(Moment):
                 "dtype": str(store.like.dtype).removeprefix("torch."),
             }
             for name, store in totals.items()
+            if store.path
         }
         with replacing(cache.folder / f"{self.key}.json") as path:
             path.write_text(json.dumps(index, indent=1))

@@ -25,7 +25,11 @@ class Moment(ABC):
 
     needs_grads: ClassVar[bool] = True
     movable: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
-    on_disk = False  # whether it grows there
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether it grows there."""
+        return False
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass as plain_dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from pydantic import ConfigDict
@@ -22,6 +22,7 @@ from facts.losses import Loss, summed_cross_entropy
 from facts.moments.data_pass import autocast, to_device
 
 PrunedCost = Literal["params", "flops"]
+Pruned = TypeVar("Pruned", bound=nn.Module)
 
 
 @plain_dataclass(frozen=True)
@@ -50,7 +51,11 @@ class PruningProblem:
             raise ValueError("calibration must yield (inputs, targets) batches, and anew each time: give a list")
 
     def spent(self, model: nn.Module) -> int:
-        return count_params(model) if self.cost == "params" else count_cost(model, self.input_shape).flops
+        if self.cost == "params":
+            return count_params(model)
+        flops = count_cost(model, self.input_shape).flops
+        assert flops is not None  # the shape is known
+        return flops
 
     @cached_property
     def dense(self) -> int:
@@ -61,7 +66,7 @@ class PruningProblem:
         """What may be spent, the ratio taken as it is written: 0.7 of 10 is 7."""
         return math.floor(Fraction(str(self.ratio)) * self.dense)
 
-    def first_fit(self, pruned: Callable[[int], nn.Module], most: int, budget: int | None = None) -> nn.Module:
+    def first_fit(self, pruned: Callable[[int], Pruned], most: int, budget: int | None = None) -> Pruned:
         """`pruned(amount)` for the smallest amount, up to `most`, that keeps to the budget: a larger one costs less.
 
         Raises `ValueError` where even the largest does not.

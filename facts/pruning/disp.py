@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from facts.layers import frozen
@@ -39,13 +40,12 @@ class DISP(Pruner):
     seed: Annotated[int, Field(ge=0)] = 0
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        check_vit(model)
-        logits = self._train(problem, model)
+        logits = self._train(problem, check_vit(model))
         turns = turns_to_go(dict(enumerate(logits))).values()
         most = sum(map(len, logits)) - len(logits)
         return problem.first_fit(lambda amount: indexed(model, [turn >= amount for turn in turns]), most)
 
-    def _train(self, problem: PruningProblem, model: nn.Module) -> list[Tensor]:
+    def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
         """The logits of the gates' features."""
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(self.seed)

@@ -1,7 +1,7 @@
 """Gates on what the blocks of a vision transformer read and write, and how a hypernetwork opens and shuts them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -48,10 +48,10 @@ def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tens
 def gated(model: VisionTransformer, masks: list[Tensor]) -> Iterator[None]:
     """Within the block every gate multiplies by its mask; `masks` may be filled anew before each pass."""
 
-    def multiply_input(place: int):
+    def multiply_input(place: int) -> Callable[..., tuple[Tensor, ...]]:
         return lambda module, args: (args[0] * masks[place], *args[1:])
 
-    def multiply_output(place: int):
+    def multiply_output(place: int) -> Callable[..., Tensor]:
         return lambda module, args, output: output * masks[place]
 
     with ExitStack() as stack:

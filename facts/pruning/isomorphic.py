@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
@@ -36,14 +37,16 @@ class Isomorphic(Pruner):
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         """Raises `ModuleNotFoundError` where torch-pruning is missing."""
-        check_vit(model)
+        network = check_vit(model)
         library = load_torch_pruning()
-        model.requires_grad_(True)
+        network.requires_grad_(True)
         for batch in islice(problem.calibration, self.num_batches):
-            problem.mean_loss(model, batch).backward()
-        return problem.first_fit(partial(self._pruned, library, model, problem.input_shape), MOST)
+            problem.mean_loss(network, batch).backward()
+        return problem.first_fit(partial(self._pruned, library, network, problem.input_shape), MOST)
 
-    def _pruned(self, library: ModuleType, original: nn.Module, input_shape: tuple[int, ...], amount: int) -> nn.Module:
+    def _pruned(
+        self, library: ModuleType, original: VisionTransformer, input_shape: tuple[int, ...], amount: int
+    ) -> VisionTransformer:
         """A copy of a network with gradients, of which `amount` of `STEPS` is pruned."""
         fraction = amount / STEPS
         model = copy.deepcopy(original)

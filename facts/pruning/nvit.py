@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from facts.layers import batch_size
@@ -37,24 +38,27 @@ class NViT(Pruner):
     latency_weight: Annotated[float, Field(ge=0)] = 0.01
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        check_vit(model)
-        model.requires_grad_(True)
-        for block in model.blocks:
-            block.attn = NarrowAttention(block.attn)
+        network = check_vit(model).requires_grad_(True)
+        for block in network.blocks:
+            block.set_submodule("attn", NarrowAttention(block.attn))
         batches = problem.endless()
         times = BlockTimes(
-            model, batch_size(next(iter(problem.calibration))[0]), num_tokens(model, problem.input_shape)
+            network, batch_size(next(iter(problem.calibration))[0]), num_tokens(network, problem.input_shape)
         )
         for step in shown(range(1, self.num_steps + 1), "NViT"):
-            widths = widths_of(model)
-            scores = self._train(problem, model, widths, islice(batches, self.steps_between))
+            widths = widths_of(network)
+            scores = self._train(problem, network, widths, islice(batches, self.steps_between))
             turns = turns_to_go(less_latency(scores, times.savings(widths), self.latency_weight))
             target = problem.dense - (problem.dense - problem.budget) * step // self.num_steps
-            model = remove(problem, model, widths, turns, target)
-        return model
+            network = remove(problem, network, widths, turns, target)
+        return network
 
     def _train(
-        self, problem: PruningProblem, model: nn.Module, widths: Mapping[str, Width], batches: Iterable[tuple[Any, Any]]
+        self,
+        problem: PruningProblem,
+        model: VisionTransformer,
+        widths: Mapping[str, Width],
+        batches: Iterable[tuple[Any, Any]],
     ) -> dict[str, Tensor]:
         """Train the model in place; the sum of each unit's importance over the batches."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
@@ -79,8 +83,12 @@ def less_latency(scores: Mapping[str, Tensor], savings: Mapping[str, float], wei
 
 
 def remove(
-    problem: PruningProblem, model: nn.Module, widths: Mapping[str, Width], turns: Mapping[str, Tensor], target: int
-) -> nn.Module:
+    problem: PruningProblem,
+    model: VisionTransformer,
+    widths: Mapping[str, Width],
+    turns: Mapping[str, Tensor],
+    target: int,
+) -> VisionTransformer:
     """The model without as few units, by their turns, as cost it `target` at most; each width keeps one."""
     most = sum(width.size - 1 for width in widths.values())
     return problem.first_fit(

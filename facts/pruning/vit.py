@@ -13,8 +13,8 @@ LAYERS = r"patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12]
 KNOWN_PARAMETERS = re.compile(rf"{'|'.join(TOKENS)}|({LAYERS})\.(weight|bias)")
 
 
-def check_vit(model: nn.Module) -> None:
-    """Raises `ValueError` for a network with parameters that would not be pruned along with the others."""
+def check_vit(model: nn.Module) -> VisionTransformer:
+    """The network itself. Raises `ValueError` for one with parameters that would not be pruned with the others."""
     supported = (
         "pruning knows timm's plain and distilled vision transformers (vit_*, deit_*) without layer scale, norms in "
         "their attention, or attention pooling; "
@@ -26,6 +26,7 @@ def check_vit(model: nn.Module) -> None:
     for name, block in model.blocks.named_children():
         if (type(block), type(block.attn), type(block.mlp)) != (Block, Attention, Mlp):
             raise ValueError(f"{supported}block {name} of this one was changed: prune the original network")
+    return model
 
 
 def token_parameters(model: VisionTransformer) -> list[nn.Parameter]:
@@ -38,7 +39,7 @@ def note_embedding(model: VisionTransformer) -> None:
     model.embed_dim = model.num_features = model.head_hidden_size = len(model.patch_embed.proj.weight)
 
 
-def num_tokens(model: VisionTransformer, input_shape: tuple[int, ...]) -> int:
+def num_tokens(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     """How many tokens the blocks see for one image."""
     layer = {"blocks.0.attn.qkv": model.blocks[0].attn.qkv}
     return sum(count_rows(model, layer, meta_input(model, input_shape)).values())

@@ -22,14 +22,15 @@ class ASVDSearch(Search):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem)
-        profile = sensitivity.profile(problem.ranks_of_ratios(self.ratios))
-        entries = [(error, name, rank) for name, errors in profile.items() for rank, error in errors.items()]
+        offered = problem.ranks_of_ratios(self.ratios)
+        profile = sensitivity.profile(offered)
+        entries = [(profile[name][rank], name, rank) for name, ranks in offered.items() for rank in ranks]
         entries.sort(key=lambda entry: -entry[0])
 
         def plan(cut: int) -> Plan:
             ranks: Plan = dict.fromkeys(problem.layers)
             for _, name, rank in entries[cut:]:
-                ranks[name] = rank if ranks[name] is None else min(rank, ranks[name])
+                ranks[name] = min(rank, ranks[name] or rank)
             return ranks
 
         # The cost rises with the cut: the last one that fits, or 0 if none does.

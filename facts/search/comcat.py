@@ -1,6 +1,7 @@
 """ComCat's search: rank choices trained by gradient descent through a Gumbel-softmax (Xiao et al., 2023)."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import torch
 from pydantic import ConfigDict, Field
@@ -38,7 +39,7 @@ class ComCatSearch(MILPSearch):
             raise ValueError("the search comcat trains on calibration data: give some")
         ranks = problem.ranks_of_ratios(self.ratios)
         mixtures = {name: _Mixture(problem, name, ranks[name]) for name in problem.layers}
-        self._train(problem, mixtures)
+        self._train(problem, problem.calibration, mixtures)
         surprises = {
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
@@ -46,7 +47,9 @@ class ComCatSearch(MILPSearch):
         plan, solution = self.solve(problem, surprises)
         return SearchResult(plan, solution)
 
-    def _train(self, problem: AllocationProblem, mixtures: dict[str, "_Mixture"]) -> None:
+    def _train(
+        self, problem: AllocationProblem, calibration: Iterable[tuple[Any, Any]], mixtures: dict[str, "_Mixture"]
+    ) -> None:
         device = next(problem.model.parameters()).device
         generator = torch.Generator().manual_seed(self.seed)
         logits = [mixture.logits for mixture in mixtures.values()]
@@ -56,7 +59,7 @@ class ComCatSearch(MILPSearch):
         with frozen(problem.model), replaced_forwards({m.dense: m.forward for m in mixtures.values()}):
             for epoch in shown(range(self.num_epochs), "ComCat"):
                 temperature = first * (last / first) ** (epoch / max(1, self.num_epochs - 1))
-                for batch in problem.calibration:
+                for batch in calibration:
                     inputs, targets = to_device(batch, device)
                     cost = sum(mixture.draw(temperature, generator) for mixture in mixtures.values())
                     with autocast(device, problem.precision):

@@ -23,16 +23,19 @@ class CoRS(MILPSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem)
-        measured = sensitivity.profile(problem.ranks_of_ratios(self.ratios))
-        errors = measured
+        ranks = problem.ranks_of_ratios(self.ratios)
+        measured = errors = sensitivity.profile(ranks)
         if self.interpolation != "none":
-            errors = {name: self._interpolated(problem, name, errors) for name, errors in measured.items()}
+            errors = {name: self._interpolated(problem, name, ranks[name], measured[name]) for name in ranks}
         plan, solution = self.solve(problem, errors)
         return SearchResult(plan, solution, measured, sensitivity.saved_seconds)
 
-    def _interpolated(self, problem: AllocationProblem, name: str, measured: dict[int, float]) -> dict[int, float]:
+    def _interpolated(
+        self, problem: AllocationProblem, name: str, ranks: list[int], errors: dict[int | None, float]
+    ) -> dict[int | None, float]:
+        """The errors at all ranks that are offered, from those measured at some."""
         offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
-        ranks = [rank for rank in offered if min(measured) <= rank <= max(measured)] or list(measured)
+        offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
         # A rank is as good an abscissa as its ratio: parabolas and distances scale with it.
-        errors = interpolate_profile(list(measured), list(measured.values()), ranks, self.interpolation)
-        return dict(zip(ranks, errors.tolist(), strict=True))
+        found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
+        return dict(zip(offered, found.tolist(), strict=True))

@@ -45,13 +45,13 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
     if problem.cache:
         file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
         tensors = problem.cache.load(file)
-        if None not in parallel.gather(tensors and True):
+        if None not in parallel.gather(tensors and True) and tensors:
             return {name: tensors[name] for name in problem.layers}, tensors[SECONDS].item()
     loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
     profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), problem.memory)
-    if problem.cache:
+    if cache := problem.cache:
         seconds = torch.tensor(time.perf_counter() - start)
-        parallel.from_main(lambda: problem.cache.save(file, {**profiles, SECONDS: seconds}))
+        parallel.from_main(lambda: cache.save(file, {**profiles, SECONDS: seconds}))
     return profiles, 0.0
 
 

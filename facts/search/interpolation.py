@@ -1,9 +1,9 @@
 """From a few measured errors of a layer to errors at every rank in between (paper, Algorithm 3)."""
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.interpolate import BarycentricInterpolator, CubicSpline
 
 Interpolation = Literal["windows", "cubic", "linear", "none"]
@@ -13,7 +13,7 @@ DENSE = 1.0
 
 
 def interpolate_profile(
-    ratios: Sequence[float], errors: Sequence[float], queries: Sequence[float], method: Interpolation = "windows"
+    ratios: ArrayLike, errors: ArrayLike, queries: ArrayLike, method: Interpolation = "windows"
 ) -> np.ndarray:
     """Errors at the queries; ratio 1 is the dense layer, whose error is 0.
 

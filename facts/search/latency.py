@@ -61,8 +61,8 @@ class LatencyTable:
         medians = self._medians[name]
         if rank is None:
             return medians[None]
-        ranks = sorted(medians.keys() - {None})
-        return self.correction * float(np.interp(rank, ranks, [medians[rank] for rank in ranks]))
+        ranks = sorted(rank for rank in medians if rank is not None)
+        return self.correction * float(np.interp(rank, ranks, [medians[known] for known in ranks]))
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
@@ -89,7 +89,7 @@ class LatencyTable:
         alike: dict[tuple, list[str]] = defaultdict(list)
         for name, layer in self.layers.items():
             alike[layer.in_features, layer.out_features, layer.bias is None, self.rows[name]].append(name)
-        medians = {NETWORK: {None: median(turn[None][NETWORK] for turn in turns)}}
+        medians: dict[str, dict[int | None, float]] = {NETWORK: {None: median(turn[None][NETWORK] for turn in turns)}}
         for names in alike.values():
             shared = {
                 _rank(self.layers[names[0]], level): median(turn[level][name] for turn in turns for name in names)
@@ -111,7 +111,8 @@ def module_seconds(
 ) -> dict[str, float]:
     """Seconds that some modules take in one forward pass, each with all its calls."""
     device = next(network.parameters()).device
-    starts, stops = ({name: [] for name in names} for _ in range(2))
+    starts: dict[str, list[Any]] = {name: [] for name in names}
+    stops: dict[str, list[Any]] = {name: [] for name in starts}
 
     def note(moments: list, *_: Any) -> None:
         moments.append(_now(device))
@@ -139,8 +140,8 @@ def _now(device: torch.device) -> float | torch.cuda.Event:
     return event
 
 
-def _between(start: float | torch.cuda.Event, stop: float | torch.cuda.Event) -> float:
-    """Seconds from one moment to another."""
+def _between(start: Any, stop: Any) -> float:
+    """Seconds from one moment of `_now` to another."""
     if isinstance(start, float):
         return stop - start
     stop.synchronize()

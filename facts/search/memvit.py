@@ -27,7 +27,7 @@ class MemViTSearch(Search):
         kept = {name: _kept_energy(problem, name) for name in problem.layers}
         share = {name: problem.share(name, 1) for name in problem.layers}  # a component's, the same at every rank
         full = {name: problem.full_rank(name) for name in problem.layers}
-        ranks = Uniform().allocate(problem).plan
+        ranks = Uniform().ranks(problem)
         for iteration in range(self.num_iterations):
             portion = self.first_step * math.exp(-iteration / self.decay)
             steps = {name: max(1, round(portion * full[name])) for name in problem.layers}
@@ -48,7 +48,7 @@ class MemViTSearch(Search):
                 moved[giver] -= steps[giver]
             if problem.fits(moved) and _total(kept, moved) > _total(kept, ranks):
                 ranks = moved
-        return SearchResult(ranks)
+        return SearchResult(dict(ranks))
 
 
 def _kept_energy(problem: AllocationProblem, name: str) -> list[float]:

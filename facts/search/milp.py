@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -13,6 +13,7 @@ from scipy.optimize import linprog
 
 Costs = float | Sequence[float]
 Solver = Literal["cbc", "highs"]
+Status = Literal["optimal", "time limit"]
 
 # Total errors are brought to about this size: solvers take differences below 1e-7 to 1e-5 for equal.
 SCALE = 1e4
@@ -34,7 +35,7 @@ class Allocation:
     error: float
     bound: float
     gap: float
-    status: Literal["optimal", "time limit"]
+    status: Status
     solver: Solver
 
 
@@ -56,7 +57,8 @@ def allocate(
     command = _command(solver)
     deadline = time.monotonic() + time_limit
     prices, best = program.relaxation()
-    status, excluded = "time limit", []
+    status: Status = "time limit"
+    excluded: list[list[int]] = []
     while (left := deadline - time.monotonic()) > 0:
         found, proved = program.solve(command(msg=False, timeLimit=left, gapRel=0), prices, best, excluded)
         if found is not None and not program.fits(found):  # by less than the solver's tolerance
@@ -90,8 +92,8 @@ def _checked(
         raise ValueError("there is no layer to allocate to: profiles are empty")
     if empty := [name for name, profile in profiles.items() if not len(profile)]:
         raise ValueError(f"layers without a choice: {', '.join(empty)}; give each at least its dense cost and error 0")
-    budget = np.atleast_1d(np.asarray(budget, dtype=np.float64))
-    if np.isnan(budget).any():
+    bounds = np.atleast_1d(np.asarray(budget, dtype=np.float64))
+    if np.isnan(bounds).any():
         raise ValueError("the budget is NaN")
     costs, errors = [], []
     for name, profile in profiles.items():
@@ -99,11 +101,11 @@ def _checked(
         error = np.array([error for _, error in profile], dtype=np.float64)
         if not (np.isfinite(cost).all() and np.isfinite(error).all()):
             raise ValueError(f"the profile of layer {name} holds NaN or infinity: {list(profile)}")
-        if cost.shape[1] != len(budget):
-            raise ValueError(f"layer {name} has {cost.shape[1]} costs a choice, the budget has {len(budget)} bounds")
+        if cost.shape[1] != len(bounds):
+            raise ValueError(f"layer {name} has {cost.shape[1]} costs a choice, the budget has {len(bounds)} bounds")
         costs.append(cost)
         errors.append(error)
-    return costs, errors, budget
+    return costs, errors, bounds
 
 
 def _command(solver: Solver) -> Callable[..., pulp.LpSolver]:
@@ -252,5 +254,5 @@ class _Program:
         return choices, problem.sol_status == pulp.LpSolutionOptimal
 
 
-def _listed(values: Sequence[float]) -> str:
+def _listed(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.12g}" for value in values)

@@ -50,7 +50,8 @@ class Prefix:
     def _record(self) -> Any:
         """Run the original network once."""
         self.traces: dict[str, _Trace] = {}
-        self.clock, self.running = 0, []
+        self.clock = 0
+        self.running: list[str] = []
         watched = {module: partial(self._watch, name, module.forward) for name, module in self.modules.items() if name}
         with replaced_forwards(watched):
             return run(self.model, _copy(self.inputs))

@@ -33,7 +33,7 @@ class Sensitivity:
     def __init__(self, problem: AllocationProblem, of: str = "output"):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
         error = problem.output_error if of == "output" else squared_error
-        self.error, self.file = error, None
+        self.error, self.file = error, ""
         if problem.cache:
             key = content_key(calibration_key(self.batches), name_of(error, "output_error"))
             self.file = f"sensitivity-{of}-{key}"
@@ -48,9 +48,9 @@ class Sensitivity:
         missing = {name: sorted(each) for name, each in zip(ranks, lacking, strict=True)}
         if any(missing.values()):
             self._add(missing)
-        profile = {name: {rank: self.known[name][rank][0] for rank in ranks[name]} for name in ranks}
+        profile: Profile = {name: {rank: self.known[name][rank][0] for rank in ranks[name]} for name in ranks}
         for name, errors in profile.items():
-            fresh = {rank for rank in errors if rank not in self.used[name]} - set(missing[name])
+            fresh = {rank for rank in ranks[name] if rank not in self.used[name]} - set(missing[name])
             self.saved_seconds += sum(self.known[name][rank][1] for rank in fresh)
             self.used[name].update(errors)
         return profile
@@ -97,7 +97,8 @@ class Sensitivity:
             for rank in ranks:
                 start = time.perf_counter()
                 factors = self.problem.decompositions[name].truncate(rank)
-                small = LowRankLinear(*(factor.to(dense.weight.device) for factor in factors), dense.bias)
+                left, right = (factor.to(dense.weight.device) for factor in factors)
+                small = LowRankLinear(left, right, dense.bias)
                 error = self.error(original, read(run(small.forward))).item()
                 yield rank, error, time.perf_counter() - start
 
@@ -117,7 +118,7 @@ class Sensitivity:
 
     def _load(self) -> dict[str, dict[int, tuple[float, float]]]:
         """By layer and rank the error and the seconds it took to measure."""
-        known = defaultdict(dict)
+        known: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
         tensors = (self.problem.cache and self.problem.cache.load(self.file)) or {}
         for name, table in tensors.items():
             known[name] = {int(rank): (error, seconds) for rank, error, seconds in table.tolist()}

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import AllocationProblem, Multiple, Plan, Search, SearchResult, rank_of_ratio
+from facts.search.base import AllocationProblem, Multiple, Search, SearchResult, rank_of_ratio
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -21,20 +21,25 @@ class Uniform(Search):
     rank_multiple: Multiple = 1
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        def ranks(ratio: float) -> dict[str, int]:
+        return SearchResult(dict(self.ranks(problem)))
+
+    def ranks(self, problem: AllocationProblem) -> dict[str, int]:
+        """The plan, which leaves no layer dense."""
+
+        def at(ratio: float) -> dict[str, int]:
             return {
                 name: rank_of_ratio(layer.out_features, layer.in_features, ratio)
                 for name, layer in problem.layers.items()
             }
 
-        largest = ranks(min(problem.bounds.values()))
+        largest = at(min(problem.bounds.values()))
         if "latency" in problem.bounds and not problem.fits(largest):
-            too_slow = bisect_left(range(1, 1000), True, key=lambda i: not problem.fits(ranks(i / 1000)))
-            largest = ranks(too_slow / 1000)
-        return SearchResult(self._rounded(problem, largest))
+            too_slow = bisect_left(range(1, 1000), True, key=lambda i: not problem.fits(at(i / 1000)))
+            largest = at(too_slow / 1000)
+        return self._rounded(problem, largest)
 
-    def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> Plan:
-        plan: Plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
+    def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> dict[str, int]:
+        plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
         for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
             higher = plan[name] + self.rank_multiple
             worthwhile = plan[name] < ranks[name] and higher <= problem.full_rank(name)

@@ -60,8 +60,3 @@ def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tm
     for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
         assert findings[what].level == "problem"
     assert "root must hold" in findings[f"data of {config.task.name}"].detail
-
-
-def test_stages_want_a_compression(cell):
-    with pytest.raises(ValueError, match="stages begin with a compression"):
-        cell("detection", "stages=pela", "estimator=none")

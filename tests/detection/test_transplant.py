@@ -76,6 +76,10 @@ def test_other_families_and_shapes_are_refused():
     other = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=48, num_heads=[2, 4, 8, 16])
     with pytest.raises(ValueError, match="has other shapes than its classifier"):
         untrained(recipe, other)
+    classifier.extra = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"SwinTransformer has nothing for extra\.weight, extra\.bias"):
+        untrained(recipe, classifier)
+    del classifier.extra
     deit = drawn("upernet_deit_b")[1]
     with pytest.raises(ValueError, match="SwinTransformer"):
         transplant(deit, untrained(recipe, classifier))

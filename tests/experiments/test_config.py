@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from experiments.cell import instantiate
+from experiments.cell import check, instantiate
 from experiments.config import CONF
 from experiments.figures import DRAWINGS
 from facts import compress
@@ -172,3 +172,8 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
         env={"COMP_LINE": "facts-run estimator=f", "COMP_POINT": "21", "PATH": ""},
     ).stdout
     assert {"estimator=facts", "estimator=flar", "estimator=fwsvd"} == set(completed.split())
+
+
+def test_stages_want_a_compression(cell_config):
+    with pytest.raises(ValueError, match="stages begin with a compression: choose an estimator"):
+        check(cell_config("model=mask_rcnn_swin_b", "task=coco", "stages=pela", "estimator=none"))

@@ -80,6 +80,14 @@ def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
     assert places[1].record.metrics["top1"] > 10
 
 
+def test_cells_that_failed_are_counted_at_the_end(tmp_path):
+    command = [sys.executable, "-m", "experiments.reproduce", "experiment=sensitivity_interpolation", "tracking=off"]
+    failing = ["model.mini.weights=nowhere.safetensors", "force=true", f"results={tmp_path}"]
+    done = subprocess.run([*command, *failing], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "1 of 1 cells failed; their records say why. Run again to retry them." in done.stderr
+
+
 def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkeypatch):
     cells = [Cell.of(cell_config(f"estimator={name}")) for name in ("facts", "kfac_expand", "gfwsvd", "asvd")]
     passes = []

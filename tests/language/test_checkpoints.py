@@ -3,6 +3,7 @@
 from tests.language import installed  # noqa: F401, I001
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -132,3 +133,9 @@ def test_without_a_tag_nothing_is_published():
 def test_a_configuration_or_a_tag_is_needed():
     with pytest.raises(ValueError, match="knows no model_type None"):
         CausalLM(configuration={}, weights="random").build()
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"language models need transformers .*: pip install 'facts\[llm\]'"):
+        CausalLM(configuration=CONFIGURATIONS["qwen3"], weights="random").build()

@@ -3,6 +3,7 @@
 from tests.language import installed  # noqa: F401, I001
 
 import math
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +16,7 @@ from facts.losses import NOTHING
 from facts.models import CausalLM
 from facts.models.causal_lm import new_tokenizer
 from facts.networks import run
-from facts.tasks.benchmarks import accuracies
+from facts.tasks.benchmarks import accuracies, find_benchmarks
 from facts.tasks.corpus import Corpus
 from facts.tasks.language import perplexity, windows
 from facts.tasks.ngrams import bigram_perplexity, unigram_perplexity
@@ -267,3 +268,9 @@ def test_without_the_hub_benchmarks_are_an_error_at_once(no_hub, model, tmp_path
     with pytest.raises(ConnectionError, match="nobody/nothing"):
         accuracies(model, model.tokenizer, ["mine"], 4, folder=str(tmp_path))
     assert time.perf_counter() - start < 20
+
+
+def test_without_lm_eval_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    with pytest.raises(ImportError, match=r"benchmarks need lm-eval .*: pip install 'facts\[llm\]'"):
+        find_benchmarks(["piqa"])

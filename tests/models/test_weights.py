@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from safetensors.torch import save_file
 
 import facts.models.weights as weights
-from facts.models import MambaVision, MambaVisionModel, TimmModel
+from facts.models import MambaVision, MambaVisionModel, OpenMMLabModel, TimmModel
 
 TINY = {"depths": [0, 0, 2, 2], "dims": [4, 4, 16, 16], "heads": [2, 2], "windows": [4, 2], "stem_dim": 4}
 REPOSITORY = "nvidia/MambaVision-B-1K"
@@ -218,3 +218,11 @@ def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
     torch.save(content, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"other.pth is no checkpoint: give a file of tensors"):
         weights.read_checkpoint(tmp_path / "other.pth")
+
+
+def test_detectors_are_not_published_at_hugging_face():
+    recipe = OpenMMLabModel(toolbox="mmdet", config="swin/mine.py")
+    with pytest.raises(
+        ValueError, match=r"weights of swin/mine\.py are not at Hugging Face: set weights to a checkpoint"
+    ):
+        recipe.build()

@@ -203,6 +203,11 @@ def test_comcat_moves_ranks_to_the_layer_that_matters():
     assert (plan["used"] or 12) > (plan["ignored"] or 12)
 
 
+def test_comcat_wants_data_to_train_on():
+    with pytest.raises(ValueError, match="comcat trains on calibration data: give some"):
+        ComCatSearch().allocate(make_problem(calibration=None))
+
+
 def test_comcat_is_driven_to_the_budget():
     """With a loss that no choice changes, what a network costs above its budget alone decides what is probable."""
     problem = make_problem(bounds={"flops": 0.3}, loss=lambda outputs, targets: 0 * outputs.sum() + len(targets))

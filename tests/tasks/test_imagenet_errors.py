@@ -218,6 +218,15 @@ def test_a_batch_of_which_nothing_is_left_is_passed_over(copied, files, network,
     assert len(list(task(root, batch_size=1).calibration(network))) == 23
 
 
+def test_a_training_batch_of_which_nothing_is_left_is_an_error(copied, files, network, task):
+    """Steps are counted in batches, so that none can be passed over."""
+    root = copied("folders")
+    name = task(root).chosen_images()["calibration"]["names"][3]
+    spoiled(root, files, "folders", [name])
+    with pytest.raises(ValueError, match=f"no image of a training batch can be decoded: {name}; .* raise batch_size"):
+        list(task(root, batch_size=1, training_augmentation="crop").training(network, 0))
+
+
 def test_more_than_one_in_a_thousand_that_cannot_be_decoded_are_named(copied, files, network, task):
     root = copied("folders")
     names = task(root, num_calibration=2001).chosen_images()["calibration"]["names"][:3]
