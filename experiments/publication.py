@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ class Place(figures.Place, Protocol):
     status: Status
 
 
-def publish(run: Any, experiment: Experiment, places: list[Place], folder: Path) -> None:
+def publish(run: Any, experiment: Experiment, places: Sequence[Place], folder: Path) -> None:
     """Log what `folder` holds of the experiment as an artifact of type `report`, a version for each call."""
     import wandb
 

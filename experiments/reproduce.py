@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.cell import Cell, run_cell
-from experiments.config import CONF, Config, Experiment
-from experiments.estimate import estimate, measure_rates
+from experiments.config import CONF, Experiment
+from experiments.estimate import Estimate, estimate, measure_rates
 from experiments.examination import examine, show_findings
 from experiments.extras import OF_TASKS, missing_packages
 from experiments.figures import draw_figure
@@ -54,11 +54,17 @@ class Place:
     record: Record | None = None
 
     @property
+    def known_config(self) -> DictConfig:
+        """The configuration of a place that has one."""
+        assert self.config is not None
+        return self.config
+
+    @property
     def data(self) -> str:
         """The network, the data and the labels, as text: places of one kind can share a data pass."""
-        config = OmegaConf.to_container(self.config, resolve=True)
-        parts = (config[group][config["profile"]["name"]] for group in ("model", "task"))
-        return json.dumps([*parts, config["labels"]])
+        config = self.known_config
+        parts = (config[group][config.profile.name] for group in ("model", "task"))
+        return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), config.labels])
 
     @property
     def estimator(self) -> type[Estimator] | None:
@@ -67,7 +73,7 @@ class Place:
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
-def main(config: Config) -> None:
+def main(config: DictConfig) -> None:
     parallel.join()
     folder = writable_folder(Path(config.results) / config.profile.name)
     experiments = chosen_experiments(config)
@@ -84,7 +90,7 @@ def main(config: Config) -> None:
     columns = by_data(existing)
     parallel.from_main(lambda: look_first(columns, config.force, console))
     for number, column in enumerate(columns, start=1):
-        log.info("%s, %d cells (%d of %d)", column[0].config.model.name, len(column), number, len(columns))
+        log.info("%s, %d cells (%d of %d)", column[0].known_config.model.name, len(column), number, len(columns))
         run_column(column)
 
     parallel.from_main(lambda: show_all(experiments, places, folder, config, console))
@@ -95,7 +101,7 @@ def main(config: Config) -> None:
 
 
 def show_all(
-    experiments: list[Experiment], places: list[Place], folder: Path, config: Config, console: Console
+    experiments: list[Experiment], places: list[Place], folder: Path, config: DictConfig, console: Console
 ) -> None:
     """Tables and figures of what was run, and the report on everything."""
     for experiment in experiments:
@@ -127,27 +133,28 @@ def by_data(places: Iterable[Place]) -> list[list[Place]]:
 
 def look_first(columns: list[list[Place]], force: bool, console: Console) -> None:
     """Stop before hours of work that cannot succeed; what is fine is not mentioned."""
-    findings = examine([[place.config for place in column] for column in columns])
+    findings = examine([[place.known_config for place in column] for column in columns])
     if wrong := [finding for finding in findings if finding.level != "fine"]:
         show_findings(wrong, console)
     if any(finding.level == "problem" for finding in wrong) and not force:
         raise SystemExit("nothing was started; mend what is marked as a problem, or go on all the same with force=true")
 
 
-def show_plan(experiments: list[Experiment], places: list[Place], config: Config, console: Console) -> None:
+def show_plan(experiments: list[Experiment], places: list[Place], config: DictConfig, console: Console) -> None:
     """The state of every cell, and what those that are not done will take."""
     states = {id(place): state_of(place.config) if place.config else place.status for place in places}
     for experiment in experiments:
         own = [place for place in places if place.experiment == experiment.name]
         show_cells(experiment.title, {(place.row, place.column): states[id(place)] for place in own}, console)
-    needs = {}
+    needs: dict[str, tuple[int, Estimate]] = {}
     for column in by_data(places):
-        if left := [place.config for place in column if states[id(place)] in ("to do", "failed", "weights not here")]:
+        to_do = [place for place in column if states[id(place)] in ("to do", "failed", "weights not here")]
+        if left := [place.known_config for place in to_do]:
             needs[f"{left[0].model.name}, {left[0].task.name} ({len(needs) + 1})"] = len(left), estimate(left)
     show_estimates(needs, measure_rates(config.hardware.device), console)
 
 
-def show(experiment: Experiment, places: list[Place], folder: Path, config: Config, console: Console) -> None:
+def show(experiment: Experiment, places: list[Place], folder: Path, config: DictConfig, console: Console) -> None:
     """Draw the experiment's figure, and write its table, on the screen too; W&B gets both, and all files."""
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
@@ -222,7 +229,7 @@ def run_column(places: list[Place]) -> None:
     cells: list[tuple[Place, Cell]] = []
     for place in places:
         try:
-            cells.append((place, parallel.everywhere(partial(Cell.of, place.config))))
+            cells.append((place, parallel.everywhere(partial(Cell.of, place.known_config))))
         except Exception as error:
             place.status = "failed"
             log.error("%s, %s, %s: %s", place.experiment, place.row, place.column, error)
@@ -262,12 +269,13 @@ def collect_together(
 ) -> None:
     """The moments that the cells' estimators need of the same data: for as many layers at a time as the memory policy
     says, or `in_one_pass` for all of them, as analyses read them."""
-    moments = [moment for cell in cells for moment in cell.estimator.moments]
+    moments = [moment for cell in cells if cell.estimator for moment in cell.estimator.moments]
     if not moments:
         return
     cell = cells[0]
+    assert cell.cache is not None
     layers, data = select_layers(cell.model), data_of(cell)
-    settings = {"loss": cell.loss, "precision": cell.precision}
+    settings: dict[str, Any] = {"loss": cell.loss, "precision": cell.precision}
     cache = moment_cache(cell.cache, cell.model, layers, data, **settings)
     memory = replace(cell.memory, layers_at_once=None) if in_one_pass else cell.memory
     for names, kept in in_groups(layers, memory, cache):
@@ -291,7 +299,6 @@ def entries_of(experiment: Experiment, places: list[Place], comparable: bool) ->
         for metric in experiment.metrics:
             ours = place.record.figures.get(metric) if place.record else None
             paper = experiment.paper.get(place.row, {}).get(place.column, {}).get(metric)
-            known = comparable and ours is not None and paper is not None
             entries.append(
                 Entry(
                     row=place.row,
@@ -299,7 +306,7 @@ def entries_of(experiment: Experiment, places: list[Place], comparable: bool) ->
                     metric=metric,
                     ours=ours,
                     paper=paper,
-                    difference=ours - paper if known else None,
+                    difference=ours - paper if comparable and ours is not None and paper is not None else None,
                     status=place.status,
                     fingerprint=place.record.fingerprint if place.record else "",
                 )
@@ -307,13 +314,13 @@ def entries_of(experiment: Experiment, places: list[Place], comparable: bool) ->
     return entries + rank_correlations(experiment, entries)
 
 
-def log_figure(run, path: Path) -> None:
+def log_figure(run: Any, path: Path) -> None:
     import wandb
 
     run.log({"figure": wandb.Image(str(path))})
 
 
-def log_table(run, entries: list[Entry]) -> None:
+def log_table(run: Any, entries: list[Entry]) -> None:
     import pandas as pd
     import wandb
 

@@ -1,8 +1,12 @@
 """PyTorch's own attention by calls of linear layers."""
 
+from typing import TypeGuard
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from facts.linear import linear_layer
 
 
 class LinearAttention(nn.Module):
@@ -17,10 +21,10 @@ class LinearAttention(nn.Module):
     def __init__(self, original: nn.MultiheadAttention):
         super().__init__()
         self.num_heads, self.dropout, self.batch_first = original.num_heads, original.dropout, original.batch_first
-        biases = (None,) * 3 if original.in_proj_bias is None else original.in_proj_bias.detach().chunk(3)
-        weights = original.in_proj_weight.detach().chunk(3)
-        self.query, self.key, self.value = (_linear(*parts) for parts in zip(weights, biases, strict=True))
-        self.out_proj = _linear(original.out_proj.weight.detach(), original.out_proj.bias)
+        biases = (None,) * 3 if original.in_proj_bias is None else original.in_proj_bias.chunk(3)
+        weights = original.in_proj_weight.chunk(3)
+        self.query, self.key, self.value = (linear_layer(*parts) for parts in zip(weights, biases, strict=True))
+        self.out_proj = linear_layer(original.out_proj.weight, original.out_proj.bias)
 
     def forward(
         self,
@@ -33,7 +37,8 @@ class LinearAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        batched, inputs = query.ndim == 3, (query, key, value)
+        batched = query.ndim == 3
+        inputs: tuple[Tensor, ...] = (query, key, value)
         if not batched:
             inputs = tuple(tensor[None] for tensor in inputs)
         elif not self.batch_first:
@@ -69,7 +74,7 @@ class LinearAttention(nn.Module):
         return sum(masks[1:], masks[0]) if masks else None
 
 
-def can_be_linear(module: nn.Module) -> bool:
+def can_be_linear(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
     """Whether it is an attention that `LinearAttention` can stand for."""
     return (
         type(module) is nn.MultiheadAttention
@@ -77,13 +82,6 @@ def can_be_linear(module: nn.Module) -> bool:
         and module.bias_k is None
         and not module.add_zero_attn
     )
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(*weight.shape[::-1], device="meta")
-    layer.weight = nn.Parameter(weight)
-    layer.bias = None if bias is None else nn.Parameter(bias.detach())
-    return layer
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ DEFAULT_RATIO = 0.5
 
 
 def all_bounds(
-    ratio: float | None, cost: CostName, bounds: Mapping[CostName, float], limits: Mapping[str, float] | None = None
+    ratio: float | None,
+    cost: CostName,
+    bounds: Mapping[CostName, float],
+    limits: Mapping[CostName, float] | None = None,
 ) -> dict[CostName, float]:
     """The ratio, if there is one, and the further bounds together; without any of them, or `limits`, a half.
 

@@ -73,7 +73,7 @@ def pareto(
     if inputs is None:
         raise ValueError("the calibration data is empty: it must yield at least one batch")
     loss = loss or (SampledLabels(summed_cross_entropy) if targets is None else summed_cross_entropy)
-    chosen = choose_layers(model, None, False, None, inputs)
+    chosen = choose_layers(model, None, None, None, inputs)
     scratch = ScratchFolder()
     cache = Path(cache) if cache else scratch.path
     kept = moment_cache(cache, chosen.model, chosen.layers, data, loss, precision)

@@ -1,6 +1,5 @@
 """From a network and a budget to a smaller network."""
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -101,6 +100,7 @@ def compress(
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search")
+    figures: dict[CostName, float | None]
     figures = {"flops": flops, "params": params, "latency": latency_ms and latency_ms / 1000}
     limits = {name: figure for name, figure in figures.items() if figure is not None}
     ratios = all_bounds(ratio, cost, bounds or {}, limits)
@@ -144,8 +144,9 @@ def compress(
         energies_are_losses=isinstance(estimator, TwoSidedEstimator),
         cache=kept and Cache(kept.folder / _file_name(estimator)),
     )
-    result, compressed, latency = _search_and_measure(problem, search, timing, seconds)
+    result, compressed, latency = _search_and_measure(problem, table, search, timing, seconds)
     seconds["search"] += result.saved_seconds
+    proof = asdict(result.solution) if result.solution else None
     summary = Summary(
         before=before,
         after=_cost(compressed, example),
@@ -157,9 +158,12 @@ def compress(
         spent=dict(zip(bounds, problem.spent(result.plan), strict=True)),
         budget=dict(zip(bounds, problem.budget, strict=True)),
         latency=latency,
-        solution=result.solution and {k: v for k, v in asdict(result.solution).items() if k not in ("choices", "cost")},
+        solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
-            name: [[rank, rank / problem.full_rank(name), error] for rank, error in sorted(errors.items())]
+            name: [
+                [rank, rank / problem.full_rank(name), error]
+                for rank, error in sorted((rank, error) for rank, error in errors.items() if rank is not None)
+            ]
             for name, errors in result.profile.items()
         },
     )
@@ -225,13 +229,13 @@ def decompose_layers(
     if estimator.moments and calibration is None:
         raise ValueError(f"{type(estimator).__name__} needs calibration data: an iterable of (inputs, targets) batches")
     file = _file_name(estimator)
-    tensors = cache and cache.load(file)
-    if None not in parallel.gather(tensors and True):
-        return {name: _unpack(tensors, name) for name in layers}
-    decompositions = {}
+    known = cache.load(file) if cache else None
+    if all(parallel.gather(known is not None)) and known is not None:
+        return {name: _unpack(known, name) for name in layers}
+    decompositions: dict[str, Decomposition] = {}
     for names, kept in in_groups(layers, memory, cache):
-        settings = {"loss": loss, "precision": precision, "memory": memory, "cache": kept, "only": names}
-        collect = partial(collect_moments, model, layers, calibration, **settings)
+        settings: dict[str, Any] = {"precision": precision, "memory": memory, "cache": kept, "only": names}
+        collect = partial(collect_moments, model, layers, calibration or (), loss=loss, **settings)
         decompositions |= _decompose_group({name: layers[name] for name in names}, estimator, collect)
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
@@ -326,30 +330,35 @@ def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -
 
 
 def _search_and_measure(
-    problem: AllocationProblem, search: Search, timing: TimingPolicy, seconds: dict[str, float]
+    problem: AllocationProblem, table: LatencyTable, search: Search, timing: TimingPolicy, seconds: dict[str, float]
 ) -> tuple[SearchResult, nn.Module, dict[str, float]]:
     """A plan, its network, and seconds of a batch as in `Summary` where latency is bounded.
 
     A network that takes longer or shorter than predicted corrects the table of its layers' times, and the search goes
     again.
     """
-    for attempt in itertools.count():
+    num_corrections = 0
+    while True:
         with timed(seconds, "search"):
             result = _search(problem, search)
         compressed = apply_plan(problem.model, problem.decompositions, result.plan)
         if "latency" not in problem.bounds:
             return result, compressed, {}
         with timed(seconds, "search"):
-            latency = _latencies(problem, compressed, result.plan, timing)
+            latency = _latencies(problem, table, compressed, result.plan, timing)
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency: %(predicted)s of the original's predicted, %(measured)s measured", shares)
-        if abs(latency["measured"] / latency["predicted"] - 1) <= LATENCY_TOLERANCE or attempt == MAX_CORRECTIONS:
+        deviation = abs(latency["measured"] / latency["predicted"] - 1)
+        if deviation <= LATENCY_TOLERANCE or num_corrections == MAX_CORRECTIONS:
             return result, compressed, latency
-        problem.latency.correct(result.plan, latency["measured"])
+        table.correct(result.plan, latency["measured"])
+        num_corrections += 1
 
 
-def _latencies(problem: AllocationProblem, compressed: nn.Module, plan: Plan, timing: TimingPolicy) -> dict[str, float]:
-    table, networks = problem.latency, {"dense": problem.model, "compressed": compressed}
+def _latencies(
+    problem: AllocationProblem, table: LatencyTable, compressed: nn.Module, plan: Plan, timing: TimingPolicy
+) -> dict[str, float]:
+    networks = {"dense": problem.model, "compressed": compressed}
     times = parallel.from_main(lambda: batch_seconds(networks, table.inputs, timing, problem.precision))
     return {
         "dense": table.dense,

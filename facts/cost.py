@@ -88,7 +88,7 @@ def count_rows(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str
 
 def seen_shapes(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, list[torch.Size]]:
     """The shapes of what each layer is given in one forward pass, a call each."""
-    device = next(tree_iter(inputs)).device
+    device = next(iter(tree_iter(inputs))).device
     network = skeleton(model) if device.type == "meta" else model
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
 

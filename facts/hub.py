@@ -40,7 +40,7 @@ def hub() -> Iterator[None]:
 
 def _set_offline(offline: bool) -> None:
     for name in SETTINGS & sys.modules.keys():
-        sys.modules[name].HF_HUB_OFFLINE = offline
+        vars(sys.modules[name])["HF_HUB_OFFLINE"] = offline
 
 
 def answers() -> bool:

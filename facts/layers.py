@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +50,15 @@ def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
 def reasons_to_skip(model: nn.Module) -> dict[str, str]:
     """Why linear layers and 1x1 convolutions are left alone unless they are named: those that make the outputs, small
     ones, what the paper leaves out by name, and what is more than a weight of its own."""
-    heads, users = heads_of(model), defaultdict(list)
+    heads = heads_of(model)
+    users: dict[Tensor, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
         if isinstance(weight := getattr(module, "weight", None), nn.Parameter):
             users[weight].append(name)
     reasons = {}
     for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
         excluded = [part for part in EXCLUDED_NAMES if part in name]
-        others = [user for user in users[layer.weight] if user != name]
+        others = [user for user in users.get(layer.weight, ()) if user != name]
         if layer in heads:
             reasons[name] = "it makes the outputs"
         elif excluded:
@@ -84,7 +86,7 @@ def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
     return tensor.reshape(num_samples, -1, tensor.shape[-1])
 
 
-def batch_size(inputs: object) -> int:
+def batch_size(inputs: Any) -> int:
     """Number of samples in one batch: the first axis of its first tensor."""
     if isinstance(inputs, torch.Tensor):
         return inputs.shape[0]
@@ -126,7 +128,7 @@ def replaced_forwards(forwards: Mapping[nn.Module, Callable]) -> Iterator[None]:
             module.forward = forward
         yield
     finally:
-        for module, forward in own.items():
+        for module, previous in own.items():
             vars(module).pop("forward", None)
-            if forward is not None:
-                module.forward = forward
+            if previous is not None:
+                module.forward = previous

@@ -108,7 +108,7 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     num_classes = original.shape[-1]
     rows = max(1, KL_VALUES // num_classes)
     parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
-    return sum(_kl_divergence(*part) for part in parts)
+    return torch.stack([_kl_divergence(*part) for part in parts]).sum()
 
 
 def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from facts.attention import LinearAttention, can_be_linear
+from facts.linear import linear_layer
 from facts.pointwise import PointwiseConvolution
 
 NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -90,24 +91,24 @@ def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> 
     library = sys.modules.get("transformers.pytorch_utils")  # who has such a layer has imported it
     transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
     uncalled = [name for name, module in model.named_modules() if getattr(module, "qkv_bias_separate", None) is False]
-    attention = [name for name, module in model.named_modules() if can_be_linear(module)]
+    attention = {name: module for name, module in model.named_modules() if can_be_linear(module)}
     if not (transposed or uncalled or attention or convolutions):
         return model
     model = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for name in transposed:
         layer = model.get_submodule(name)
-        linear = nn.Linear(*layer.weight.shape, device="meta")
-        linear.weight, linear.bias = nn.Parameter(layer.weight.detach().T.contiguous()), layer.bias
-        _replace(model, name, linear)
+        _replace(model, name, linear_layer(layer.weight.T.contiguous(), layer.bias))
     for name in uncalled:
-        model.get_submodule(name).qkv_bias_separate = True
-    for name in attention:
-        _replace(model, name, LinearAttention(model.get_submodule(name)))
+        model.get_submodule(name).qkv_bias_separate = True  # type: ignore[assignment]
+    for name, original in attention.items():
+        _replace(model, name, LinearAttention(original))
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # which only attention that calls no layers understands
     for name in convolutions:
-        _replace(model, name, PointwiseConvolution(model.get_submodule(name)))
+        convolution = model.get_submodule(name)
+        assert isinstance(convolution, nn.Conv2d)
+        _replace(model, name, PointwiseConvolution(convolution))
     return model
 
 
@@ -116,4 +117,4 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _on_meta(inputs: Any) -> bool:
-    return next(tree_iter(inputs)).device.type == "meta"
+    return next(iter(tree_iter(inputs))).device.type == "meta"

@@ -1,7 +1,10 @@
 """1x1 convolutions as the linear layers that they are, token by token."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
+from facts.linear import linear_layer
 from facts.lowrank import LowRankLinear
 
 
@@ -13,11 +16,8 @@ class PointwiseConvolution(nn.Module):
 
     def __init__(self, convolution: nn.Conv2d):
         super().__init__()
-        self.stride = convolution.stride
-        self.linear: nn.Linear | LowRankLinear = nn.Linear(1, 1, device="meta")
-        self.linear.in_features, self.linear.out_features = convolution.in_channels, convolution.out_channels
-        self.linear.weight = nn.Parameter(convolution.weight.detach().flatten(1), convolution.weight.requires_grad)
-        self.linear.bias = convolution.bias
+        self.stride: Any = convolution.stride
+        self.linear: nn.Linear | LowRankLinear = linear_layer(convolution.weight.flatten(1), convolution.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         rows, columns = self.stride
@@ -25,10 +25,10 @@ class PointwiseConvolution(nn.Module):
 
     def convolution(self) -> nn.Conv2d:
         """The convolution again, with the weights that the layer has by now."""
-        out_channels, in_channels = self.linear.out_features, self.linear.in_features
-        result = nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=self.stride, device="meta")
-        result.weight = nn.Parameter(self.linear.weight.detach()[..., None, None], self.linear.weight.requires_grad)
-        result.bias = self.linear.bias
+        layer = self.linear
+        result = nn.Conv2d(layer.in_features, layer.out_features, 1, self.stride, bias=False, device="meta")
+        result.weight = nn.Parameter(layer.weight.detach()[..., None, None], layer.weight.requires_grad)
+        result.bias = layer.bias
         return result.train(self.training)
 
 

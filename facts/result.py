@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 from torch import nn
 
-from facts.cost import Cost
+from facts.cost import Cost, CostName
 from facts.search import Plan
 
 NUM_SHOWN = 3  # layers named of those that were skipped for one reason
@@ -33,7 +33,7 @@ class Summary:
     seconds: dict[str, float]
     estimator: str = ""
     search: str = ""
-    bounds: dict[str, float] = field(default_factory=dict)
+    bounds: dict[CostName, float] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)

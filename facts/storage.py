@@ -92,7 +92,7 @@ def load_compressed(
     load_model(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
-    model.origin = description.base_model
+    model.origin = description.base_model  # type: ignore[assignment]
     return CompressionResult(model.eval(), description.plan, description.summary, description.skipped)
 
 
@@ -140,7 +140,7 @@ def _built(recipe: Recipe) -> nn.Module:
         raise
     except Exception as error:  # libraries fail in any way on arguments that they did not expect
         raise ValueError(f"{recipe.name} cannot be built as it was saved: {error}") from error
-    model.recipe = recipe
+    model.recipe = recipe  # type: ignore[assignment]
     return model
 
 

@@ -77,7 +77,7 @@ Cache = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of words, for other programs.")]
 EstimatorName = Annotated[
-    Literal[*ESTIMATORS],
+    Literal[*ESTIMATORS],  # type: ignore[valid-type]
     typer.Option(
         metavar="NAME",
         rich_help_panel=METHOD,
@@ -86,7 +86,7 @@ EstimatorName = Annotated[
     ),
 ]
 SearchName = Annotated[
-    Literal[*SEARCHES],
+    Literal[*SEARCHES],  # type: ignore[valid-type]
     typer.Option(
         metavar="NAME",
         rich_help_panel=METHOD,

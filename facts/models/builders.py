@@ -83,7 +83,7 @@ class Recipe(ABC):
         if path is None and self.weights == "pretrained":
             path = fetch(self.repository)
         model = self.loaded(path) if path else self.architecture()
-        model.recipe = self
+        model.recipe = self  # type: ignore[assignment]
         return model.eval()
 
     def portable(self) -> Self:
@@ -157,7 +157,7 @@ class MambaVisionModel(Recipe):
     """A MambaVision of this package, by the name of its size."""
 
     kind: ClassVar[str] = "mambavision"
-    variant: Literal[*VARIANTS]
+    variant: Literal[*VARIANTS]  # type: ignore[valid-type]
 
     @property
     def name(self) -> str:

@@ -95,7 +95,7 @@ class CausalLM(Recipe):
     def loaded(self, path: Path) -> nn.Module:
         """By transformers, which knows older names of tensors, and which of them are one and the same."""
         with torch.device("meta"):
-            architecture = type(self.architecture())
+            architecture: Any = type(self.architecture())
         with quiet():
             model, found = architecture.from_pretrained(
                 None,
@@ -112,13 +112,13 @@ class CausalLM(Recipe):
         read_beside(model, path.parent)
         if self.tag and not hasattr(model, "tokenizer"):
             with hub(), suppress(OSError):
-                model.tokenizer = read_tokenizer(self.tag)
+                model.tokenizer = read_tokenizer(self.tag)  # type: ignore[assignment]
                 model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
         return model
 
     def build(self) -> nn.Module:
         model = super().build()
-        model.recipe = replace(self, configuration=model.config.to_diff_dict(), arguments={})
+        model.recipe = replace(self, configuration=model.config.to_diff_dict(), arguments={})  # type: ignore[assignment]
         return model
 
 
@@ -159,7 +159,7 @@ def read_beside(model: nn.Module, folder: Path) -> None:
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     if (folder / TOKENIZER).exists():
-        model.tokenizer = read_tokenizer(folder, local_files_only=True)
+        model.tokenizer = read_tokenizer(folder, local_files_only=True)  # type: ignore[assignment]
 
 
 def read_tokenizer(source: Path | str, **settings: Any) -> "PreTrainedTokenizerBase":

@@ -94,7 +94,7 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
     from mmengine.registry import DefaultScope
 
     library = importlib.import_module(recipe.toolbox)
-    config = Config.fromfile(Path(library.__file__).parent / ".mim" / "configs" / recipe.config)
+    config = Config.fromfile(Path(library.__path__[0], ".mim", "configs", recipe.config))
     config.merge_from_dict({f"model.{name}": value for name, value in recipe.arguments.items()})
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
