@@ -82,8 +82,12 @@ def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 def count_rows(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, int]:
     """How many vectors each layer multiplies in one forward pass on `inputs`, which may lie on the meta device."""
-    shapes = seen_shapes(model, layers, inputs)
-    return {name: sum(math.prod(shape[:-1]) for shape in calls) for name, calls in shapes.items()}
+    return {name: num_vectors(shapes) for name, shapes in seen_shapes(model, layers, inputs).items()}
+
+
+def num_vectors(shapes: Iterable[torch.Size]) -> int:
+    """How many vectors tensors of these shapes `[..., d]` hold together."""
+    return sum(math.prod(shape[:-1]) for shape in shapes)
 
 
 def seen_shapes(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, list[torch.Size]]:

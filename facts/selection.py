@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.cost import count_rows, seen_shapes
+from facts.cost import count_rows, num_vectors, seen_shapes
 from facts.layers import batch_size, linear_layers, pointwise_convolutions, reasons_to_skip, select_layers
 from facts.moments.data_pass import to_device
 from facts.networks import with_linear_layers
@@ -99,7 +99,7 @@ def _counted(model: nn.Module, layers: Mapping[str, nn.Linear], sample: Any) -> 
     twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
     of_one, of_two = (seen_shapes(model, layers, inputs) for inputs in (sample, twice))
     unrelated = [name for name in layers if [2 * shape[0] for shape in of_one[name]] != [s[0] for s in of_two[name]]]
-    rows = count_rows(model, layers, sample)
+    rows = {name: num_vectors(shapes) for name, shapes in of_one.items()}
     return rows, _never_run(rows) | dict.fromkeys(unrelated, "its inputs do not have the samples for their first axis")
 
 
