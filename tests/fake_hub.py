@@ -17,6 +17,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, list[dict[str, bytes]]]] = {}
         self.private: set[str] = set()
+        self.gated: set[str] = set()  # all may see that it is there, its files those who were let in
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self):
@@ -135,6 +136,8 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def _resolve(self, body, name, revision, path):
+        if name in self.server.gated:
+            return self._refuse(403, "GatedRepo")
         data = self.server.files(name, revision).get(path)
         if data is None:
             return self._refuse(404, "EntryNotFound")

@@ -209,11 +209,15 @@ class TestDamage:
     def test_a_pass_that_was_cut_short_leaves_nothing_to_trust(self, model, batches, folder):
         """Gradients of the first two batches lie on disk, without an index; the next pass starts anew."""
         estimator = GFWSVD(group_size=1)
-        broken = [*batches[:2], (batches[2][0].clone(), batches[2][1] + 100)]
+
+        def broken():
+            yield from batches[:2]
+            raise OSError("the third batch cannot be read")
+
         layers = select_layers(model)
         cache = moment_cache(folder, model, layers, batches, summed_cross_entropy, torch.float32)
-        with pytest.raises(IndexError):
-            collect_moments(model, layers, broken, estimator.moments, cache=cache)
+        with pytest.raises(OSError, match="the third batch"):
+            collect_moments(model, layers, broken(), estimator.moments, cache=cache)
         assert list(folder.rglob("*.gradients"))
         result, num = passes(model, batches, estimator=estimator, cache=folder)
         assert num == 3

@@ -143,6 +143,12 @@ class TestErrors:
         ):
             facts.load_compressed("a/b")
 
+    def test_a_gated_repository(self, hub, result):
+        push_to_hub(result, NAME, token=TOKEN)
+        hub.gated.add(NAME)
+        with pytest.raises(PermissionError, match=f"{NAME} is gated: ask for access at {hub.address}/{NAME}"):
+            facts.load_compressed(NAME, token=READER)
+
     def test_no_token(self, hub, result):
         with pytest.raises(PermissionError, match="pushing to somebody/small-vit takes a token: log in with `hf auth"):
             push_to_hub(result, NAME)

@@ -16,7 +16,7 @@ def saved(folder):
 
 def test_the_result_is_printed_measured_and_saved(compressed):
     result, folder = compressed
-    assert "low-rank layers" in result.output
+    assert "layers low-rank" in result.output
     assert "compressed" in result.output and "top1" in result.output
     assert f"saved to {folder}" in result.output
     description = saved(folder)

@@ -45,9 +45,12 @@ def test_literal_amount_is_rounding_error():
 
 
 def test_literal_amount_depends_on_the_scale():
-    """The published rule is not invariant: for small inputs the same rounding error is 0 or 1, never in between."""
+    """The published rule is not invariant: for small inputs the same rounding error is 0 or 1, never in between.
+
+    Of a trace's rounding errors one in ten or more is above 0, whatever the order of a machine's sums.
+    """
     amounts = set()
-    for _ in range(20):
+    for _ in range(200):
         x = 1e-9 * torch.randn(4, 6, 5, dtype=torch.float64)
         plain, shrunk = torch.einsum("nti,ntj->ij", x, x) / 4, literal(x)
         amounts.add(round(1 - float(shrunk[0, 1] / plain[0, 1]), 6))

@@ -15,8 +15,9 @@ from tests.networks import relative_error
 from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans
 
 ROOT = Path(CONF).parent
-# float64 sums in another order. Lanczos: a relative residual of 1e-9.
-EXACT, LANCZOS = 1e-12, 1e-7
+# float64 sums in another order. Lanczos: a relative residual of 1e-9. Errors of a network in float32: sums in another
+# order differ by 2e-7, the spaces that are kept by that over the gaps between singular values, the errors by 2e-5.
+EXACT, LANCZOS, FLOAT32_ERRORS = 1e-12, 1e-7, 1e-4
 
 
 def torchrun(task: str, folder: Path) -> subprocess.CompletedProcess:
@@ -60,13 +61,13 @@ def test_two_processes_give_the_plans_of_one(together, tmp_path):
 
 
 def test_two_processes_give_the_plan_and_the_accuracy_of_one(together, tmp_path):
-    """In float32: the errors that decide agree to 1e-6, and so do the plan and what the network gets right."""
+    """In float32: the errors that decide agree, and so do the plan and what the network gets right."""
     ours, theirs = together["record"], cell_record(tmp_path)
     assert (ours.status, ours.fingerprint) == ("done", theirs.fingerprint)
     assert ours.plan == theirs.plan
     assert ours.metrics == theirs.metrics
     for name, errors in theirs.profile.items():
-        assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=1e-6, atol=1e-9)
+        assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=FLOAT32_ERRORS, atol=1e-9)
 
 
 @pytest.mark.parametrize("accumulate", ACCUMULATE)
