@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facts.networks import heads_of
@@ -67,9 +68,18 @@ def reasons_to_skip(model: nn.Module) -> dict[str, str]:
             reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
         elif others:
             reasons[name] = f"it shares its weight with {others[0]}"
-        elif isinstance(layer, nn.Linear) and type(layer).forward is not nn.Linear.forward:
+        elif isinstance(layer, nn.Linear) and not _is_plain(layer):
             reasons[name] = f"it is a {type(layer).__name__}, which computes in a way of its own"
     return reasons
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether a layer with a `forward` of its own computes what a linear one does, tried where it has values."""
+    if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
+        return True
+    vector = torch.linspace(-1, 1, layer.in_features).to(layer.weight)
+    with torch.no_grad():
+        return torch.equal(layer(vector), F.linear(vector, layer.weight, layer.bias))
 
 
 def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:

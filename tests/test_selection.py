@@ -145,3 +145,14 @@ def test_attention_that_reads_the_weight_of_a_layer_calls_it():
     assert model(images).equal(before)
     assert model.blocks[0].attn.qkv_bias_separate is False  # the original is as it was
     assert result.model.blocks[0].attn.qkv_bias_separate is True
+
+
+def test_a_layer_with_a_forward_of_its_own_that_changes_nothing_is_taken(vectors):
+    """As that of OpenMMLab's, which is there for versions of PyTorch long gone."""
+
+    class Logging(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    model = nn.Sequential(Logging(12, 16), nn.Tanh(), nn.Linear(16, 4))
+    assert list(facts.compress(model, vectors).plan) == ["0"]
