@@ -16,15 +16,23 @@ class LinearAttention(nn.Module):
     and values are as wide as queries, and none is added to them.
     """
 
-    in_proj_weight = in_proj_bias = None  # so PyTorch's encoder layers do not take the way that calls no layer at all
+    in_proj_bias = None  # so PyTorch's encoder layers do not take the way that calls no layer at all
+    _qkv_same_embed_dim = True
 
     def __init__(self, original: nn.MultiheadAttention):
         super().__init__()
         self.num_heads, self.dropout, self.batch_first = original.num_heads, original.dropout, original.batch_first
+        self.embed_dim = self.kdim = self.vdim = original.embed_dim
+        self.head_dim = original.head_dim
         biases = (None,) * 3 if original.in_proj_bias is None else original.in_proj_bias.chunk(3)
         weights = original.in_proj_weight.chunk(3)
         self.query, self.key, self.value = (linear_layer(*parts) for parts in zip(weights, biases, strict=True))
         self.out_proj = linear_layer(original.out_proj.weight, original.out_proj.bias)
+
+    @property
+    def in_proj_weight(self) -> Tensor:
+        """For code that reads it: the three products' weights, `[3 d, d]`."""
+        return torch.cat([self.query.weight, self.key.weight, self.value.weight])
 
     def forward(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from facts import parallel
 from facts.budget import all_bounds, ratio_of_layers
@@ -35,12 +36,12 @@ from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.collect import LayerMoments, collect_moments, in_groups
 from facts.moments.data_pass import shown, to_device
 from facts.names import by_name
-from facts.networks import copy_with, noise, reads_tokens
+from facts.networks import copy_with, noise, replace
 from facts.pointwise import PointwiseConvolution
 from facts.result import CompressionResult, Summary
 from facts.search import SEARCHES, AllocationProblem, Plan, Search, SearchResult
 from facts.search.latency import LatencyTable
-from facts.selection import choose_layers
+from facts.selection import choose_layers, has_row_per_sample
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ def compress(
         sensitivity = FirstSamples(calibration, NUM_SENSITIVITY)
     own = None if calibration is None else parallel.share(calibration)
     inputs, targets = parallel.from_main(lambda: (None, None) if own is None else next(iter(own), (None, None)))
+    if loss is None and targets is None and inputs is not None and getattr(model, "num_classes", None) == 0:
+        raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
     if loss is None:
         loss = SampledLabels(summed_cross_entropy) if inputs is not None and targets is None else summed_cross_entropy
     if output_error is None:
@@ -278,10 +281,10 @@ def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], pl
         if rank is not None:
             dense = model.get_submodule(name)
             left, right = (factor.to(dense.weight.device) for factor in decompositions[name].truncate(rank))
-            compressed.set_submodule(name, LowRankLinear(left, right, dense.bias))
+            replace(compressed, name, LowRankLinear(left, right, dense.bias))
     for name, module in list(compressed.named_modules()):
         if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
-            compressed.set_submodule(name, module.convolution())
+            replace(compressed, name, module.convolution())
     return compressed
 
 
@@ -310,15 +313,13 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
 
 
-def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Tensor | None:
-    """An input of the given shape on the meta device; or a batch's first sample, if that is one of pixels or tokens."""
+def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
+    """An input of the given shape on the meta device; or a batch's first sample; None where there is no telling."""
     if input_shape:
         return meta_input(model, input_shape)
-    if isinstance(inputs, Mapping) and reads_tokens(model):
-        inputs = inputs[model.main_input_name]
-    if isinstance(inputs, Tensor) and (inputs.is_floating_point() or reads_tokens(model)):
-        return inputs[:1].to("meta")
-    return None
+    if inputs is None or not has_row_per_sample(inputs):
+        return None
+    return tree_map_only(Tensor, lambda tensor: tensor[:1].to("meta"), inputs)
 
 
 def _batch(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
@@ -368,7 +369,7 @@ def _latencies(
     }
 
 
-def _cost(model: nn.Module, example: Tensor | None) -> Cost:
+def _cost(model: nn.Module, example: Any) -> Cost:
     return Cost(flops=None, params=count_params(model)) if example is None else count_pass(model, example)
 
 

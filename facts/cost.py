@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import timm.layers
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from facts.layers import evaluating
@@ -50,7 +50,7 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     return count_pass(model, meta_input(model, input_shape), rule)
 
 
-def count_pass(model: nn.Module, inputs: Tensor, rule: Rule = "paper") -> Cost:
+def count_pass(model: nn.Module, inputs: Any, rule: Rule = "paper") -> Cost:
     """`count_cost` for inputs that lie on the meta device already."""
     if rule not in ("paper", "full"):
         raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
@@ -82,7 +82,7 @@ def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 def count_rows(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, int]:
     """How many vectors each layer multiplies in one forward pass on `inputs`, which may lie on the meta device."""
-    return {name: num_vectors(shapes) for name, shapes in seen_shapes(model, layers, inputs).items()}
+    return {name: num_vectors(shapes) for name, shapes in watched(model, layers, inputs)[0].items()}
 
 
 def num_vectors(shapes: Iterable[torch.Size]) -> int:
@@ -90,21 +90,23 @@ def num_vectors(shapes: Iterable[torch.Size]) -> int:
     return sum(math.prod(shape[:-1]) for shape in shapes)
 
 
-def seen_shapes(model: nn.Module, layers: Iterable[str], inputs: Any) -> dict[str, list[torch.Size]]:
-    """The shapes of what each layer is given in one forward pass, a call each."""
+def watched(model: nn.Module, layers: Iterable[str], inputs: Any) -> tuple[dict[str, list[torch.Size]], set[str]]:
+    """The shapes of what each layer is given in one forward pass, a call each; and which of them make its outputs."""
     device = next(iter(tree_iter(inputs))).device
     network = skeleton(model) if device.type == "meta" else model
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    last: dict[str, Any] = {}
 
-    def note(name: str, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
         shapes[name].append(args[0].shape)
+        last[name] = output
 
     with ExitStack() as stack, torch.no_grad(), evaluating(network):
         for name in shapes:
-            hook = network.get_submodule(name).register_forward_pre_hook(partial(note, name))
+            hook = network.get_submodule(name).register_forward_hook(partial(note, name))
             stack.callback(hook.remove)
-        run(network, inputs)
-    return shapes
+        outputs = {id(leaf) for leaf in tree_leaves(run(network, inputs))}
+    return shapes, {name for name, output in last.items() if id(output) in outputs}
 
 
 def count_params(model: nn.Module) -> int:

@@ -14,6 +14,7 @@ from facts.pointwise import is_pointwise
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
+MAKES_OUTPUTS = "it makes the outputs"
 
 
 def select_layers(model: nn.Module, names: Iterable[str] | None = None) -> dict[str, nn.Linear]:
@@ -58,10 +59,10 @@ def reasons_to_skip(model: nn.Module) -> dict[str, str]:
             users[weight].append(name)
     reasons = {}
     for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
-        excluded = [part for part in EXCLUDED_NAMES if part in name]
+        excluded = [part for part in EXCLUDED_NAMES if part in name.replace("multihead", "")]
         others = [user for user in users.get(layer.weight, ()) if user != name]
         if layer in heads:
-            reasons[name] = "it makes the outputs"
+            reasons[name] = MAKES_OUTPUTS
         elif excluded:
             reasons[name] = f"its name holds `{excluded[0]}`"
         elif len(layer.weight) < MIN_OUT_FEATURES:

@@ -88,7 +88,8 @@ class SampledLabels:
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Raises `ValueError` for outputs that are no class logits."""
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim < 2:
+        is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
+        if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
             raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
         probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
         labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])

@@ -50,7 +50,11 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
 
 def continues_text(model: nn.Module) -> bool:
     """Whether it is a language model that predicts each token from those before."""
-    return reads_tokens(model) and model.can_generate() and not model.config.is_encoder_decoder
+    return reads_tokens(model) and model.can_generate() and not is_encoder_decoder(model)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    return is_transformers(model) and bool(model.config.is_encoder_decoder)
 
 
 def heads_of(model: nn.Module) -> set[nn.Module]:
@@ -97,23 +101,27 @@ def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> 
     model = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for name in transposed:
         layer = model.get_submodule(name)
-        _replace(model, name, linear_layer(layer.weight.T.contiguous(), layer.bias))
+        replace(model, name, linear_layer(layer.weight.T.contiguous(), layer.bias))
     for name in uncalled:
         model.get_submodule(name).qkv_bias_separate = True  # type: ignore[assignment]
     for name, original in attention.items():
-        _replace(model, name, LinearAttention(original))
+        replace(model, name, LinearAttention(original))
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # which only attention that calls no layers understands
     for name in convolutions:
         convolution = model.get_submodule(name)
         assert isinstance(convolution, nn.Conv2d)
-        _replace(model, name, PointwiseConvolution(convolution))
+        replace(model, name, PointwiseConvolution(convolution))
     return model
 
 
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    model.set_submodule(name, module.train(model.get_submodule(name).training))
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of another, under every name that it has."""
+    original = model.get_submodule(name)
+    module.train(original.training)
+    for place in [place for place, each in model.named_modules(remove_duplicate=False) if each is original]:
+        model.set_submodule(place, module)
 
 
 def _on_meta(inputs: Any) -> bool:

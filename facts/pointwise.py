@@ -21,7 +21,8 @@ class PointwiseConvolution(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         rows, columns = self.stride
-        return self.linear(images[..., ::rows, ::columns].movedim(-3, -1)).movedim(-1, -3)
+        outputs = self.linear(images[..., ::rows, ::columns].movedim(-3, -1)).movedim(-1, -3)
+        return outputs.contiguous() if images.is_contiguous() else outputs  # as a convolution lays them out
 
     def convolution(self) -> nn.Conv2d:
         """The convolution again, with the weights that the layer has by now."""

@@ -1,7 +1,9 @@
 """Loaders give data in many forms; all of them mean the same to the network."""
 
 import pytest
+import timm
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import facts
@@ -105,3 +107,49 @@ def test_an_iterator_is_read_once(model):
     assert len(list(batches)) == len(list(batches)) == 2
     assert as_batches(batches, model) is batches
     assert as_batches(None, model) is None
+
+
+def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass():
+    loader = DataLoader(TensorDataset(torch.arange(20.0), torch.arange(20)), batch_size=4, shuffle=True)
+    state = torch.random.get_rng_state()
+    first, second = ([images.tolist() for images, _ in as_batches(loader, nn.Identity())] for _ in range(2))
+    assert first == second
+    assert first != [[*range(start, start + 4)] for start in range(0, 20, 4)]
+    assert torch.random.get_rng_state().equal(state)  # nobody else's numbers have changed
+
+
+def test_targets_that_do_not_follow():
+    model = make_causal_lm()
+    for targets in (TOKENS, torch.ones_like(TOKENS)):
+        with pytest.raises(ValueError, match="the targets of a language model are the tokens that follow"):
+            facts.compress(model, [(TOKENS, targets)])
+
+
+def test_the_column_label_of_many_data_sets():
+    ((inputs, labels),) = as_batches([{"pixel_values": TOKENS, "label": TOKENS[:, 0]}], nn.Identity())
+    assert (list(inputs), labels.tolist()) == (["pixel_values"], [0, 8, 16])
+
+
+def test_an_encoder_and_a_decoder():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=32, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    result = facts.compress(model, [{"input_ids": TOKENS, "labels": TOKENS}], ratio=0.7)
+    assert any(name.startswith("decoder") for name in result.plan)
+    assert any(name.startswith("encoder") for name in result.plan)
+    assert "lm_head" in result.skipped
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 10, 6, 6), (4,)])
+def test_labels_are_drawn_from_class_logits_alone(shape):
+    """Not from the width of a map, nor from one number."""
+    with pytest.raises(ValueError, match="labels can only be drawn from class logits"):
+        SampledLabels(summed_cross_entropy)(torch.randn(shape), None)
+
+
+def test_a_network_without_a_classifier_draws_no_labels():
+    model = timm.create_model("test_vit", num_classes=0)
+    with pytest.raises(ValueError, match="VisionTransformer has no classifier to draw labels from: give targets"):
+        facts.compress(model, [torch.randn(2, 3, 160, 160)])

@@ -107,7 +107,7 @@ def test_taken_where_there_is_no_linear_layer(batches):
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 12, 1), nn.Flatten(), nn.LazyLinear(4))
     model(batches[0][0])
     assert list(facts.compress(model, batches).plan) == ["0.linear", "2.linear"]
-    with pytest.raises(ValueError, match="Sequential has no linear layer to compress"):
+    with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it is a 1x1 convolution"):
         facts.compress(model, batches, convolutions=False)
 
 
@@ -115,3 +115,11 @@ def test_named(model, batches):
     result = facts.compress(model, batches, layers=["strided", "fc"])
     assert list(result.plan) == ["strided.linear", "fc"]
     assert result.skipped == {"expand": "it was not named", "head": "it was not named"}
+
+
+def test_its_outputs_lie_in_memory_as_those_of_a_convolution():
+    convolution = nn.Conv2d(5, 7, 1)
+    images = torch.randn(2, 5, 4, 4)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = images.contiguous(memory_format=layout)
+        assert PointwiseConvolution(convolution)(given).stride() == convolution(given).stride()

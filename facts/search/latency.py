@@ -17,7 +17,7 @@ from facts import parallel
 from facts.layers import evaluating
 from facts.lowrank import LowRankLinear
 from facts.moments.data_pass import autocast
-from facts.networks import run
+from facts.networks import replace, run
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost what the layer costs
 EVEN = 8  # measured ranks are multiples of it, as those are that a search offers: odd ones take longer
@@ -101,7 +101,7 @@ class LatencyTable:
     def _run(self, network: nn.Module, level: float | None) -> dict[str, float]:
         """Seconds of the network and of its layers, with all of them at one level."""
         for name, layer in self.layers.items():
-            network.set_submodule(name, _at_rank(layer, _rank(layer, level)))
+            replace(network, name, _at_rank(layer, _rank(layer, level)))
         return module_seconds(network, (NETWORK, *self.layers), self.inputs, self.precision)
 
 
