@@ -1,9 +1,10 @@
-"""Several methods at several budgets, from one data pass: what each keeps for what it costs."""
+"""Several methods at several budgets, from the same data: what each keeps for what it costs."""
 
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import nn
 
 from facts.budget import all_bounds
-from facts.cache import calibration_key, content_key
-from facts.calibration import as_batches
+from facts.cache import calibration_key, content_key, name_of
+from facts.calibration import Batch, as_batches
 from facts.compression import compress, moment_cache
 from facts.cost import Cost, CostName
 from facts.estimators import ESTIMATORS, Estimator
@@ -51,24 +52,29 @@ def pareto(
     file: Path | str | None = None,
     evaluation_key: str = "",
 ) -> pd.DataFrame:
-    """Compress by every estimator with every search to every ratio, and evaluate; the data are seen once for all.
+    """Compress by every estimator with every search to every ratio, and evaluate; all share one pass for moments.
 
     The table has a row for the `original`, and one for each combination: `estimator`, `search`, `ratio`, `flops` and
     `params` of the whole network, `latency_ms` of a batch where `cost` is latency, `seconds` that the compression took,
     the metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no row. The other
-    arguments are those of `facts.compress`; without `cache`, moments are kept for as long as this runs.
+    arguments are those of `facts.compress`; without `cache`, moments are kept for as long as this runs. `loss` must be
+    a function at the top of a module, by whose name they are kept. Data without a `content_key` of their own are read
+    once and stay in memory, so that all methods see the same, of a loader that shuffles too.
 
     `file` is a CSV that gets each row when it is there; those it has already are not computed again. Rows of other
     networks, data or settings stay in it. `evaluation_key` says on what data `evaluate` measures. Raises `ValueError`
-    for arguments out of range and for a file that holds something else.
+    for arguments out of range, for a `loss` without a name, and for a file that holds something else.
     """
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
     allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
     for ratio in ratios:
         all_bounds(ratio, cost, {})
+    if loss:
+        _refuse_nameless(loss)
     table = Table.read(Path(file) if file else None)
 
-    data, compared = as_batches(calibration, model) or (), as_batches(sensitivity, model)
+    data = _read_once(calibration, model)
+    compared = None if sensitivity is None else _read_once(sensitivity, model)
     inputs, targets = next(iter(data), (None, None))
     if inputs is None:
         raise ValueError("the calibration data is empty: it must yield at least one batch")
@@ -110,6 +116,30 @@ def pareto(
         row = _row(estimator, search, ratio, summary.after, summary.latency.get("measured"), seconds)
         table.add(key, row, evaluate(result.model))
     return table.of([original, *points])
+
+
+class ReadBatches(list[Batch]):
+    """Batches in memory, which are hashed once."""
+
+    @cached_property
+    def content_key(self) -> str:
+        return content_key(*self)
+
+
+def _read_once(data: Iterable[Any], model: nn.Module) -> Iterable[Batch]:
+    """The batches of data that know their own key; of others, those that one reading gave."""
+    batches = as_batches(data, model) or ()
+    return batches if getattr(batches, "content_key", None) is not None else ReadBatches(batches)
+
+
+def _refuse_nameless(loss: Loss) -> None:
+    """Raises `ValueError` for a loss whose moments could not be told from another's."""
+    try:
+        name_of(loss, "loss")
+    except ValueError as error:
+        raise ValueError(
+            "pareto keeps moments between methods: give loss= as a function at the top of a module"
+        ) from error
 
 
 def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:

@@ -105,6 +105,32 @@ def test_other_settings_are_other_points_beside_the_older_ones(model, batches, e
     assert len(pd.read_csv(kept["file"])) == 2 + 2 + 2 + 1 + 2  # another estimator shares the original
 
 
+class Reading:
+    """Batches in another order at every reading, as of a loader that shuffles; how many were read."""
+
+    def __init__(self, batches):
+        self.batches, self.count = batches, 0
+
+    def __iter__(self):
+        order = torch.randperm(len(self.batches), generator=torch.Generator().manual_seed(self.count))
+        for index in order:
+            self.count += 1
+            yield self.batches[index]
+
+
+def test_data_without_a_key_are_read_once(model, batches, evaluate):
+    calibration, sensitivity = Reading(batches), Reading(batches[:2])
+    pareto(model, calibration, evaluate, **METHODS, sensitivity=sensitivity)
+    assert (calibration.count, sensitivity.count) == (3, 2)
+
+
+@pytest.mark.parametrize("cache", [None, "cache"])
+def test_a_loss_without_a_name_is_refused_before_any_work(model, batches, evaluate, tmp_path, cache):
+    with pytest.raises(ValueError, match="pareto keeps moments between methods: give loss= as a function at the top"):
+        pareto(model, batches, evaluate, loss=lambda outputs, targets: outputs.sum(), cache=cache and tmp_path / cache)
+    assert Counting.passes == 0
+
+
 def test_latency_is_measured_where_it_is_the_cost(model, batches, evaluate):
     quick = TimingPolicy(num_turns=2, min_seconds=0)
     points = pareto(model, batches, evaluate, estimators=("pela",), ratios=(1.0,), cost="latency", timing=quick)

@@ -71,19 +71,19 @@ def compress(
     from tabulate import tabulate
 
     import facts
-    from facts.cli.data import data_of, measured, nothing_to_evaluate
+    from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.folders import for_result
     from facts.cli.models import build
     from facts.description import Metrics
 
     for_result(out)
     network = build(model, weights, num_classes, device)
-    task = data_of(
+    task = data_to_calibrate_on(
         network,
         data,
         evaluation_text,
         num_calibration,
-        sequence_length,
+        sequence_length=sequence_length,
         batch_size=batch_size,
         num_workers=num_workers,
         seed=seed,

@@ -1,5 +1,6 @@
 """How data are named on the command line, and what is measured on them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +10,58 @@ from torch import nn
 from facts.networks import reads_tokens
 from facts.tasks.corpus import Corpus
 from facts.tasks.image_folder import ImageFolder
-from facts.tasks.language import perplexity
+from facts.tasks.language import Split, perplexity
 
 Data = ImageFolder | Corpus
 
 
 def data_of(
-    model: nn.Module,
-    data: str,
-    evaluation_text: str | None = None,
-    num_calibration: int | None = None,
-    sequence_length: int | None = None,
-    **options: Any,
+    model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
     """What a network reads: a folder of images, or a text. Options that are None stay at their defaults.
 
-    Raises `ValueError` or an `OSError` where it is not there.
+    Raises `ValueError` or an `OSError` where it is not there, or where a text has not one window.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    if num_calibration:
-        options["num_calibration"] = num_calibration
-    task: Data
-    if reads_tokens(model):
-        options.pop("num_workers", None)  # windows of tokens lie in memory
-        options["num_sensitivity"] = min(Corpus.num_sensitivity, num_calibration or Corpus.num_calibration)
-        if sequence_length:
-            options["sequence_length"] = sequence_length
-        task = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
-    else:
-        task = ImageFolder(root=Path(data).expanduser(), **options)
-    task.inspect()
-    return task
+    if not reads_tokens(model):
+        images = ImageFolder(root=Path(data).expanduser(), **options)
+        images.inspect()
+        return images
+    options.pop("num_workers", None)  # windows of tokens lie in memory
+    if sequence_length:
+        options["sequence_length"] = sequence_length
+    texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
+    texts.inspect()
+    splits: dict[str, Split] = {texts.training_text: "training", texts.evaluation_text: "evaluation"}
+    for source, split in splits.items():
+        if (num_tokens := len(texts.tokens(split, model))) < texts.sequence_length:
+            raise ValueError(
+                f"{source} has {num_tokens:,} tokens, not one window of {texts.sequence_length:,}: give a longer text, "
+                "or a smaller --sequence-length"
+            )
+    return texts
+
+
+def data_to_calibrate_on(
+    model: nn.Module, data: str, evaluation_text: str | None, num_calibration: int | None, **options: Any
+) -> Data:
+    """`data_of`, with `num_calibration` images or windows of text; without a number, as many as there are, to a bound.
+
+    Raises `ValueError` for a text that has fewer, or none beside them for searches.
+    """
+    task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
+    if isinstance(task, ImageFolder):
+        return task
+    available = len(task.tokens("training", model)) // task.sequence_length
+    num_sensitivity = max(1, min(task.num_sensitivity, num_calibration or available // 2))
+    num_calibration = num_calibration or max(1, min(task.num_calibration, available - num_sensitivity))
+    if available < num_sensitivity + num_calibration:
+        raise ValueError(
+            f"{data} has {available:,} windows of {task.sequence_length:,} tokens, fewer than {num_calibration:,} to "
+            f"calibrate on and {num_sensitivity} more for searches: give a longer text, or a smaller --num-calibration "
+            "or --sequence-length"
+        )
+    return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 
 def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:

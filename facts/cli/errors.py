@@ -1,5 +1,7 @@
 """What a person reads when something is wrong."""
 
+import sys
+
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +13,11 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx):
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:  # whoever reads has seen enough, such as `head`: the caller ends without a word
+            raise
         except (ImportError, OSError, ValueError) as error:
             if ctx.params["traceback"]:
                 raise

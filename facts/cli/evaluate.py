@@ -26,6 +26,7 @@ def evaluate(
         facts evaluate qwen --data test.txt --json
 
     Of images in class folders without `train` and `val`, the half is measured that `facts compress` leaves alone.
+    Perplexities of windows of other lengths differ: give the `--sequence-length` that `facts compress` was given.
     """
     import torch
     from tabulate import tabulate

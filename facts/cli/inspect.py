@@ -8,6 +8,7 @@ import typer
 from rich.bar import Bar
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from facts.cli import options
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from facts.description import Description
 
 BAR = 12  # columns of text
+CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}  # moves and colours of terminals
 
 
 def inspect(
@@ -39,14 +41,19 @@ def inspect(
     console = Console()
     base = description.base_model or {}
     made_from = ", ".join(base[field] for field in ("name", "source", "sha256") if field in base)
-    console.print(f"made from: {made_from or 'not known'}", f"\n{description.summary}\n", highlight=False)
+    console.print(literal(f"made from: {made_from or 'not known'}\n{description.summary}\n"))
     for name, both in (description.metrics or {}).items():
-        console.print(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items()), highlight=False)
+        console.print(literal(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items())))
     console.print(plan_table(description, shapes(folder / WEIGHTS, description.plan)))
     if description.skipped:
         console.print(skipped_table(description.skipped))
     versions = ", ".join(f"{name} {version}" for name, version in description.library.items())
-    console.print(f"versions: {versions}\nfingerprint: {description.fingerprint}", highlight=False)
+    console.print(literal(f"versions: {versions}\nfingerprint: {description.fingerprint}"))
+
+
+def literal(text: str) -> Text:
+    """What somebody else wrote, as it is: no markup, and nothing that a terminal would obey."""
+    return Text(text.translate(CONTROL))
 
 
 def plan_table(description: "Description", shapes: dict[str, tuple[int, int]]) -> Table:
@@ -55,7 +62,9 @@ def plan_table(description: "Description", shapes: dict[str, tuple[int, int]]) -
     for name, rank in description.plan.items():
         shape = " x ".join(map(str, shapes[name])) if name in shapes else ""
         share = 1.0 if rank is None or name not in shapes else rank / min(shapes[name])
-        table.add_row(name, shape, "dense" if rank is None else str(rank), f"{share:.0%}", Bar(1, 0, share, width=BAR))
+        table.add_row(
+            literal(name), shape, "dense" if rank is None else str(rank), f"{share:.0%}", Bar(1, 0, share, width=BAR)
+        )
     return table
 
 
@@ -63,7 +72,7 @@ def skipped_table(skipped: dict[str, str]) -> Table:
     """A row a layer that was left alone."""
     table = Table("layer", "reason", title="left alone", title_justify="left", box=None)
     for name, reason in skipped.items():
-        table.add_row(name, reason)
+        table.add_row(literal(name), literal(reason))
     return table
 
 

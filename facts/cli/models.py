@@ -11,6 +11,7 @@ from torch import nn
 from facts.cli.choices import TIMM, TRANSFORMERS
 from facts.description import DESCRIPTION
 from facts.models import CausalLM, Recipe, TimmModel
+from facts.models.causal_lm import read_beside
 from facts.models.weights import PUBLISHED
 from facts.storage import load_compressed
 
@@ -34,7 +35,10 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     """
     place = _device(device)  # before minutes of loading
     torch.manual_seed(0)  # random weights are the same ones whenever a command starts
-    return _recipe(name, weights, num_classes).build().to(place)
+    network = _recipe(name, weights, num_classes).build()
+    if isinstance(network.recipe, CausalLM) and not hasattr(network, "tokenizer"):
+        read_beside(network, Path(name).expanduser())  # its weights are random, or lie elsewhere
+    return network.to(place)
 
 
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:

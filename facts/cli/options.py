@@ -47,7 +47,7 @@ NumCalibration = Annotated[
     typer.Option(
         min=1,
         rich_help_panel=DATA,
-        help="How much to calibrate on; without it, 512 images, if there are as many, or 256 windows of text.",
+        help="How much to calibrate on; without it, 512 images or 256 windows of text, if there are as many.",
     ),
 ]
 SequenceLength = Annotated[

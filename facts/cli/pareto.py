@@ -68,7 +68,7 @@ def pareto(
     import torch
     from rich.console import Console
 
-    from facts.cli.data import data_of, measured, nothing_to_evaluate
+    from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
     from facts.comparison import pareto as compare
@@ -76,12 +76,12 @@ def pareto(
 
     writable_folder(out)
     network = build(model, weights, num_classes, device)
-    task = data_of(
+    task = data_to_calibrate_on(
         network,
         data,
         evaluation_text,
         num_calibration,
-        sequence_length,
+        sequence_length=sequence_length,
         batch_size=batch_size,
         num_workers=num_workers,
         seed=seed,

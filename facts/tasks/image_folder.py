@@ -33,7 +33,7 @@ class Pictures(Folders):
     def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
         """Those in the class folders of a part of `root`; where there are no classes, those in the part itself."""
         pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
-        paths = [path for path in part.glob(pattern) if path.suffix.lower() in IMG_EXTENSIONS]
+        paths = [path for path in part.glob(pattern) if _is_image(path)]
         paths = sorted(path for path in paths if not classes or path.parent.name in positions)
         return cls(
             names=[str(path.relative_to(root)) for path in paths],
@@ -44,7 +44,7 @@ class Pictures(Folders):
 
     @property
     def content_key(self) -> str:
-        return content_key(self.names, self.places.tolist())
+        return content_key(self.names, self.places.tolist(), self.labels.tolist())
 
 
 class ImagesAlone(ImageBatches):
@@ -59,10 +59,12 @@ class ImageFolder(ImageNet):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, to evaluate on, in `val`, `validation` or `test`.
 
     Where one of these parts is there alone, or none, half of the images are kept for evaluation, the same half for
-    every `seed`. A label is the position of a class among the sorted ones; where the network has 1,000 classes and all
-    folders are called by synsets of ImageNet-1k, that of the synset. Where the network has another number of classes
-    than there are folders, its data are images alone, and there is nothing to evaluate on. `num_calibration` and
-    `num_sensitivity` are upper bounds; searches compare outputs on images that give the factors too.
+    every `seed`. A folder of such a name that holds no folders, with other folders beside it, is a class. Folders
+    without images are none. A label is the position of a class among the sorted ones; where the network has 1,000
+    classes and all folders are called by synsets of ImageNet-1k, that of the synset. Where the network has another
+    number of classes than there are folders, its data are images alone, and there is nothing to evaluate on.
+    `num_calibration` and `num_sensitivity` are upper bounds; searches compare outputs on images that give the factors
+    too.
     """
 
     num_calibration: Count = 512
@@ -78,9 +80,9 @@ class ImageFolder(ImageNet):
 
     @cached_property
     def classes(self) -> list[str]:
-        """The names of the class folders, sorted."""
-        folders = [path for part in self._parts for path in part.iterdir() if path.is_dir()]
-        return sorted({path.name for path in folders if not path.name.startswith(".")})
+        """The names of the folders with images, sorted."""
+        folders = (path for part in self._parts for path in _folders_in(part))
+        return sorted({path.name for path in folders if any(map(_is_image, path.iterdir()))})
 
     def labels(self, model: nn.Module) -> np.ndarray | None:
         """The network's label `[C]` for each class; None where the folders are no classes of the network."""
@@ -91,6 +93,10 @@ class ImageFolder(ImageNet):
     def inspect(self) -> str:
         used = f"{len(self.training_images):,} images to calibrate on, {len(self.validation_images):,} to evaluate on"
         return f"{used}, {len(self.classes)} classes at {self.root}"
+
+    def content_key(self, model: nn.Module) -> str:
+        labels = self.labels(model)
+        return content_key(super().content_key(model), self.classes, None if labels is None else labels.tolist())
 
     def evaluation(self, model: nn.Module) -> ImageBatches:
         """Raises `ValueError` where the folders are no classes of the network."""
@@ -113,8 +119,10 @@ class ImageFolder(ImageNet):
         """One folder, or that of training and that of evaluation. Raises `FileNotFoundError`."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"no folder {self.root}: give one that holds a folder of images for each class")
-        training = [path for path in [self.root / TRAINING] if path.is_dir()]
-        evaluation = [path for name in EVALUATION if (path := self.root / name).is_dir()]
+        found = {path.name: path for path in _folders_in(self.root)}
+        others = found.keys() - {TRAINING, *EVALUATION}
+        parts = {name: path for name, path in found.items() if not others or _folders_in(path)}
+        training, evaluation = ([parts[name] for name in names if name in parts] for names in ([TRAINING], EVALUATION))
         return [*training, *evaluation[:1]] or [self.root]
 
     @cached_property
@@ -144,3 +152,12 @@ class ImageFolder(ImageNet):
             return super()._batches(model, self._labelled(images, model), indices, augmentation)
         batches = super()._batches(model, images, indices, augmentation)
         return ImagesAlone(batches.make_loader, batches.content_key)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Those that are not hidden."""
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMG_EXTENSIONS

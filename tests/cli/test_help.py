@@ -93,6 +93,16 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(compressed):
+    """A pipe whose other end is closed, as after `head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*FACTS, "inspect", str(compressed[1]), "--json"]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert result.stderr == ""
+
+
 def test_a_traceback_where_one_is_asked_for(tmp_path):
     result = CliRunner().invoke(app, ["--traceback", "inspect", str(tmp_path)])
     assert isinstance(result.exception, FileNotFoundError)

@@ -39,6 +39,22 @@ def test_layers_left_dense_have_all_of_their_bar(run, photos, tmp_path):
         assert (line.split()[4:6] == ["dense", "100%"]) == (rank is None)
 
 
+def test_what_others_wrote_is_shown_as_it_is(run, compressed, tmp_path):
+    """Markup and the codes of a terminal style nothing."""
+    folder = shutil.copytree(compressed[1], tmp_path / "vit")
+    description = json.loads((folder / "compression.json").read_text())
+    foreign = "a[/b] [red]:smile:\x1b[31m\x9b"
+    description["base_model"]["name"] = foreign
+    description["metrics"] = {foreign: {"original": 1.0, "compressed": 1.0}}
+    description["skipped"] = {foreign: foreign}
+    description["plan"] |= {foreign: None}
+    description["summary"]["estimator"] = foreign
+    (folder / "compression.json").write_text(json.dumps(description))
+    text = run("inspect", folder).output
+    assert text.count("a[/b] [red]:smile:[31m") == 6
+    assert "\x1b" not in text and "\x9b" not in text
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -10,6 +10,8 @@ import torch
 pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
 
+from facts.cli.data import data_to_calibrate_on
+from facts.cli.models import build
 from facts.models.causal_lm import new_tokenizer
 from tests.networks import make_causal_lm
 
@@ -69,7 +71,13 @@ def test_without_another_text_nothing_is_evaluated(run, language_model, texts, t
     ("text", "options", "message"),
     [
         ("nowhere.txt", (), "nowhere.txt: give a file or hub:OWNER/DATASET/CONFIGURATION/SPLIT"),
-        ("test.txt", ("--num-calibration", 1000), "num_sensitivity + num_calibration needs 1016 windows of 16 tokens"),
+        ("test.txt", ("--num-calibration", 1000), "fewer than 1,000 to calibrate on and 16 more for searches: give a"),
+        ("test.txt", ("--num-calibration", 1000), "or a smaller --num-calibration or --sequence-length"),
+        (
+            "test.txt",
+            ("--sequence-length", 5000),
+            "not one window of 5,000: give a longer text, or a smaller --sequence",
+        ),
     ],
 )
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path, text, options, message):
@@ -77,6 +85,38 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path, t
         "compress", language_model, "--data", texts / text, *SIZES, *options, "--out", tmp_path / "small", code=1
     )
     assert message in result.output
+
+
+@pytest.mark.parametrize("length", [16, 128])
+def test_without_a_number_the_text_gives_as_much_as_it_has(language_model, texts, length):
+    model = build(str(language_model), None, None, "cpu")
+    data = str(texts / "train.txt")
+    task = data_to_calibrate_on(model, data, None, None, sequence_length=length)
+    available = len(task.tokens("training", model)) // length
+    assert 2 < available < 272
+    assert task.num_sensitivity == min(16, available // 2)
+    assert task.num_sensitivity + task.num_calibration == available
+    assert len(task.calibration(model)) == task.num_calibration
+
+
+def test_a_single_window_is_enough_to_evaluate_and_not_to_compress(run, language_model, texts, tmp_path):
+    (tmp_path / "short.txt").write_text("one two three four five six")
+    num_tokens = len(
+        build(str(language_model), None, None, "cpu").tokenizer("one two three four five six")["input_ids"]
+    )
+    options = ("--data", tmp_path / "short.txt", "--sequence-length", num_tokens)
+    assert "perplexity" in run("evaluate", language_model, *options).output
+    result = run("compress", language_model, *options, "--out", tmp_path / "small", code=1)
+    assert "has 1 windows of" in result.output and "--num-calibration or --sequence-length" in result.output
+    result = run("evaluate", language_model, *options[:2], code=1)
+    assert "not one window of 2,048" in result.output and "--sequence-length" in result.output
+
+
+def test_random_weights_have_the_tokenizer_of_their_folder(run, language_model, texts, tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((language_model / name).read_bytes())
+    result = run("evaluate", tmp_path, "--weights", "random", "--data", texts / "test.txt", "--sequence-length", 16)
+    assert "perplexity" in result.output
 
 
 def test_a_damaged_configuration(run, texts, tmp_path):

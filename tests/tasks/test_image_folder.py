@@ -66,12 +66,55 @@ class TestParts:
         assert task(first).calibration(model).content_key != task(second).calibration(model).content_key
         assert task(first).content_key(model) == task(first).content_key(model)
 
+    @pytest.mark.parametrize("name", ["train", "val", "validation", "test"])
+    def test_a_class_may_be_called_like_a_part(self, tmp_path, name):
+        photos = task(write_images(tmp_path / "vehicles", ("bus", "car", name)))
+        assert photos.classes == sorted(["bus", "car", name])
+        assert len(photos.training_images) + len(photos.validation_images) == 12
+
+    def test_parts_without_classes_hold_images_alone(self, tmp_path):
+        for name, number in (("train", 3), ("val", 2)):
+            write_images(tmp_path, (name,), number=number)
+        photos = task(tmp_path)
+        assert (len(photos.training_images), len(photos.validation_images), photos.classes) == (3, 2, [])
+
+    def test_a_part_may_have_something_else_beside_it(self, tmp_path):
+        write_images(tmp_path / "train")
+        write_images(tmp_path, ("notes",))
+        assert task(tmp_path).classes == ["cat", "dog", "fox"]
+
 
 class TestLabels:
     def test_classes_are_numbered_in_their_order(self, tmp_path):
         photos, model = task(write_images(tmp_path / "photos")), network(3)
         assert labels([*photos.calibration(model), *photos.evaluation(model)]) == [0] * 4 + [1] * 4 + [2] * 4
         assert photos.evaluate(model)["top1"] in [100 * correct / 6 for correct in range(7)]
+
+    def test_a_folder_without_images_is_no_class(self, tmp_path):
+        root = write_images(tmp_path / "photos")
+        (root / "aaa").mkdir()
+        (root / "bbb").mkdir()
+        (root / "bbb" / "notes.txt").touch()
+        photos, model = task(root), network(3)
+        assert photos.classes == ["cat", "dog", "fox"]
+        assert labels([*photos.calibration(model), *photos.evaluation(model)]) == [0] * 4 + [1] * 4 + [2] * 4
+
+    def test_other_labels_of_the_same_images_have_other_keys(self, tmp_path):
+        """A class of the other part moves the labels, and leaves the images to calibrate on as they are."""
+        root, model = write_images(tmp_path / "train").parent, network(4)
+        keys = []
+        for name in ("aaa", "zzz"):
+            write_images(tmp_path / "val", (name,))
+            photos = task(root)
+            keys.append((photos.calibration(model).content_key, photos.content_key(model)))
+            (tmp_path / "val").rename(tmp_path / f"was {name}")
+        assert keys[0][0] != keys[1][0]
+        assert keys[0][1] != keys[1][1]
+
+    def test_the_labels_of_the_network_are_in_the_key(self, tmp_path):
+        photos, few, many = task(write_images(tmp_path / "photos", SYNSETS)), network(2), network(1000)
+        assert photos.calibration(few).content_key != photos.calibration(many).content_key
+        assert photos.content_key(few) != photos.content_key(many)
 
     def test_synsets_have_the_labels_of_imagenet(self, tmp_path):
         photos, model = task(write_images(tmp_path / "photos", SYNSETS)), network(1000)
