@@ -119,8 +119,13 @@ def _works(model: nn.Module, layers: list[str], example: Any, inputs: Any) -> tu
 def _watched(model: nn.Module, layers: list[str], sample: Any) -> _Works:
     twice = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample)
     of_one, heads = watched(model, layers, sample)
-    of_two, _ = watched(model, layers, twice)
-    unrelated = [name for name in layers if [2 * shape[0] for shape in of_one[name]] != [s[0] for s in of_two[name]]]
+    try:
+        of_two, _ = watched(model, layers, twice)
+    except (RuntimeError, TypeError, ValueError):  # a network for batches of one size
+        unrelated = []
+    else:
+        doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in of_one.items()}
+        unrelated = [name for name in layers if doubled[name] != [shape[0] for shape in of_two[name]]]
     rows = {name: _num_rows(model.get_submodule(name), shapes) for name, shapes in of_one.items()}
     reasons = dict.fromkeys(unrelated, "its inputs do not have the samples for their first axis")
     return _Works(rows, reasons | _never_run(rows) | dict.fromkeys(heads, MAKES_OUTPUTS))

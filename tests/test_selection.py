@@ -192,3 +192,15 @@ def test_flops_of_inputs_by_name():
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**settings, image_size=8, patch_size=4))
     batches = [{"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])}]
     assert facts.compress(model.eval(), batches).summary.before == facts.count_cost(model, (3, 8, 8))
+
+
+def test_a_network_for_one_batch_size(vectors):
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(12, 16), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.layer(x.reshape(1, 12))))
+
+    assert list(facts.compress(Fixed(), [(vectors[0][0][:1], vectors[0][1][:1])]).plan) == ["layer"]
