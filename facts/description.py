@@ -25,6 +25,7 @@ class Description:
 
     `fingerprint` is the SHA-256 of the weights that belong to it; `library` holds versions. `base_model` tells, as far
     as it is known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights.
+    `buffers` are types of those that are in no file, where they are not float32.
     """
 
     recipe: dict[str, Any] | None
@@ -35,6 +36,7 @@ class Description:
     skipped: dict[str, str]
     base_model: dict[str, str] | None
     metrics: Metrics | None
+    buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -3,13 +3,13 @@
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
-from torch import nn
+from torch import Tensor, nn
 
 from facts.description import DESCRIPTION, WEIGHTS, Description, Metrics, checked_metrics, first_fault, versions
 from facts.files import replacing, writable_folder
@@ -19,23 +19,30 @@ from facts.model_card import write_card
 from facts.models import RECIPES, Recipe, TimmModel
 from facts.models.causal_lm import read_beside, recipe_of, write_beside
 from facts.models.weights import refuse_misfits, sha256
-from facts.networks import is_transformers, skeleton, with_linear_layers
+from facts.networks import is_transformers, replace, skeleton, with_linear_layers
 from facts.origin import origin_of
 from facts.pointwise import is_pointwise
 from facts.result import CompressionResult
 from facts.search import Plan
-from facts.untrusted import refuse_what_is_not_data
+from facts.untrusted import bounded_parameters, refuse_what_is_not_data
 
 log = logging.getLogger(__name__)
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes that change no output of a loaded network
+DENSE_PER_SAVED = 16  # many more parameters than any network registers for each tensor of its file
+
+
+class SavedTensor(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str  # safetensors' name of it
 
 
 def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, origin) and `README.md` into `folder`.
 
     Beside a language model go its generation settings and its tokenizer, if it has one as `.tokenizer`.
-    The recipe is the one the model was built by, or timm's name of it where that rebuilds the same shapes; without
+    The recipe is the one the model was built by, or timm's name of it where that rebuilds the same network; without
     either the folder can be loaded only onto a given network. `metrics` are figures that were measured:
     `{"top1": {"original": 72.1, "compressed": 70.3}}`; the model card, `README.md`, shows them. A card that was changed
     stays as it is. Killed in between, this leaves a folder that is refused, never one of another network.
@@ -56,6 +63,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
         skipped=result.skipped,
         base_model=origin_of(model),
         metrics=metrics,
+        buffers=_types_of_buffers(model),
     )
     with replacing(folder / DESCRIPTION) as path:
         path.write_text(description.text())
@@ -76,19 +84,23 @@ def load_compressed(
     refuse_what_is_not_data(folder)
     description = Description.read(folder)
     _refuse_other_weights(folder / WEIGHTS, description.fingerprint)
+    tensors = _header(folder / WEIGHTS)
     if model is None:
         recipe = _recipe(description.recipe, folder / DESCRIPTION)
-        with torch.device("meta"):
+        with torch.device("meta"), bounded_parameters(DENSE_PER_SAVED * len(tensors)):
             sketch = _built(recipe)
     else:
         sketch = skeleton(model)
-    types = _fitting_types(_planned(sketch, description.plan), folder / WEIGHTS)
+    refuse_misfits(_misfits(_planned(sketch, description.plan), tensors), sketch, folder / WEIGHTS)
     if model is None:
         model = _built(recipe)
     model = _planned(model, description.plan)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if types.get(name) in FLOATS:
-            tensor.data = tensor.data.to(FLOATS[types[name]])
+        if name in tensors and tensors[name].dtype in FLOATS:
+            tensor.data = tensor.data.to(FLOATS[tensors[name].dtype])
+    for name, buffer in _unsaved_buffers(model).items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, buffer.to(FLOATS[description.buffers.get(name, "F32")]))
     load_model(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
@@ -145,7 +157,7 @@ def _built(recipe: Recipe) -> nn.Module:
 
 
 def _planned(dense: nn.Module, plan: Plan) -> nn.Module:
-    """The network with empty low-rank layers as planned, 1x1 convolutions among them.
+    """The network with empty low-rank layers as planned, 1x1 convolutions among them, under all names of each layer.
 
     Raises `ValueError` for a layer that is not there or not linear, and for a rank that it cannot have.
     """
@@ -176,34 +188,36 @@ def _planned(dense: nn.Module, plan: Plan) -> nn.Module:
                 layer.weight.new_empty(layer.out_features, rank),
                 layer.weight.new_empty(rank, layer.in_features),
             )
-            model.set_submodule(name, LowRankLinear(left, right, layer.bias))
+            replace(model, name, LowRankLinear(left, right, layer.bias))
     return model
 
 
-def _fitting_types(model: nn.Module, path: Path) -> dict[str, str]:
-    """The type of each tensor in the file. Raises `ValueError` where names, shapes or kinds of numbers are others.
+def _header(path: Path) -> dict[str, SavedTensor]:
+    """Raises `ValueError` where it is not whole."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: SavedTensor(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
+
+
+def _misfits(model: nn.Module, found: dict[str, SavedTensor]) -> list[str]:
+    """Where names, shapes or kinds of numbers in a file are others than the network's.
 
     Of tensors that are one and the same the file holds one, by any of their names.
     """
     expected = model.state_dict(keep_vars=True)
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(tensor.get_shape()) for name, tensor in found.items()}
-            types = {name: tensor.get_dtype() for name, tensor in found.items()}
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
     held = {id(expected[name]) for name in found.keys() & expected.keys()}
     misfits = [f"{name} is unexpected" for name in found.keys() - expected.keys()]
     for name, tensor in expected.items():
-        if name not in found and id(tensor) not in held:
-            misfits.append(f"{name} is missing")
-        if name in found and shapes[name] != tuple(tensor.shape):
-            misfits.append(f"{name}: {shapes[name]} instead of {tuple(tensor.shape)}")
-        elif name in found and (types[name] in FLOATS) != tensor.is_floating_point():
-            misfits.append(f"{name}: {types[name]} instead of {tensor.dtype}")
-    refuse_misfits(sorted(misfits), model, path)
-    return types
+        if name not in found:
+            misfits += [f"{name} is missing"] if id(tensor) not in held else []
+        elif found[name].shape != tuple(tensor.shape):
+            misfits.append(f"{name}: {found[name].shape} instead of {tuple(tensor.shape)}")
+        elif (found[name].dtype in FLOATS) != tensor.is_floating_point():
+            misfits.append(f"{name}: {found[name].dtype} instead of {tensor.dtype}")
+    return sorted(misfits)
 
 
 def _recipe_of(result: CompressionResult) -> Recipe | None:
@@ -231,11 +245,33 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
             rebuilt = _planned(candidate.architecture(), result.plan)
     except ValueError:  # it has other layers
         return None
-    return candidate if _shapes(rebuilt) == _shapes(result.model) else None
+    return candidate if _structure(rebuilt) == _structure(result.model) else None
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:
+    """What tells networks with the same names apart: what they print, their shapes, and their modules' settings."""
+    shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    settings = {
+        (name, attribute): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | tuple | list) and attribute not in IRRELEVANT
+    }
+    return repr(model), shapes, settings
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those of floating-point numbers that are in no file: the network computes them where it is built."""
+    saved = model.state_dict().keys()
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if name not in saved and buffer.is_floating_point()}
+
+
+def _types_of_buffers(model: nn.Module) -> dict[str, Any]:
+    """Of those in no file, where they are not in float32, as most networks compute them."""
+    names = {dtype: name for name, dtype in FLOATS.items()}
+    types = {name: names[buffer.dtype] for name, buffer in _unsaved_buffers(model).items()}
+    return {name: kind for name, kind in types.items() if kind != "F32"}
 
 
 def _describe(recipe: Recipe | None) -> dict[str, Any] | None:

@@ -2,7 +2,12 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 KINDS = (
     *(".json", ".safetensors", ".md", ".txt", ".jinja", ".onnx", ".data"),  # `.data`: large weights of an ONNX file
@@ -67,3 +72,24 @@ def _refuse_settings(path: Path) -> None:
     for name, value in settings.items():
         if value is not None and (name in CODE or name.endswith(("_file", "_path", "_dir"))):
             raise ValueError(f"{path} sets {name} to {value!r}, which would read other files or run code: remove it")
+
+
+@contextmanager
+def bounded_parameters(most: int) -> Iterator[None]:
+    """Within the block, raises `ValueError` where networks come to have more than so many parameters.
+
+    Else 100 000 layers, which weigh nothing on the meta device, would be built for minutes before they are refused.
+    """
+    count = 0
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise ValueError(f"it has more than {most} parameters, which is many more than the weights that were saved")
+
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        yield
+    finally:
+        hook.remove()

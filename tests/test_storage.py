@@ -174,6 +174,8 @@ class TestDamage:
             {"skipped": ["head"]},
             {"base_model": {"name": 3}},
             {"metrics": {"top1": 70.3}},
+            {"buffers": {"mask": "I8"}},
+            {"buffers": {"mask": 16}},
         ],
     )
     def test_wrong_type(self, saved, changed):
@@ -321,6 +323,73 @@ def test_1x1_convolutions(tmp_path, ratio):
     facts.save_compressed(result, tmp_path)
     fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
     assert_same(facts.load_compressed(tmp_path, model=fresh), result, (3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("tag", "options"),
+    [
+        ("test_vit", {"act_layer": "relu"}),
+        ("test_vit", {"num_heads": 4}),  # which no module prints
+        ("resnet26", {"global_pool": "max"}),
+        ("resnet26", {"output_stride": 16}),
+    ],
+)
+def test_a_network_of_timm_with_options_of_its_own_asks_for_it(tag, options, tmp_path):
+    """Names and shapes are those of the name's defaults; what it computes is not."""
+    model = timm.create_model(tag, num_classes=16, **options).eval()
+    layers = ["fc"] if tag == "resnet26" else None
+    result = compressed(model, (3, 160, 160), layers=layers)
+    facts.save_compressed(result, tmp_path)
+    with pytest.raises(ValueError, match="names no architecture that can be built from JSON; pass the dense network"):
+        facts.load_compressed(tmp_path)
+    assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))
+
+
+@pytest.mark.parametrize(
+    ("tag", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", {"depths": (2, 2), "num_heads": (2, 4)}),
+        ("swinv2_cr_tiny_ns_224", {"depths": (2, 2), "num_heads": (2, 4)}),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_buffers_that_are_in_no_file_keep_their_types(tag, options, given, tmp_path):
+    """Swin's masks must be of the type of its weights."""
+    size = {"img_size": 64, "window_size": 4, "embed_dim": 24}
+    recipe = TimmModel(tag=tag, arguments={**size, **options, "num_classes": 5}, weights="random")
+    result = compressed(recipe.build().bfloat16(), (3, 64, 64))
+    facts.save_compressed(result, tmp_path)
+    assert "BF16" in json.loads((tmp_path / DESCRIPTION).read_text())["buffers"].values()
+    loaded = facts.load_compressed(tmp_path, model=recipe.build() if given else None)
+    assert_same(loaded, result, (3, 64, 64))
+    theirs = dict(loaded.model.named_buffers())
+    assert all(theirs[name].equal(buffer) for name, buffer in result.model.named_buffers())
+
+
+def test_types_of_buffers_may_be_left_out(saved):
+    edit(saved[1], lambda description: description.pop("buffers"))
+    assert_same(facts.load_compressed(saved[1]), saved[0], (3, 32, 32))
+
+
+class Shared(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.Linear(64, 64)
+        self.a, self.b = nn.Sequential(layer, nn.GELU()), nn.Sequential(layer, nn.GELU())
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def test_a_layer_under_two_names(tmp_path):
+    result = facts.compress(Shared(), estimator="pela", input_shape=(64,))
+    result.model.b[0] = result.model.a[0]
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path, model=Shared())
+    assert_same(loaded, result, (64,))
+    assert loaded.model.a[0] is loaded.model.b[0]
 
 
 def edit(folder, change):

@@ -5,9 +5,11 @@ import json
 import os
 import pickle
 import shutil
+import time
 
 import pytest
 import torch
+from torch import nn
 
 import facts
 from facts.description import DESCRIPTION, WEIGHTS
@@ -308,6 +310,15 @@ class TestPlans:
         edit(folder, lambda description: description["recipe"]["arguments"].update(embed_dim=2 * 10**7))
         with pytest.raises(ValueError, match=r"model\.safetensors does not fit this VisionTransformer"):
             facts.load_compressed(folder)
+
+    def test_a_network_of_too_many_layers_to_sketch(self, folder):
+        """Building goes no further than the weights that there are could reach."""
+        edit(folder, lambda description: description["recipe"]["arguments"].update(depth=10**5))
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=r"cannot be built as it was saved: it has more than \d+ parameters"):
+            facts.load_compressed(folder)
+        assert time.monotonic() - start < 10
+        nn.Sequential(*(nn.Linear(1, 1) for _ in range(1000)))  # which is bounded no longer
 
 
 def test_weights_of_another_kind_of_number(folder):
