@@ -70,6 +70,17 @@ def test_half_precision_keeps_what_is_computed_in_float32(tmp_path):
         assert torch.equal(run(loaded, tokens), run(result.model, tokens))
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2"])
+def test_rotations_in_half_precision_stay_so(kind, tmp_path):
+    result = facts.compress(build(kind, max_position_embeddings=2048), sequences(), ratio=0.6)
+    result.model.bfloat16()
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    tokens = torch.randint(NUM_TOKENS, (1, 2000))
+    with torch.no_grad():
+        assert torch.equal(run(loaded, tokens), run(result.model, tokens))
+
+
 def test_no_code_in_a_folder_is_run(tmp_path):
     model = build("llama", vocab_size=300)
     model.tokenizer = new_tokenizer(TEXT, 300)
