@@ -18,7 +18,6 @@ test: $(VENV)/.test
 	$(RUN) ruff format --check
 	$(RUN) mypy
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
-	$(RUN) tests.every_error
 
 # The page on every public name, from its docstring.
 docs: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""Whether some test meets every error: `python -m tests.every_error`, after tests that ran with coverage.
+"""Whether some test meets every error: `python -m tests.every_error`, after `make test` with all extras.
 
 Lists each `raise` of the package that was never executed, and fails where there is one.
 """
