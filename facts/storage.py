@@ -18,6 +18,7 @@ from facts.lowrank import LowRankLinear
 from facts.model_card import write_card
 from facts.models import RECIPES, Recipe, TimmModel
 from facts.models.causal_lm import read_beside, recipe_of, write_beside
+from facts.models.timm_options import options_beside
 from facts.models.weights import refuse_misfits, sha256
 from facts.networks import is_transformers, replace, skeleton, with_linear_layers
 from facts.origin import origin_of
@@ -42,10 +43,11 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, origin) and `README.md` into `folder`.
 
     Beside a language model go its generation settings and its tokenizer, if it has one as `.tokenizer`.
-    The recipe is the one the model was built by, or timm's name of it where that rebuilds the same network; without
-    either the folder can be loaded only onto a given network. `metrics` are figures that were measured:
-    `{"top1": {"original": 72.1, "compressed": 70.3}}`; the model card, `README.md`, shows them. A card that was changed
-    stays as it is. Killed in between, this leaves a folder that is refused, never one of another network.
+    The recipe is the one the model was built by, or timm's name of it and the options that it shows, where these
+    rebuild the same network; without either, which a warning tells, the folder can be loaded only onto a given network.
+    `metrics` are figures that were measured: `{"top1": {"original": 72.1, "compressed": 70.3}}`; the model card,
+    `README.md`, shows them. A card that was changed stays as it is. Killed in between, this leaves a folder that is
+    refused, never one of another network.
     """
     metrics = checked_metrics(metrics)
     folder = writable_folder(Path(folder))
@@ -224,10 +226,10 @@ def _recipe_of(result: CompressionResult) -> Recipe | None:
     """What builds the network again from JSON alone; None for one that nothing known does."""
     model = result.model
     recipe = getattr(model, "recipe", None) or (recipe_of(model) if is_transformers(model) else _timm_recipe(result))
-    if recipe is None:
-        return None
-    recipe = recipe.portable()
     try:
+        if recipe is None:
+            raise ValueError(f"nothing known here builds this {type(model).__name__}")
+        recipe = recipe.portable()
         recipe.refuse_foreign()
     except ValueError as error:
         log.warning("the saved network will have to be loaded onto a given one, as model=: %s", error)
@@ -236,16 +238,20 @@ def _recipe_of(result: CompressionResult) -> Recipe | None:
 
 
 def _timm_recipe(result: CompressionResult) -> TimmModel | None:
-    tag = getattr(result.model, "pretrained_cfg", {}).get("architecture")
+    """timm's name of the network and the options that it shows, if these make the same network."""
+    model = result.model
+    tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
         return None
-    candidate = TimmModel(tag=tag, arguments={"num_classes": result.model.num_classes}, weights="random")
+    arguments: dict[str, Any] = {"num_classes": model.num_classes}
     try:
         with torch.device("meta"):
-            rebuilt = _planned(candidate.architecture(), result.plan)
-    except ValueError:  # it has other layers
+            arguments |= options_beside(model, TimmModel(tag=tag, arguments=arguments).architecture())
+            recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
+            rebuilt = _planned(recipe.architecture(), result.plan)
+    except (TypeError, ValueError):  # it has other layers, or takes other options
         return None
-    return candidate if _structure(rebuilt) == _structure(result.model) else None
+    return recipe if _structure(rebuilt) == _structure(model) else None
 
 
 def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:

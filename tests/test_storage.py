@@ -315,6 +315,26 @@ def test_numbers_of_several_types_keep_them(tmp_path):
     assert loaded.head.weight.equal(result.model.head.weight)
 
 
+@pytest.mark.parametrize(
+    ("tag", "options"),
+    [
+        ("test_vit", {"drop_path_rate": 0.1, "drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.05}),
+        ("test_vit", {"img_size": [64, 32], "in_chans": 1, "global_pool": "avg"}),
+        ("swin_tiny_patch4_window7_224", {"img_size": [56, 56], "window_size": 7, "drop_path_rate": 0.3}),
+        ("test_convnext", {"in_chans": 1, "drop_path_rate": 0.2, "drop_rate": 0.4}),
+        ("resnet26", {"global_pool": "max", "in_chans": 4, "drop_rate": 0.1}),
+    ],
+)
+def test_a_network_of_timm_comes_back_with_the_options_in_common_use(tag, options, tmp_path):
+    model = timm.create_model(tag, num_classes=16, **options).eval()
+    shape = (options.get("in_chans", 3), *options.get("img_size", (160, 160)))
+    result = compressed(model, shape, layers=["fc"] if tag == "resnet26" else None)
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path)
+    assert_same(loaded, result, shape)
+    assert repr(loaded.model) == repr(result.model), "dropout counts once it is trained"
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1])
 def test_1x1_convolutions(tmp_path, ratio):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
@@ -330,16 +350,16 @@ def test_1x1_convolutions(tmp_path, ratio):
     [
         ("test_vit", {"act_layer": "relu"}),
         ("test_vit", {"num_heads": 4}),  # which no module prints
-        ("resnet26", {"global_pool": "max"}),
         ("resnet26", {"output_stride": 16}),
     ],
 )
-def test_a_network_of_timm_with_options_of_its_own_asks_for_it(tag, options, tmp_path):
+def test_a_network_of_timm_with_rare_options_asks_for_it(tag, options, tmp_path, caplog):
     """Names and shapes are those of the name's defaults; what it computes is not."""
     model = timm.create_model(tag, num_classes=16, **options).eval()
     layers = ["fc"] if tag == "resnet26" else None
     result = compressed(model, (3, 160, 160), layers=layers)
     facts.save_compressed(result, tmp_path)
+    assert "the saved network will have to be loaded onto a given one" in caplog.text
     with pytest.raises(ValueError, match="names no architecture that can be built from JSON; pass the dense network"):
         facts.load_compressed(tmp_path)
     assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))

@@ -1,0 +1,42 @@
+"""With which of timm's options a network was made, as far as that can be seen of it."""
+
+from typing import Any
+
+from timm.layers import DropPath
+from torch import nn
+
+
+def options_beside(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
+    """The options of `timm.create_model` that tell a network from the plain one of its name."""
+    usual = _options(plain)
+    return {name: value for name, value in _options(model).items() if value != usual[name]}
+
+
+def _options(model: nn.Module) -> dict[str, Any]:
+    """What timm's networks keep of options that are in common use; None where one keeps nothing."""
+    first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
+    embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
+    image = getattr(embedding, "img_size", None)
+    pool = getattr(model, "global_pool", None)
+    return {
+        "in_chans": None if first is None else first.shape[1],
+        "img_size": image and list(image),
+        "global_pool": getattr(pool, "pool_type", pool),
+        "drop_rate": getattr(model, "drop_rate", _dropout(model, "head_drop")),
+        "proj_drop_rate": _dropout(model, "proj_drop"),
+        "attn_drop_rate": _dropout(model, "attn_drop"),
+        "drop_path_rate": max(
+            (_rate(path.drop_prob) for path in model.modules() if isinstance(path, DropPath)), default=None
+        ),
+    }
+
+
+def _dropout(model: nn.Module, name: str) -> float | None:
+    """The rate of the first `nn.Dropout` of a name: the same in all blocks."""
+    found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
+    return next((_rate(module.p) for module in found if isinstance(module, nn.Dropout)), None)
+
+
+def _rate(probability: float) -> float:
+    """As it was given, of which timm makes float32: 0.1 and not 0.10000000149."""
+    return round(probability, 6)
