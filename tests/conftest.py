@@ -14,6 +14,10 @@ settings.register_profile("suite", deadline=None, max_examples=20, derandomize=T
 settings.load_profile("suite")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--write-results", action="store_true", help="tests/photos write results/vit_tiny anew")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """What takes minutes comes first, so that of several workers none is left alone with it at the end."""

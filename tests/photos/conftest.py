@@ -4,7 +4,7 @@ import pytest
 import timm
 from safetensors.torch import load_file
 
-from tests.photos.data import DATA, PHOTOS, WEIGHTS, Setting, load_photos
+from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_photos
 
 
 def pytest_collection_modifyitems(items):
@@ -13,6 +13,12 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.slow)
         if not (WEIGHTS.exists() and PHOTOS.exists()):
             item.add_marker(pytest.mark.skip(reason=f"no photos and weights in {DATA}"))
+
+
+@pytest.fixture(scope="session")
+def results(request, tmp_path_factory):
+    """Where tables and figures go: a folder of the tests', so that they leave the repository as it was, unless told."""
+    return RESULTS if request.config.getoption("--write-results") else tmp_path_factory.mktemp("vit_tiny")
 
 
 @pytest.fixture(scope="session")

@@ -52,10 +52,10 @@ def top1(model, batches):
     return 100 * right / sum(len(labels) for _, labels in batches)
 
 
-def write_table(table, name, text, formats):
-    """A table on the screen, as CSV, and as Markdown below its text."""
+def write_table(table, file, text, formats):
+    """A table on the screen, as CSV, and as Markdown below its text; `file` is without an ending."""
     print(table.to_string(index=False))
-    with replacing(RESULTS / f"{name}.csv") as path:
+    with replacing(file.with_suffix(".csv")) as path:
         table.to_csv(path, index=False)
-    with replacing(RESULTS / f"{name}.md") as path:
+    with replacing(file.with_suffix(".md")) as path:
         path.write_text(f"{text}\n\n{table.to_markdown(index=False, floatfmt=formats)}\n")

@@ -1,6 +1,6 @@
 """On a published ViT-Tiny and real photos: which weighting helps, similarity to the Fisher against accuracy, couplings.
 
-The table, and the figures, go to `results/vit_tiny/`.
+`pytest tests/photos --write-results` writes table and figures to `results/vit_tiny/`.
 """
 
 from typing import ClassVar
@@ -20,7 +20,7 @@ from facts.estimators import ESTIMATORS, GFWSVD
 from facts.layers import select_layers
 from facts.losses import summed_cross_entropy
 from facts.moments import collect_moments
-from tests.photos.data import RESULTS, top1, write_table
+from tests.photos.data import top1, write_table
 
 
 class Remembering(GFWSVD):
@@ -81,7 +81,7 @@ def subject(setting):
 
 
 @pytest.fixture(scope="module")
-def table(subject, accuracies):
+def table(subject, accuracies, results):
     rows = []
     for name, title in TITLES.items():
         estimator = METHODS[name]
@@ -97,7 +97,7 @@ def table(subject, accuracies):
         f"dense network's being {accuracies['dense']:.1f}; cosine to the empirical Fisher of 200 validation photos, "
         "mean over layers. Written by `tests/photos/test_fisher.py`."
     )
-    write_table(table, "fisher_estimators", text, ("", "", "", ".3f", ".3f", ".2f"))
+    write_table(table, results / "fisher_estimators", text, ("", "", "", ".3f", ".3f", ".2f"))
     return table.set_index("method")
 
 
@@ -136,7 +136,7 @@ def test_a_nearer_fisher_does_not_mean_better_accuracy(table):
     assert table.top1["KFAC-expand"] > table.top1["KFAC-reduce"]
 
 
-def test_couplings_are_there_and_are_drawn(setting, subject):
+def test_couplings_are_there_and_are_drawn(subject, results):
     pytest.importorskip("hyppo", reason="the extra `analysis` is not installed")
     layers = {name: f"blocks.10.{name}" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
     found = {name: TokenCoupling(layer=layer).run(Subject(**subject)) for name, layer in layers.items()}
@@ -149,8 +149,9 @@ def test_couplings_are_there_and_are_drawn(setting, subject):
             rows={"coupling": []},
         ),
         {name: findings.values for name, findings in found.items()},
+        results,
     )
-    (RESULTS / "couplings.csv").unlink()  # megabytes
+    (results / "couplings.csv").unlink()  # megabytes
     for name, findings in found.items():
         assert len(findings.values["coupling"]) == 197
         assert neighbours_couple_more(np.array(findings.values["coupling"])), name
@@ -166,7 +167,7 @@ def neighbours_couple_more(coupling):
     return beside > 2 * patches[~np.eye(196, dtype=bool)].mean()
 
 
-def test_what_the_zero_cross_moment_assumption_drops(setting, subject):
+def test_what_the_zero_cross_moment_assumption_drops(setting, subject, results):
     result = compress(setting.model, setting.calibration, ratio=RATIO, cache=setting.cache)
     few = {**subject, "held_out": setting.validation[:2]}
     findings = CrossMoments(num_probes=8).run(Subject(**few, compressed=result.model))
@@ -179,14 +180,15 @@ def test_what_the_zero_cross_moment_assumption_drops(setting, subject):
             rows={"FACTS": []},
         ),
         {"ViT-Tiny": findings.values},
+        results,
     )
     print({name: round(value, 3) for name, value in findings.metrics.items()})
     assert len(findings.values) == 48
     assert findings.metrics["cross_operator"] > 0
 
 
-def draw(experiment, values):
+def draw(experiment, values, folder):
     (row,) = experiment.rows
     records = {column: Record("", "done", {}, "", "", analysis=found) for column, found in values.items()}
     places = [Place(experiment.name, row, column, None, "done", record) for column, record in records.items()]
-    draw_figure(experiment, places, RESULTS)
+    draw_figure(experiment, places, folder)

@@ -1,6 +1,6 @@
 """On a published ViT-Tiny and real photos: does each rank search help as it should?
 
-The table goes to `results/vit_tiny/`.
+`pytest tests/photos --write-results` writes the table to `results/vit_tiny/`.
 """
 
 import pandas as pd
@@ -22,7 +22,7 @@ SEARCH_GAIN = 5.0
 
 
 @pytest.fixture(scope="module")
-def searches(setting):
+def searches(setting, results):
     """Top-1 of FACTS by ratio and search. Sensitivities come from calibration photos that the factors have not seen."""
     others = load_photos("calibration", resize=True, start=1, every=2)
     rows = []
@@ -49,7 +49,7 @@ def searches(setting):
         f"{top1(setting.model, setting.validation):.1f}. The ratio is that of the linear layers' FLOPs. The time is "
         "that of the search alone. Written by `tests/photos/test_searches.py`."
     )
-    write_table(table, "searches", text, (".1f", "", ".2f", ".1f", "", ".4f"))
+    write_table(table, results / "searches", text, (".1f", "", ".2f", ".1f", "", ".4f"))
     return table.set_index(["ratio", "search"]).top1
 
 
