@@ -246,10 +246,10 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     arguments: dict[str, Any] = {"num_classes": model.num_classes}
     try:
         with torch.device("meta"):
-            arguments |= options_beside(model, TimmModel(tag=tag, arguments=arguments).architecture())
+            arguments |= options_beside(model, _built(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = _planned(recipe.architecture(), result.plan)
-    except (TypeError, ValueError):  # it has other layers, or takes other options
+            rebuilt = _planned(_built(recipe), result.plan)
+    except ValueError:  # it has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None
 

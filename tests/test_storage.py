@@ -335,6 +335,14 @@ def test_a_network_of_timm_comes_back_with_the_options_in_common_use(tag, option
     assert repr(loaded.model) == repr(result.model), "dropout counts once it is trained"
 
 
+def test_a_network_of_timm_that_was_changed_asks_for_it(tmp_path):
+    model = timm.create_model("resnet26", num_classes=16).eval()
+    model.global_pool = torch.nn.Sequential(torch.nn.AdaptiveMaxPool2d(1), torch.nn.Flatten())
+    result = compressed(model, (3, 64, 64), layers=["fc"])
+    facts.save_compressed(result, tmp_path)
+    assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 64, 64))
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1])
 def test_1x1_convolutions(tmp_path, ratio):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()

@@ -9,7 +9,7 @@ from torch import nn
 def options_beside(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
     """The options of `timm.create_model` that tell a network from the plain one of its name."""
     usual = _options(plain)
-    return {name: value for name, value in _options(model).items() if value != usual[name]}
+    return {name: value for name, value in _options(model).items() if value not in (None, usual[name])}
 
 
 def _options(model: nn.Module) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def _options(model: nn.Module) -> dict[str, Any]:
     pool = getattr(model, "global_pool", None)
     return {
         "in_chans": None if first is None else first.shape[1],
-        "img_size": image and list(image),
-        "global_pool": getattr(pool, "pool_type", pool),
+        "img_size": list(image) if isinstance(image, tuple) else None,
+        "global_pool": pool if isinstance(pool, str) else getattr(pool, "pool_type", None),
         "drop_rate": getattr(model, "drop_rate", _dropout(model, "head_drop")),
         "proj_drop_rate": _dropout(model, "proj_drop"),
         "attn_drop_rate": _dropout(model, "attn_drop"),
