@@ -23,15 +23,15 @@ Metrics = dict[str, dict[Literal["original", "compressed"], float]]
 class Description:
     """How to build the network (`recipe`, `plan`), what it was made from, and what is known of it.
 
-    `fingerprint` is the SHA-256 of the weights that belong to it; `library` holds versions. `base_model` tells, as far
-    as it is known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights.
-    `buffers` are types of those that are in no file, where they are not float32.
+    `fingerprint` is the SHA-256 of the weights that belong to it; `versions` are those of the libraries. `base_model`
+    tells, as far as it is known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of
+    its weights. `buffers` are types of those that are in no file, where they are not float32.
     """
 
     recipe: dict[str, Any] | None
     plan: dict[str, Annotated[int, Field(ge=1)] | None]
     fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    library: dict[str, Annotated[str, Field(pattern=r"^\d+\.\d")]]
+    versions: dict[str, Annotated[str, Field(pattern=r"^\d+\.\d")]]
     summary: Summary
     skipped: dict[str, str]
     base_model: dict[str, str] | None
@@ -50,7 +50,7 @@ class Description:
             ) from error
         except ValidationError as error:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
-        theirs = description.library.get("facts", __version__)
+        theirs = description.versions.get("facts", __version__)
         if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):
             raise ValueError(f"{path} was written by facts {theirs}, and this is {__version__}: pip install -U facts")
         return description

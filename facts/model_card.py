@@ -127,7 +127,7 @@ def _method(description: Description) -> dict[str, str]:
         "its weights": base.get("source") and f"`{base['source']}`, SHA-256 {base.get('sha256', 'not known')}",
         "licence": base.get("repository") and f"that of the original: see {base['repository']}",
         "layers left alone": description.skipped and f"{len(description.skipped)} (`skipped` in `compression.json`)",
-        "versions": ", ".join(f"{name} {version}" for name, version in description.library.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in description.versions.items()),
         f"SHA-256 of `{WEIGHTS}`": description.fingerprint,
     }
     return {name: str(text) for name, text in known.items() if text}

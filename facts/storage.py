@@ -60,7 +60,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
         recipe=_describe(_recipe_of(result)),
         plan=result.plan,
         fingerprint=sha256(folder / WEIGHTS),
-        library=versions(model),
+        versions=versions(model),
         summary=result.summary,
         skipped=result.skipped,
         base_model=origin_of(model),

@@ -154,7 +154,7 @@ class TestDamage:
             facts.load_compressed(folder)
 
     @pytest.mark.parametrize(
-        "name", ["recipe", "plan", "fingerprint", "library", "summary", "skipped", "base_model", "metrics"]
+        "name", ["recipe", "plan", "fingerprint", "versions", "summary", "skipped", "base_model", "metrics"]
     )
     def test_missing_entry(self, saved, name):
         edit(saved[1], lambda description: description.pop(name))
@@ -168,8 +168,8 @@ class TestDamage:
             {"recipe": "timm"},
             {"fingerprint": "0"},
             {"fingerprint": None},
-            {"library": {"facts": 1}},
-            {"library": {"facts": "newest"}},
+            {"versions": {"facts": 1}},
+            {"versions": {"facts": "newest"}},
             {"summary": {}},
             {"skipped": ["head"]},
             {"base_model": {"name": 3}},
@@ -190,7 +190,7 @@ class TestDamage:
             facts.load_compressed(saved[1])
 
     def test_a_newer_library(self, saved):
-        edit(saved[1], lambda description: description["library"].update(facts="9.2.1"))
+        edit(saved[1], lambda description: description["versions"].update(facts="9.2.1"))
         with pytest.raises(ValueError, match=r"was written by facts 9\.2\.1, and this is .*: pip install -U facts"):
             facts.load_compressed(saved[1])
 
@@ -282,7 +282,7 @@ class TestDescription:
 
     def test_versions_and_fingerprint(self, saved):
         description = json.loads((saved[1] / DESCRIPTION).read_text())
-        assert description["library"] == {
+        assert description["versions"] == {
             "facts": facts.__version__,
             "torch": torch.__version__.partition("+")[0],
             "timm": timm.__version__,

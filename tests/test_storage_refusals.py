@@ -207,7 +207,10 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("changed", "fault"),
         [
-            ({"config": "/tmp/evil.py"}, "is no name of a file among the library's configurations, which are code"),
+            (
+                {"config": "/elsewhere/evil.py"},
+                "is no name of a file among the library's configurations, which are code",
+            ),
             ({"config": "../../evil.py"}, "is no name of a file among the library's configurations"),
             ({"config": "..\\evil.py"}, "is no name of a file among the library's configurations"),
             ({"config": "swin/evil.json"}, "is no name of a file among the library's configurations"),

@@ -47,7 +47,7 @@ def inspect(
     console.print(plan_table(description, shapes(folder / WEIGHTS, description.plan)))
     if description.skipped:
         console.print(skipped_table(description.skipped))
-    versions = ", ".join(f"{name} {version}" for name, version in description.library.items())
+    versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
     console.print(literal(f"versions: {versions}\nfingerprint: {description.fingerprint}"))
 
 
