@@ -8,7 +8,7 @@ from pathlib import Path
 from griffe import Extension, GriffeLoader, Module
 from griffe2md import render_object_docs
 
-from facts.files import replacing
+from facts.utils.files import replacing
 
 PACKAGES = ("facts", "facts.estimators", "facts.search", "facts.moments", "facts.models", "facts.tasks")
 PAGE = Path(__file__).with_name("api.md")

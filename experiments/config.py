@@ -1,4 +1,7 @@
-"""The shape of a configuration: every key that exists, with its type. Methods check their own fields."""
+"""The shape of a configuration: every key that exists, with its type. Defaults are in `conf/`.
+
+Methods check their own fields.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,33 +31,33 @@ class Profile:
 
 @dataclass
 class Memory:
-    """The fields of `facts.memory.MemoryPolicy`."""
+    """The fields of `facts.moments.memory.MemoryPolicy`."""
 
-    moments: str = "auto"
-    halve_batches: bool = True
-    checkpoint_blocks: bool = False
-    layers_at_once: int | None = None
+    moments: str = MISSING
+    halve_batches: bool = MISSING
+    checkpoint_blocks: bool = MISSING
+    layers_at_once: int | None = MISSING
 
 
 @dataclass
 class Timing:
-    """The fields of `facts.hardware.TimingPolicy`."""
+    """The fields of `facts.cost.timing.TimingPolicy`."""
 
-    num_warmups: int = 1
-    num_turns: int = 7
-    min_seconds: float = 0.2
+    num_warmups: int = MISSING
+    num_turns: int = MISSING
+    min_seconds: float = MISSING
 
 
 @dataclass
 class Hardware:
     device: str = MISSING
-    precision: str = "float32"
-    matmul_precision: str = "highest"
-    num_threads: int | None = None
-    memory: Memory = field(default_factory=Memory)
-    batch_size: int = 64
-    compile: bool = False
-    timing: Timing = field(default_factory=Timing)
+    precision: str = MISSING
+    matmul_precision: str = MISSING
+    num_threads: int | None = MISSING
+    memory: Memory = MISSING
+    batch_size: int = MISSING
+    compile: bool = MISSING
+    timing: Timing = MISSING
 
 
 @dataclass
@@ -74,12 +77,11 @@ class Stages:
 
 @dataclass
 class Experiment:
-    """A table or a figure: rows and columns of overrides, the figures of the paper, and how to show them.
+    """A table or a figure: rows and columns of overrides, and how to show them.
 
-    With `metrics` it is a table; with `figure`, the name of a drawing in `experiments/figures.py`, a figure, or both.
-    `axis` says what an ablation's rows vary. `properties` are attributes of the estimators, with their titles, that the
-    table shows beside their rows.
-    `not_applicable` says, by row and column, why a cell is left out.
+    With `metrics` it is a table; with `figure`, the name of a drawing in `experiments/output/figures.py`, a figure, or
+    both. `axis` says what an ablation's rows vary. `properties` are attributes of the estimators, with their titles,
+    that the table shows beside their rows. `not_applicable` says, by row and column, why a cell is left out.
     """
 
     name: str = MISSING
@@ -96,7 +98,6 @@ class Experiment:
     unranked: list[str] = field(default_factory=list)
     not_applicable: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    paper: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -115,14 +116,14 @@ class Config:
     finetuning: ByProfile | None = None
     stages: Stages | None = None
     experiment: Experiment | None = None
-    ratio: float = 0.5
-    cost: str = "flops"
-    labels: str = "given"
-    bounds: dict[str, float] = field(default_factory=dict)
-    cache: bool = True
-    checkpoints: str = "pretrained"
-    seed: int = 0
-    results: str = "results"
+    ratio: float = MISSING
+    cost: str = MISSING
+    labels: str = MISSING
+    bounds: dict[str, float] = MISSING
+    cache: bool = MISSING
+    checkpoints: str = MISSING
+    seed: int = MISSING
+    results: str = MISSING
     plan: bool = False
     force: bool = False
 

@@ -4,7 +4,6 @@ Of cells that share a network and its data, one after another, with nothing in t
 """
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,15 +16,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from experiments.cell import instantiate
-from facts.capture import capturing
-from facts.checkpointing import BlockRun
-from facts.cost import count_cost, count_rows, meta_input
+from experiments.instantiation import as_json, instantiate
+from facts.compression.selection import select_layers
+from facts.cost.count import count_cost, meta_input
 from facts.estimators import Estimator
-from facts.layers import select_layers
-from facts.memory import MAX_PARTS, MemoryPolicy
+from facts.modules.networks import run
 from facts.moments import Moment
-from facts.networks import run
+from facts.moments.capture import capturing
+from facts.moments.checkpointing import BlockRun
+from facts.moments.memory import MAX_PARTS, MemoryPolicy
 from facts.tasks import Task
 
 BYTES = 4  # of a number in float32, in which moments and decompositions are kept
@@ -123,13 +122,14 @@ def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     shape = task.input_shape(model)
-    layers = select_layers(model)
-    rows = count_rows(model, layers, meta_input(model, shape))
+    example = meta_input(model, shape)
+    selection = select_layers(model, example=example)
+    layers, rows = selection.layers, selection.rows
     cost = count_cost(model, shape, rule="full")
     assert cost.flops is not None  # the shape is known
     sizes = tuple((layer.in_features, layer.out_features, rows[name]) for name, layer in layers.items())
-    blocks = memory.blocks(model, layers.values())
-    return Network(sizes, cost.flops, cost.params, kept_bytes(model, layers, meta_input(model, shape), blocks))
+    blocks = memory.blocks(selection.model, layers.values())
+    return Network(sizes, cost.flops, cost.params, kept_bytes(selection.model, layers, example, blocks))
 
 
 def kept_bytes(
@@ -182,7 +182,7 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     """Of all cells of one network and its data together."""
     configs = list(configs)
     profile = configs[0].profile.name
-    recipe = json.dumps(OmegaConf.to_container(configs[0].model[profile], resolve=True))
+    recipe = as_json(configs[0].model[profile])
     task = instantiate(configs[0].task[profile])
     memory = MemoryPolicy(**configs[0].hardware.memory)
     network = network_of(recipe, task, memory)

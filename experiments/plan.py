@@ -1,26 +1,67 @@
-"""What there is to do, and what it will take, before any of it is done: `reproduce plan=true`."""
+"""The work that there is to do, and what it will take, before any of it is done: `reproduce plan=true`."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from experiments.cell import Cell, instantiate
-from experiments.estimate import Estimate, Rates
+from experiments.cell import Cell, results_folder
+from experiments.config import Experiment
+from experiments.estimate import Estimate, Rates, estimate, measure_rates
+from experiments.grid import GridCell, by_data
+from experiments.instantiation import as_json, instantiate
+from experiments.record import Record, read_records
+from facts.utils.files import writable_folder
+
+OPEN = ("to do", "failed", "weights not here")
 
 
-def state_of(config: DictConfig) -> str:
-    """`done`, `failed`, `to do`, or what is missing; nothing is fetched."""
+def show_plan(experiments: list[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
+    """Show the state of every cell, and what those that are not done will take."""
+    records = _latest(read_records(writable_folder(results_folder(config) / "records")))
+    states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
+    for experiment in experiments:
+        own = [cell for cell in grid if cell.experiment == experiment.name]
+        show_cells(experiment.title, {(cell.row, cell.column): states[id(cell)] for cell in own}, console)
+    needs: dict[str, tuple[int, Estimate]] = {}
+    for column in by_data(grid):
+        if left := [cell.known_config for cell in column if states[id(cell)] in OPEN]:
+            needs[f"{left[0].model.name}, {left[0].task.name} ({len(needs) + 1})"] = len(left), estimate(left)
+    show_estimates(needs, measure_rates(config.hardware.device), console)
+
+
+def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
+    """`done`, `failed`, `to do`, or the reason why it cannot be run; no weights are loaded, and nothing is fetched.
+
+    A record counts if it has the cell's identity and its weights; data that have changed since show when it is run.
+    """
     try:
-        recipe = instantiate(config.model[config.profile.name])
-        if recipe.weights == "pretrained" and recipe.checkpoint() is None:
+        cell = Cell.of(config)
+        if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
             return "weights not here"
-        record = Cell.of(config).earlier_record()
+        record = records.get(_key(cell.identity, weights_of(as_json(config.model[config.profile.name]))))
     except (OSError, ValueError, ImportError) as error:
         return f"blocked ({type(error).__name__})"
     return record.status if record else "to do"
+
+
+@lru_cache
+def weights_of(recipe: str) -> dict[str, str]:
+    """The file of a recipe's weights with its hash: of gigabytes, so only once."""
+    return instantiate(OmegaConf.create(recipe)).origin()
+
+
+def _latest(records: Iterable[Record]) -> dict[str, Record]:
+    """The records by identity and weights, the latest of each."""
+    return {_key(record.identity, record.weights): record for record in sorted(records, key=lambda r: r.time)}
+
+
+def _key(identity: object, weights: object) -> str:
+    return json.dumps([identity, weights])
 
 
 def show_cells(title: str, states: Mapping[tuple[str, str], str], console: Console) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -13,8 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from facts.files import replacing
-from facts.version import __version__
+from facts import __version__
+from facts.compression.result import Summary
+from facts.cost.count import Cost
+from facts.utils.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +36,14 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def machine() -> dict[str, str]:
+def machine(num_threads: int) -> dict[str, str]:
+    """The machine, of whose processors `num_threads` work."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "platform": platform.platform(),
         "processor": processor(),
         "gpu": gpu,
-        "threads": str(torch.get_num_threads()),
+        "threads": str(num_threads),
     }
 
 
@@ -68,26 +72,23 @@ def _git(*arguments: str) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One cell. `metrics` and `plan` are empty and `error` tells why where `status` is `failed`.
+    """One cell. `metrics` and `plan` are empty and `error` tells why if `status` is `failed`.
 
-    `spent`, `budget`, `latency`, `solution` and `profile` say what the rank search rests on, as in `facts.Summary`;
-    `analysis` holds the values that an analysis found, beside its metrics. `weights` names the file that the network's
-    weights came from, with its SHA-256; `model_hash` is of what was in it.
+    `identity` is what the fingerprint is a hash of, with `model_hash` (of the weights) and `data_hash`. `summary` is
+    that of the compression, None for a network that was not compressed; `seconds` are those of all stages. `analysis`
+    holds the values that an analysis found, beside its metrics. `weights` names the file that the network's weights
+    came from, with its SHA-256.
     """
 
     fingerprint: str
     status: Literal["done", "failed"]
     config: dict[str, Any]
+    identity: dict[str, Any]
     model_hash: str
     data_hash: str
     metrics: dict[str, float] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
-    repaired: dict[str, int] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
-    budget: dict[str, float] = field(default_factory=dict)
-    latency: dict[str, float] = field(default_factory=dict)
-    solution: dict[str, Any] | None = None
-    profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    summary: Summary | None = None
     analysis: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
@@ -96,14 +97,24 @@ class Record:
     time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: versions())
     git: dict[str, Any] = field(default_factory=lambda: git_state())
-    machine: dict[str, str] = field(default_factory=lambda: machine())
+    machine: dict[str, str] = field(default_factory=lambda: machine(torch.get_num_threads()))
 
     @property
-    def figures(self) -> dict[str, float]:
-        """What a table can show: the metrics, and the minutes of the search and of the whole compression."""
+    def values(self) -> dict[str, float]:
+        """All that a table can show: the metrics, and the minutes of the search and of the whole compression."""
         work = [self.seconds[stage] / 60 for stage in WORK if stage in self.seconds]
-        figures = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
-        return figures | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
+        values = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
+        return values | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
+
+    @property
+    def num_repaired(self) -> int:
+        """How many Kronecker factors were not positive definite."""
+        return sum(self.summary.repaired.values()) if self.summary else 0
+
+    @property
+    def profile(self) -> dict[str, list[list[float]]]:
+        """The sensitivity profile of the search, empty if it had none."""
+        return self.summary.profile if self.summary else {}
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -113,9 +124,24 @@ def write_record(record: Record, folder: Path) -> None:
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:
     try:
-        return Record(**json.loads((folder / f"{fingerprint}.json").read_text()))
+        return _parsed((folder / f"{fingerprint}.json").read_text())
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         log.warning("the record %s is damaged (%s): its cell is run again", fingerprint, error)
         return None
+
+
+def read_records(folder: Path) -> Iterator[Record]:
+    """Every record of a folder that can be read."""
+    for path in sorted(folder.glob("*.json")):
+        if record := read_record(path.stem, folder):
+            yield record
+
+
+def _parsed(text: str) -> Record:
+    fields = json.loads(text)
+    if summary := fields["summary"]:
+        costs = {when: Cost(**summary[when]) for when in ("before", "after")}
+        fields["summary"] = Summary(**{**summary, **costs})
+    return Record(**fields)

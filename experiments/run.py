@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(config: DictConfig) -> None:
     # Here, since PyTorch takes seconds to load: completion, and a sweep that hands its jobs out, need not wait for it.
-    from experiments.cell import Cell, run_cell
-    from facts import parallel
+    from experiments.runner import open_cell, run_cell
+    from facts.utils import distributed
 
-    parallel.join()
-    record = run_cell(parallel.everywhere(lambda: Cell.of(config)))
+    distributed.join()
+    record = run_cell(distributed.on_all_ranks(lambda: open_cell(config)))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 
 

@@ -35,8 +35,8 @@ from facts.models.causal_lm import new_tokenizer, write_beside
 from facts.models.transplant import untrained
 from facts.models.weights import CHECKPOINTS
 from facts.tasks import Task
-from facts.tasks.digits import input_size, load_images
-from facts.tasks.language import Language
+from facts.tasks.classification.digits import input_size, load_images
+from facts.tasks.language.base import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}

@@ -1,9 +1,53 @@
 """Shrink pretrained networks by Fisher-weighted SVD."""
 
+from typing import TYPE_CHECKING
+
 import lazy_loader
 
-from facts.version import __version__ as __version__
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # for type checkers and editors; the same names as below
+    from facts.compression.compress import compress as compress
+    from facts.compression.pareto import pareto as pareto
+    from facts.compression.prepare import Calibration as Calibration
+    from facts.compression.prepare import prepare as prepare
+    from facts.compression.result import CompressionResult as CompressionResult
+    from facts.compression.result import Summary as Summary
+    from facts.cost.count import Cost as Cost
+    from facts.cost.count import count_cost as count_cost
+    from facts.decomposition.truncation import Decomposition as Decomposition
+    from facts.decomposition.truncation import decompose as decompose
+    from facts.decomposition.truncation import low_rank_factors as low_rank_factors
+    from facts.estimators.base import KroneckerFactors as KroneckerFactors
+    from facts.estimators.factors import estimate_factors as estimate_factors
+    from facts.modules.lowrank import LowRankLinear as LowRankLinear
+    from facts.moments.losses import SampledLabels as SampledLabels
+    from facts.moments.losses import next_tokens as next_tokens
+    from facts.moments.memory import MemoryPolicy as MemoryPolicy
+    from facts.saving.export import export_onnx as export_onnx
+    from facts.saving.export import export_program as export_program
+    from facts.saving.folder import load_compressed as load_compressed
+    from facts.saving.folder import save_compressed as save_compressed
+    from facts.saving.push import push_to_hub as push_to_hub
 
 # PyTorch takes seconds to load, and the command line's help need not wait: each name is imported when it is asked for.
-# `__init__.pyi` says from where.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submodules=["analysis", "estimators", "finetuning", "models", "moments", "pruning", "search", "tasks"],
+    submod_attrs={
+        "compression.compress": ["compress"],
+        "compression.pareto": ["pareto"],
+        "compression.prepare": ["Calibration", "prepare"],
+        "compression.result": ["CompressionResult", "Summary"],
+        "cost.count": ["Cost", "count_cost"],
+        "decomposition.truncation": ["Decomposition", "decompose", "low_rank_factors"],
+        "estimators.base": ["KroneckerFactors"],
+        "estimators.factors": ["estimate_factors"],
+        "modules.lowrank": ["LowRankLinear"],
+        "moments.losses": ["SampledLabels", "next_tokens"],
+        "moments.memory": ["MemoryPolicy"],
+        "saving.export": ["export_onnx", "export_program"],
+        "saving.folder": ["load_compressed", "save_compressed"],
+        "saving.push": ["push_to_hub"],
+    },
+)

@@ -14,16 +14,19 @@ from experiments.extras import missing_packages
 SOURCES = ("facts", "experiments")
 # By file and a part of its text, why coverage cannot see an error.
 ALLOWED = {
-    ("facts/parallel.py", "lost the others"): "torchrun ends the process before what it executed is written down",
+    (
+        "facts/utils/distributed.py",
+        "lost the others",
+    ): "torchrun ends the process before what it executed is written down",
 }
 # Files whose tests are skipped where an extra is not installed.
 OF_EXTRAS = {
     "detection": (
         "facts/models/openmmlab.py",
         "facts/models/transplant.py",
-        "facts/tasks/ade20k.py",
-        "facts/tasks/coco.py",
-        "facts/tasks/dense_prediction.py",
+        "facts/tasks/dense/ade20k.py",
+        "facts/tasks/dense/coco.py",
+        "facts/tasks/dense/base.py",
     ),
 }
 

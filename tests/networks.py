@@ -90,6 +90,27 @@ def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, se
     return list(zip(images.split(sizes), labels.split(sizes), strict=True))
 
 
+class KeyedBatches(list):
+    """Batches that have a key of their own, and count how often they are read."""
+
+    content_key, num_reads = "images", 0
+
+    def __iter__(self):
+        self.num_reads += 1
+        return super().__iter__()
+
+
+class Runs:
+    """Counts the runs of a module on tensors with values, in `number`."""
+
+    def __init__(self, module):
+        self.number = 0
+        module.register_forward_pre_hook(self._count)
+
+    def _count(self, module, args):
+        self.number += not args[0].is_meta
+
+
 def make_model(dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     return EveryShape().to(dtype)

@@ -6,10 +6,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import facts
-from facts.cache import Cache
-from facts.files import needing_room, replacing
-from facts.layers import select_layers
+from facts.compression.selection import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
+from facts.utils.cache import Cache
+from facts.utils.files import needing_room, replacing
 from tests.disk import room_for
 
 
@@ -23,7 +23,7 @@ def stamps(folder):
 
 
 def collect(model, batches, moments, cache):
-    return collect_moments(model, select_layers(model), batches, moments, cache=cache)
+    return collect_moments(model, select_layers(model).layers, batches, moments, cache=cache)
 
 
 def test_a_moment_that_finds_no_room(model, batches, cache, caplog):

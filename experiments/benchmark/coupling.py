@@ -9,7 +9,7 @@ from torch import Tensor
 
 from experiments.benchmark.results import show
 from facts.analysis import TokenStore, cross_token_coupling
-from facts.hardware import TimingPolicy
+from facts.cost.timing import TimingPolicy
 from facts.moments.batch import LayerBatch
 
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
+from facts.compression.selection import select_layers
+from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
-from facts.hardware import TimingPolicy
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
+from facts.modules.modes import autocast
 from facts.moments.collect import MomentPass
-from facts.moments.data_pass import autocast
+from facts.moments.losses import summed_cross_entropy
 
 FAMILIES = ("deit_b", "swin_b", "convnext_b", "mambavision_b")
 ESTIMATORS_OF = {"data pass of FACTS": ["facts"], "data pass of all ten estimators": list(ESTIMATORS)}
@@ -93,7 +93,7 @@ def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torc
 
 def moment_pass(model: nn.Module, estimators: list[str], precision: torch.dtype, folder: Path) -> MomentPass:
     moments = list(dict.fromkeys(moment for name in estimators for moment in ESTIMATORS[name]().moments))
-    return MomentPass(model, select_layers(model), moments, summed_cross_entropy, precision, folder)
+    return MomentPass(model, select_layers(model).layers, moments, summed_cross_entropy, precision, folder)
 
 
 def in_own_process(function: Callable[..., float], *arguments: Setting | str) -> float:

@@ -6,8 +6,9 @@ import pandas as pd
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from facts.compression import compress
-from facts.hardware import TimingPolicy, batch_seconds
+from facts.compression.compress import compress
+from facts.cost.speed import batch_seconds
+from facts.cost.timing import TimingPolicy
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from experiments.benchmark.data_pass import moment_pass
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from facts.hardware import TimingPolicy
-from facts.moments.data_pass import autocast
+from facts.cost.timing import TimingPolicy
+from facts.modules.modes import autocast
 from facts.tasks import ImageNet
-from facts.tasks.image_batches import ImageBatches
+from facts.tasks.classification.image_batches import ImageBatches
 
 FORWARD, DATA_PASS = "forward pass", "data pass of FACTS"
 

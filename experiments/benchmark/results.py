@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.record import processor
-from facts.files import replacing
-from facts.hardware import Timing
+from facts.cost.timing import Timing
+from facts.utils.files import replacing
 
 
 def show(what: str, title: str, times: dict[str, Timing]) -> None:

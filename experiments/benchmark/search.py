@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmark.results import show
-from facts.compression import decompose_layer
+from facts.compression.selection import select_layers
+from facts.cost.timing import TimingPolicy
+from facts.decomposition.layers import decompose_layer
 from facts.estimators import ESTIMATORS, Estimator
-from facts.hardware import TimingPolicy
-from facts.layers import select_layers
-from facts.losses import kl_divergence
-from facts.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLinear
 from facts.moments.collect import LayerMoments, collect_moments
-from facts.search import AllocationProblem, CoRS
+from facts.moments.losses import kl_divergence
 from facts.search.base import Profile
-from facts.search.sensitivity import Sensitivity
+from facts.search.methods.cors import CoRS
+from facts.search.problem import AllocationProblem
+from facts.search.sensitivity.measured import Sensitivity
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = timm.create_model(args.model).to(device).eval()
     size = model.pretrained_cfg["input_size"]
-    every = select_layers(model)
+    every = select_layers(model).layers
     step = max(1, len(every) // args.layers)
     layers = dict(list(every.items())[step // 2 :: step])
     estimator = ESTIMATORS["facts"]()

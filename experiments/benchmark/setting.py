@@ -9,8 +9,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from experiments.cell import MATMUL_PRECISIONS, PRECISIONS, instantiate
+from experiments.cell import MATMUL_PRECISIONS, PRECISIONS
 from experiments.config import CONF
+from experiments.instantiation import instantiate
 
 MODELS = sorted(path.stem for path in Path(CONF, "model").glob("*.yaml"))
 

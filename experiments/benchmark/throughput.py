@@ -9,9 +9,10 @@ from torch import nn
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from facts.compression import compress
-from facts.hardware import Speed, TimingPolicy, speeds
-from facts.search import Uniform
+from facts.compression.compress import compress
+from facts.cost.speed import Speed, speeds
+from facts.cost.timing import TimingPolicy
+from facts.search.methods.uniform import Uniform
 
 ORIGINAL = "original"
 

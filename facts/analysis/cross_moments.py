@@ -73,7 +73,7 @@ class CrossMoments(Analysis):
         layers = {}
         for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
             # Not cached: the change belongs to one plan, and the products are large.
-            found = subject.collect(subject.held_out, (fisher, local, *sides, change), group, cached=False)
+            found = subject.held_out.moments((fisher, local, *sides, change), group, cached=False)
             for name, moments in found.items():
                 (whole,), (kept,) = moments[fisher], moments[local]
                 operator = norm_ratio(whole - kept, kept)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from facts.analysis.token_store import TokenStore
-from facts.moments.data_pass import shown
+from facts.utils.progress import with_progress
 
 GRAM_BYTES = 2**27
 
@@ -20,7 +20,7 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
     widest = max(num_samples, *store.features.values())
     rows = max(1, max_bytes // (num_samples * widest * store.like.element_size()))
     norms = torch.zeros(num_tokens, num_tokens, dtype=torch.float64)
-    for start in shown(range(0, num_tokens, rows), "cross-token coupling"):
+    for start in with_progress(range(0, num_tokens, rows), "cross-token coupling"):
         end = min(start + rows, num_tokens)
         inputs, grads = (store.read(kind, start, end).flatten(0, 1) for kind in ("inputs", "grads"))
         for other in range(start, num_tokens):

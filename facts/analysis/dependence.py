@@ -3,7 +3,7 @@
 import numpy as np
 
 from facts.analysis.token_store import TokenStore
-from facts.moments.data_pass import shown
+from facts.utils.progress import with_progress
 
 MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-square limit
 
@@ -28,7 +28,7 @@ def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[f
     if store.num_samples < MIN_SAMPLES:
         raise ValueError(f"distance correlation needs at least {MIN_SAMPLES} samples, got {store.num_samples}")
     correlations, p_values = [], []
-    for token in shown(range(store.num_tokens), "distance correlation"):
+    for token in with_progress(range(store.num_tokens), "distance correlation"):
         x, g = (store.read(kind, token, token + 1)[0].double().cpu().numpy() for kind in ("inputs", "grads"))
         varies = np.ptp(x, axis=0).any() and np.ptp(g, axis=0).any()
         correlation, p_value = map(float, dcorr().test(x, g)) if varies else (None, None)

@@ -10,9 +10,9 @@ from facts.analysis.base import Analysis, Findings, Subject, groups_within
 from facts.analysis.similarity import cosine, probe_terms
 from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
+from facts.estimators.whitening import square_root
 from facts.moments import FisherProducts, LayerMoments
 from facts.moments.products import make_probes
-from facts.whitening import square_root
 
 MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as much for their probes
 
@@ -38,11 +38,11 @@ class FisherSimilarity(Analysis):
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
         assert subject.estimator is not None
-        estimator, moments = see_data(subject.estimator, lambda wanted: subject.collect(subject.calibration, wanted))
+        estimator, moments = see_data(subject.estimator, subject.calibration.moments)
         wanted = FisherProducts(self.num_probes, self.seed)
         terms = {}
         for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
-            for name, held_out in subject.collect(subject.held_out, (wanted,), group).items():
+            for name, held_out in subject.held_out.moments((wanted,), group).items():
                 (products,) = held_out[wanted]
                 d_out, d_in = products.shape[1:]
                 probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(products)

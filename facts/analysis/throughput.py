@@ -7,8 +7,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.hardware import VARIANTS, TimingPolicy, Variant, speeds
-from facts.networks import noise
+from facts.analysis.variants import VARIANTS, Variant
+from facts.cost.speed import speeds
+from facts.cost.timing import TimingPolicy
+from facts.modules.networks import noise
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -36,10 +38,10 @@ class Throughput(Analysis):
                     networks[name] = VARIANTS[name](subject.model, subject.compressed, subject.layers)
                 except NotImplementedError as reason:
                     missing[name] = str(reason)
-        inputs, _ = next(iter(subject.held_out))
+        inputs, _ = next(iter(subject.held_out.data or ()))
         device = next(subject.model.parameters()).device
         batch = noise(subject.model, (self.batch_size, *inputs.shape[1:]), device)
-        found = speeds(networks, batch, self.timing, subject.precision, self.compiled)
+        found = speeds(networks, batch, self.timing, subject.held_out.execution.precision, self.compiled)
         result = found.get("compressed", found["dense"])
         metrics = {f"{name}_throughput": speed.throughput for name, speed in found.items()}
         metrics["speedup"] = result.throughput / found["dense"].throughput

@@ -10,8 +10,8 @@ from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_token import cross_token_coupling
 from facts.analysis.dependence import distance_correlations, load_dcorr
 from facts.analysis.token_store import collect_tokens
+from facts.compression.selection import select_layers
 from facts.estimators import Estimator
-from facts.layers import select_layers
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -31,9 +31,9 @@ class TokenCoupling(Analysis):
 
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
-        layers = select_layers(subject.model, [self.layer])
-        stores = collect_tokens(subject.model, layers, subject.held_out, loss=subject.loss, precision=subject.precision)
-        store = stores[self.layer]
+        selection, held_out = select_layers(subject.model, [self.layer]), subject.held_out
+        settings: dict[str, Any] = {"loss": held_out.loss, "precision": held_out.execution.precision}
+        (store,) = collect_tokens(selection.model, selection.layers, held_out.data or (), **settings).values()
         correlations, p_values = distance_correlations(store)
         coupling = cross_token_coupling(store)
         varying = [value for value in correlations if value is not None]

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facts.files import ScratchFolder, needing_room
-from facts.losses import Loss
 from facts.moments.batch import LayerBatch
-from facts.moments.data_pass import DataPass, shown
+from facts.moments.data_pass import DataPass
+from facts.moments.losses import Loss
+from facts.utils.files import ScratchFolder, needing_room
+from facts.utils.progress import with_progress
 
 
 class TokenStore:
@@ -77,5 +78,5 @@ def collect_tokens(
     """One forward and backward pass that fills a store for each layer."""
     stores = {name: TokenStore() for name in layers}
     data_pass = DataPass(model, layers, lambda name, batch: stores[name].add(batch), loss, precision, needs_grads=True)
-    data_pass.run(shown(batches, "tokens"))
+    data_pass.run(with_progress(batches, "tokens"))
     return stores

@@ -1,31 +1,14 @@
-"""What can be chosen on the command line, in words. Nothing here waits for PyTorch, so help and completion do not."""
+"""Choices on the command line, in words. Nothing here waits for PyTorch, so help and completion do not."""
 
 from collections.abc import Mapping
 
 import typer
 
+from facts.utils.registry import describe_methods
+
 TIMM, TRANSFORMERS = "timm/", "transformers/"
-ESTIMATORS = {
-    "facts": "activations and gradients together, token by token",
-    "kfac_expand": "K-FAC, each token a sample of its own",
-    "kfac_reduce": "K-FAC on sums over tokens",
-    "shampoo2": "Shampoo squared: all pairs of tokens",
-    "gfwsvd": "nearest Kronecker product to the Fisher, by Lanczos",
-    "svd_llm": "activations alone: the error of a layer's output",
-    "flar": "svd_llm with a shrunk covariance",
-    "asvd": "magnitude of each input feature",
-    "fwsvd": "squared gradients of each input feature",
-    "pela": "plain SVD of the weights; needs no data",
-}
-SEARCHES = {
-    "uniform": "the same ratio for every layer",
-    "cors": "measured sensitivities and an integer program",
-    "cors_fisher": "the same program, sensitivities from one pass",
-    "asvd": "one threshold on the measured divergence",
-    "flar": "one threshold on the error of the last features",
-    "memvit": "the energy of the singular values, greedily",
-    "comcat": "a Gumbel-softmax over ranks, trained",
-}
+ESTIMATORS = {name: method.summary for name, method in describe_methods("facts.estimators.methods").items()}
+SEARCHES = {name: method.summary for name, method in describe_methods("facts.search.methods").items()}
 
 
 def networks_after(incomplete: str) -> list[str]:

@@ -74,7 +74,7 @@ def compress(
     from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.folders import for_result
     from facts.cli.models import build
-    from facts.description import Metrics
+    from facts.saving.manifest import Metrics
 
     for_result(out)
     network = build(model, weights, num_classes, device)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.networks import reads_tokens
-from facts.tasks.corpus import Corpus
-from facts.tasks.image_folder import ImageFolder
-from facts.tasks.language import Split, perplexity
+from facts.modules.networks import reads_tokens
+from facts.tasks.classification.image_folder import ImageFolder
+from facts.tasks.language.base import Split, perplexity
+from facts.tasks.language.corpus import Corpus
 
 Data = ImageFolder | Corpus
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from rich.table import Table
 
-from facts.comparison import ORIGINAL, efficient
-from facts.files import replacing
+from facts.compression.pareto_table import ORIGINAL, efficient
+from facts.utils.files import replacing
 
 LOWER_IS_BETTER = ("perplexity",)
 # Okabe and Ito's colours, which the colour-blind can tell apart.

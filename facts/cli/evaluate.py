@@ -33,7 +33,7 @@ def evaluate(
 
     from facts.cli.data import data_of, measured
     from facts.cli.models import load
-    from facts.cost import count_cost
+    from facts.cost.count import count_cost
 
     network = load(model, weights, num_classes, device)
     task = data_of(network, data, sequence_length=sequence_length, batch_size=batch_size, num_workers=num_workers)

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from facts.description import DESCRIPTION
-from facts.files import writable_folder
+from facts.saving.manifest import MANIFEST
+from facts.utils.files import writable_folder
 
 
 def for_result(folder: Path) -> None:
@@ -11,6 +11,6 @@ def for_result(folder: Path) -> None:
 
     Raises an `OSError` where it cannot be written, or holds anything but an older result.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / DESCRIPTION).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise FileExistsError(f"{folder} holds something else than a compressed network: give a new or empty folder")
     writable_folder(folder)

@@ -13,7 +13,7 @@ from rich.text import Text
 from facts.cli import options
 
 if TYPE_CHECKING:
-    from facts.description import Description
+    from facts.saving.manifest import Manifest
 
 BAR = 12  # columns of text
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}  # moves and colours of terminals
@@ -30,25 +30,25 @@ def inspect(
         facts inspect deit_half
         facts inspect deit_half --json | jq .plan
 
-    The bar is the rank as a share of the largest that the layer could have. Nothing is loaded but the description.
+    The bar is the rank as a share of the largest that the layer could have. Nothing is loaded but the manifest.
     """
-    from facts.description import WEIGHTS, Description
+    from facts.saving.manifest import WEIGHTS, Manifest
 
-    description = Description.read(folder)
+    manifest = Manifest.read(folder)
     if as_json:
-        print(description.text())
+        print(manifest.text())
         return
     console = Console()
-    base = description.base_model or {}
+    base = manifest.base_model or {}
     made_from = ", ".join(base[field] for field in ("name", "source", "sha256") if field in base)
-    console.print(literal(f"made from: {made_from or 'not known'}\n{description.summary}\n"))
-    for name, both in (description.metrics or {}).items():
+    console.print(literal(f"made from: {made_from or 'not known'}\n{manifest.summary}\n"))
+    for name, both in (manifest.metrics or {}).items():
         console.print(literal(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items())))
-    console.print(plan_table(description, shapes(folder / WEIGHTS, description.plan)))
-    if description.skipped:
-        console.print(skipped_table(description.skipped))
-    versions = ", ".join(f"{name} {version}" for name, version in description.versions.items())
-    console.print(literal(f"versions: {versions}\nfingerprint: {description.fingerprint}"))
+    console.print(plan_table(manifest, shapes(folder / WEIGHTS, manifest.plan)))
+    if manifest.skipped:
+        console.print(skipped_table(manifest.skipped))
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    console.print(literal(f"versions: {versions}\nfingerprint: {manifest.fingerprint}"))
 
 
 def literal(text: str) -> Text:
@@ -56,10 +56,10 @@ def literal(text: str) -> Text:
     return Text(text.translate(CONTROL))
 
 
-def plan_table(description: "Description", shapes: dict[str, tuple[int, int]]) -> Table:
+def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Table:
     """A row a layer."""
     table = Table("layer", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
-    for name, rank in description.plan.items():
+    for name, rank in manifest.plan.items():
         shape = " x ".join(map(str, shapes[name])) if name in shapes else ""
         share = 1.0 if rank is None or name not in shapes else rank / min(shapes[name])
         table.add_row(

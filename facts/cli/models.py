@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from facts.cli.choices import TIMM, TRANSFORMERS
-from facts.description import DESCRIPTION
 from facts.models import CausalLM, Recipe, TimmModel
 from facts.models.causal_lm import read_beside
 from facts.models.weights import PUBLISHED
-from facts.storage import load_compressed
+from facts.saving.folder import load_compressed
+from facts.saving.manifest import MANIFEST
 
 CONFIGURATION = "config.json"
 
 
 def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
     """`build`, or the network of a folder that `facts compress` wrote."""
-    if not (Path(name) / DESCRIPTION).is_file():
+    if not (Path(name) / MANIFEST).is_file():
         return build(name, weights, num_classes, device)
     if weights or num_classes:
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
@@ -42,7 +42,7 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
 
 
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
-    if (Path(name) / DESCRIPTION).is_file():
+    if (Path(name) / MANIFEST).is_file():
         raise ValueError(f"{name} is compressed already: name the network that it was made of, and a smaller budget")
     if name.startswith(TIMM):
         return _timm(name.removeprefix(TIMM), weights or "pretrained", num_classes)

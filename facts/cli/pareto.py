@@ -71,8 +71,8 @@ def pareto(
     from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
-    from facts.comparison import pareto as compare
-    from facts.files import writable_folder
+    from facts.compression.pareto import pareto as compare
+    from facts.utils.files import writable_folder
 
     writable_folder(out)
     network = build(model, weights, num_classes, device)

@@ -1,28 +1,9 @@
-"""The ten methods: from moments to Kronecker factors, one file each."""
+"""From moments to Kronecker factors, one file a method."""
 
-from facts.estimators.asvd import ASVD
 from facts.estimators.base import Estimator, KroneckerFactors
-from facts.estimators.facts import FACTS
-from facts.estimators.flar import FLAR
-from facts.estimators.fwsvd import FWSVD
-from facts.estimators.gfwsvd import GFWSVD
-from facts.estimators.kfac_expand import KFACExpand
-from facts.estimators.kfac_reduce import KFACReduce
-from facts.estimators.pela import PELA
-from facts.estimators.shampoo2 import Shampoo2
-from facts.estimators.svd_llm import SVDLLM
+from facts.utils.registry import load_methods
 
-ESTIMATORS: dict[str, type[Estimator]] = {
-    "facts": FACTS,
-    "kfac_expand": KFACExpand,
-    "kfac_reduce": KFACReduce,
-    "shampoo2": Shampoo2,
-    "gfwsvd": GFWSVD,
-    "svd_llm": SVDLLM,
-    "flar": FLAR,
-    "asvd": ASVD,
-    "fwsvd": FWSVD,
-    "pela": PELA,
-}
+ESTIMATORS = load_methods("facts.estimators.methods", Estimator)  # type: ignore[type-abstract]
+globals().update((method.__name__, method) for method in ESTIMATORS.values())  # facts.estimators.FACTS, and so on
 
-__all__ = ["ESTIMATORS", "Estimator", "KroneckerFactors", *(cls.__name__ for cls in ESTIMATORS.values())]
+__all__ = ["ESTIMATORS", "Estimator", "KroneckerFactors", *(method.__name__ for method in ESTIMATORS.values())]

@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from facts.estimators.whitening import Repair, lift_spectrum
 from facts.moments import LayerMoments, Moment
-from facts.whitening import Repair, lift_spectrum
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.networks import run
+from facts.modules.networks import run
 from facts.tasks import Task
 
 Count = Annotated[int, Field(ge=1)]

@@ -18,14 +18,14 @@ from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from facts import parallel
-from facts.cache import Cache, content_key
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.state import State
-from facts.layers import batch_size, evaluating
-from facts.moments.data_pass import autocast, to_device
-from facts.randomness import seeded
+from facts.modules.modes import autocast, evaluating
 from facts.tasks import Task
+from facts.utils import distributed
+from facts.utils.batches import batch_size, to_device
+from facts.utils.cache import Cache, content_key
+from facts.utils.random import seeded
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def finetune(
 
     Raises `ValueError` where the loss is not finite, `MemoryError` where the device's memory is too small.
     """
-    return parallel.everywhere(lambda: _Training(student, teacher, task, recipe, folder).run())
+    return distributed.on_all_ranks(lambda: _Training(student, teacher, task, recipe, folder).run())
 
 
 class _Training:
@@ -65,7 +65,7 @@ class _Training:
         self.checkpoint = f"finetuning-{self._fingerprint()}" if folder else ""
         self.num_batches = len(task.training(teacher, 0, recipe.seed))
         if not self.num_batches:
-            raise ValueError("the task has not one whole batch to train on: lower task.batch_size")
+            raise ValueError("the task has not one whole batch to train on: lower its batch_size")
         self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
         student.requires_grad_(True)
         self.state = State(student, recipe)
@@ -91,7 +91,7 @@ class _Training:
     def _epoch(self, epoch: int, progress: Any) -> None:
         """The rest of an epoch, of which some steps may be done."""
         first = self.state.steps % self.steps_per_epoch
-        own = slice(first * self.recipe.accumulate + parallel.rank(), None, parallel.size())
+        own = slice(first * self.recipe.accumulate + distributed.rank(), None, distributed.size())
         numbers = range(self.num_batches)[own]
         batches = iter(self.task.training(self.teacher, epoch, self.recipe.seed)[own])
         for step in range(first, self.steps_per_epoch):
@@ -107,14 +107,14 @@ class _Training:
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """One update from this process's batches and those of the others. Returns the mean loss."""
         state, recipe = self.state, self.recipe
-        num_samples = sum(parallel.gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
+        num_samples = sum(distributed.all_gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
         parameters = list(self.student.parameters())
         for parameter in parameters:  # zeros rather than None: a process may have no batch left
             parameter.grad = torch.zeros_like(parameter)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, batch in batches:
             total += self._add_gradients((recipe.seed, epoch, number), batch, num_samples)
-        parallel.add_up([total, *(parameter.grad for parameter in parameters if parameter.grad is not None)])
+        distributed.all_reduce([total, *(parameter.grad for parameter in parameters if parameter.grad is not None)])
         loss = total.item()
         if not math.isfinite(loss):
             raise ValueError(
@@ -138,9 +138,9 @@ class _Training:
         norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
         buffers = (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var))
         statistics = [buffer for buffer in buffers if buffer is not None]
-        parallel.add_up(statistics)
+        distributed.all_reduce(statistics)
         for buffer in statistics:
-            buffer /= parallel.size()
+            buffer /= distributed.size()
 
     def _add_gradients(self, seed: tuple[int, ...], batch: tuple[Any, Any], num_samples: int) -> Tensor:
         """Of one batch's share in the step's mean loss, which is returned."""
@@ -151,14 +151,14 @@ class _Training:
             self.state.scaler.scale(loss).backward()
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide task.batch_size, "
-                "and multiply finetuning.accumulate by as much: a step sees the same samples"
+                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide "
+                "the task's batch_size, and multiply Finetuning(accumulate=) by as much: a step sees the same samples"
             ) from error
         return loss.detach()
 
     def _resume(self) -> None:
         tensors = self.cache.load(self.checkpoint) if self.cache else None
-        if None in parallel.gather(tensors and True) or tensors is None:
+        if None in distributed.all_gather(tensors and True) or tensors is None:
             return
         self.state.restore(tensors)
         log.info("finetuning goes on after step %d of %d", self.state.steps, self.total_steps)
@@ -166,7 +166,7 @@ class _Training:
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, where they are kept, and log how far it is: a log file shows no bar."""
         if cache := self.cache:
-            parallel.from_main(lambda: cache.save(self.checkpoint, self.state.tensors()))
+            distributed.on_main_rank(lambda: cache.save(self.checkpoint, self.state.tensors()))
         steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
         left = timedelta(seconds=round(self.state.seconds / steps * (self.total_steps - steps)))
         log.info(
@@ -196,7 +196,7 @@ def _progress(total: int) -> Iterator[Any]:
         TimeRemainingColumn(),
     )  # fmt: skip
     console = Console(stderr=True)
-    with Progress(*columns, transient=True, console=console, disable=not parallel.is_main()) as progress:
+    with Progress(*columns, transient=True, console=console, disable=not distributed.is_main_rank()) as progress:
         bar = progress.add_task("", total=total, loss="")
 
         def show(completed: int, loss: float | None = None) -> None:

@@ -13,15 +13,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.models.mambavision import VARIANTS, MambaVision
-from facts.models.weights import (
-    fetch,
-    fetched,
-    find_checkpoint,
-    find_published,
-    load_strictly,
-    read_checkpoint,
-    sha256,
-)
+from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
 
 PRESCRIBED = {"input_size", "num_classes"}  # what may be said otherwise than in timm's table of published weights
 

@@ -10,11 +10,11 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from facts.hub import hub
 from facts.models.builders import Recipe, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
-from facts.networks import with_linear_layers
-from facts.quiet import quiet
+from facts.modules.linear_calls import with_linear_layers
+from facts.utils.hub import hub
+from facts.utils.silence import silence
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -96,7 +96,7 @@ class CausalLM(Recipe):
         """By transformers, which knows older names of tensors, and which of them are one and the same."""
         with torch.device("meta"):
             architecture: Any = type(self.architecture())
-        with quiet():
+        with silence():
             model, found = architecture.from_pretrained(
                 None,
                 config=self.transformers_config(),

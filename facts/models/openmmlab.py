@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel
 from facts.models.feature_network import FeatureNetwork, SelfAttention
-from facts.quiet import quiet
+from facts.utils.silence import silence
 
 LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # what the library looks up by any other name it may import
 
@@ -99,7 +99,7 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
         config.model.pretrained = None
-    with quiet(), DefaultScope.overwrite_default_scope(recipe.toolbox):
+    with silence(), DefaultScope.overwrite_default_scope(recipe.toolbox):
         registry = importlib.import_module(f"{recipe.toolbox}.registry")
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()

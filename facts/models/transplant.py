@@ -7,10 +7,10 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import SwinTransformer, VisionTransformer
 from torch import Tensor, nn
 
-from facts.lowrank import LowRankLinear
 from facts.models.feature_network import FeatureNetwork
 from facts.models.openmmlab import OpenMMLabModel
-from facts.randomness import seeded
+from facts.modules.lowrank import LowRankLinear
+from facts.utils.random import seeded
 
 # timm's names of modules, and OpenMMLab's.
 Names = dict[str, str | Callable[[re.Match[str]], str]]

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from facts.hub import hub
+from facts.utils.hub import hub
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 INDEX = ".safetensors.index.json"  # of weights in several files

@@ -96,3 +96,17 @@ def mirror(total: Tensor) -> Tensor:
         block.copy_(block.tril() + block.tril(-1).T)
         total[start:end, end:] = total[end:, start:end].T
     return total
+
+
+def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
+    """`[B, ..., d]` as `[N, T, d]`: every axis between the samples and the features is shared weights, so a token.
+
+    The first axis may hold several rows a sample, as the windows of Swin do (`[N·windows, 49, d]`) or the flattened
+    tokens of a Mamba mixer (`[N·T, d]`); rows of one sample lie together. Raises `ValueError` where it cannot be split.
+    """
+    if tensor.ndim < 2 or tensor.shape[0] % num_samples:
+        raise ValueError(
+            f"layer {layer} sees a tensor of shape {list(tensor.shape)} for a batch of {num_samples} samples: its "
+            "first axis must hold the samples, or a whole number of rows a sample"
+        )
+    return tensor.reshape(num_samples, -1, tensor.shape[-1])

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts import parallel
-from facts.cache import Cache, content_key
-from facts.files import ScratchFolder, locked
-from facts.losses import Loss, summed_cross_entropy
-from facts.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
 from facts.moments.batch import LayerBatch, at_least_float32
-from facts.moments.data_pass import DataPass, shown
+from facts.moments.data_pass import DataPass
+from facts.moments.losses import Loss, summed_cross_entropy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
 from facts.moments.statistics import Counts, Moment
+from facts.utils import distributed
+from facts.utils.cache import Cache, content_key
+from facts.utils.files import ScratchFolder, locked
+from facts.utils.progress import with_progress
 
 log = logging.getLogger(__name__)
 
@@ -76,26 +77,28 @@ def collect_moments(
     else:
         own_folder = cache.folder
     known = cached_moments(wanted, cache, layers, device)
-    if any(parallel.gather(known.keys() < wanted.keys())):
-        with parallel.main_holds(locked(cache.folder / "data_pass.lock") if cache else nullcontext()):
+    if any(distributed.all_gather(known.keys() < wanted.keys())):
+        with distributed.held_by_main_rank(locked(cache.folder / "data_pass.lock") if cache else nullcontext()):
             known |= cached_moments(wanted.keys() - known.keys(), cache, layers, device)  # by who had the lock before
-            lacking = set().union(*parallel.gather({moment.key for moment in wanted.keys() - known.keys()}))
+            lacking = set().union(*distributed.all_gather({moment.key for moment in wanted.keys() - known.keys()}))
             missing = [moment for moment in wanted if moment.key in lacking]
             if missing:
-                folder = parallel.from_main(lambda: own_folder)
+                folder = distributed.on_main_rank(lambda: own_folder)
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    room = min(parallel.gather(memory.room_for_moments(device)))  # the same places on all processes
+                    room = min(
+                        distributed.all_gather(memory.room_for_moments(device))
+                    )  # the same places on all processes
                     data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts, blocks)
                     return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory)
             if cache:
                 for moment in missing:
-                    parallel.from_main(partial(moment.save, cache, known[moment]))
+                    distributed.on_main_rank(partial(moment.save, cache, known[moment]))
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
 
 
@@ -143,7 +146,7 @@ class MomentPass:
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""
-        self.accumulate(shown(parallel.share(calibration), "calibration"))
+        self.accumulate(with_progress(distributed.shard(calibration), "calibration"))
         for moment, totals in self.totals.items():
             moment.join(totals)
         return {

@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from facts import parallel
-from facts.capture import Capture, capturing
-from facts.layers import batch_size
-from facts.losses import Loss, SampledLabels
-from facts.memory import in_parts
+from facts.modules.modes import autocast
+from facts.modules.networks import run
 from facts.moments.batch import LayerBatch
-from facts.networks import run
+from facts.moments.capture import Capture, capturing
+from facts.moments.losses import Loss, SampledLabels
+from facts.utils import distributed
+from facts.utils.batches import batch_size, in_parts, to_device
 
 
 class DataPass:
@@ -24,7 +21,7 @@ class DataPass:
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch goes through in at most
     `num_parts` parts; `blocks` are checkpointed. Of several processes each one runs its share of the batches
-    (`facts.parallel.share`).
+    (`facts.utils.distributed.shard`).
     """
 
     def __init__(
@@ -62,10 +59,10 @@ class DataPass:
                         self._pass(capture, loss, *to_device(part, self.device))
                     self._check_finite(number)
                     self.first_sample += num_samples
-        seen = sum(parallel.gather(seen))
+        seen = sum(distributed.all_gather(seen))
         if not seen:
             raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
-        ran = set().union(*parallel.gather(capture.ever_ran))
+        ran = set().union(*distributed.all_gather(capture.ever_ran))
         if silent := [name for name in self.layers if name not in ran]:
             raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
         return first_sample + seen
@@ -108,25 +105,10 @@ def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tup
     first_sample = 0
     for turn in itertools.count():
         batch = next(iterator, None)
-        sizes = parallel.gather(0 if batch is None else batch_size(batch[0]))
+        sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
         if batch is not None:
-            before = sum(sizes[: parallel.rank()])
-            yield turn * len(sizes) + parallel.rank(), first_sample + before, batch
+            before = sum(sizes[: distributed.rank()])
+            yield turn * len(sizes) + distributed.rank(), first_sample + before, batch
         if not any(sizes):  # those that are through wait for the others
             return
         first_sample += sum(sizes)
-
-
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Autocast to `precision`, or none at all for float32."""
-    return torch.autocast(device.type, precision, enabled=precision != torch.float32)
-
-
-def shown(batches: Iterable, what: str) -> Iterable:
-    """The batches, with a progress bar that goes away, on the main process."""
-    return track(batches, what, transient=True, console=Console(stderr=True), disable=not parallel.is_main())
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors, and those within mappings, lists and tuples, on `device`."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from facts import parallel
-from facts.cache import Cache
-from facts.files import needing_room, replacing
 from facts.moments.batch import LayerBatch
 from facts.moments.statistics import Moment
+from facts.utils import distributed
+from facts.utils.cache import Cache
+from facts.utils.files import needing_room, replacing
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class GroupMeans:
 
     def __init__(self, like: Tensor, shape: tuple[int, int], path: Path | None):
         self.path = path
-        own_path = path and path.with_suffix(f".{parallel.rank()}.part") if parallel.size() > 1 else path
+        own_path = path and path.with_suffix(f".{distributed.rank()}.part") if distributed.size() > 1 else path
         for file in filter(None, (path, own_path)):
             file.unlink(missing_ok=True)  # of a pass that was cut short
         self.store = GradientStore(like, shape, own_path)
@@ -105,14 +105,14 @@ class GroupMeans:
         self.close_group()
         store = self.store
         whole = GradientStore(store.like, store.shape, self.path)
-        sizes = sum(map(Counter, parallel.gather(self.sizes)), Counter())
+        sizes = sum(map(Counter, distributed.all_gather(self.sizes)), Counter())
         weights = [self.sizes[group] / sizes[group] if group in self.sizes else 0 for group in sorted(sizes)]
         own = (gradient for chunk in store.chunks() for gradient in chunk)
         for start in range(0, len(weights), store.per_chunk):
             chunk = weights[start : start + store.per_chunk]
             means = torch.stack([next(own) * weight if weight else torch.zeros_like(self.sum) for weight in chunk])
-            parallel.add_up([means])
-            for mean in means if self.path is None or parallel.is_main() else ():
+            distributed.all_reduce([means])
+            for mean in means if self.path is None or distributed.is_main_rank() else ():
                 whole.append(mean)
         whole.num_gradients = len(sizes)
         if store.path:
@@ -159,7 +159,7 @@ class GroupGradients(Moment):
             start = end
 
     def join(self, totals: Mapping[str, GroupMeans]) -> None:
-        for total in totals.values() if parallel.size() > 1 else ():
+        for total in totals.values() if distributed.size() > 1 else ():
             total.join()
 
     def finish(self, total: GroupMeans) -> GradientStore:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from facts.cache import content_key
 from facts.moments.statistics import Moment
+from facts.utils.cache import content_key
 
 
 def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from facts import parallel
-from facts.cache import Cache, content_key
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.whitening import shrink
+from facts.moments.shrinkage import shrink
+from facts.utils import distributed
+from facts.utils.cache import Cache, content_key
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Moment(ABC):
 
     def join(self, totals: Mapping[str, Any]) -> None:
         """Make the totals of all layers those of all processes, each of which saw its share of the data."""
-        parallel.add_up(tensor for total in totals.values() for tensor in self.sums(total))
+        distributed.all_reduce(tensor for total in totals.values() for tensor in self.sums(total))
 
     def finish(self, total: Any) -> Any:
         """The sum in the form that estimators read, in place where it is large."""

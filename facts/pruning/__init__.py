@@ -1,14 +1,9 @@
 """Structured pruning: the methods that the paper compares with, one file each."""
 
 from facts.pruning.base import Pruner, PruningProblem
-from facts.pruning.disp import DISP
-from facts.pruning.isomorphic import Isomorphic
-from facts.pruning.nvit import NViT
+from facts.utils.registry import load_methods
 
-PRUNERS: dict[str, type[Pruner]] = {
-    "isomorphic": Isomorphic,
-    "disp_llm": DISP,
-    "nvit": NViT,
-}
+PRUNERS = load_methods("facts.pruning.methods", Pruner)  # type: ignore[type-abstract]
+globals().update((method.__name__, method) for method in PRUNERS.values())  # facts.pruning.NViT, and so on
 
-__all__ = ["PRUNERS", "Pruner", "PruningProblem", *(cls.__name__ for cls in PRUNERS.values())]
+__all__ = ["PRUNERS", "Pruner", "PruningProblem", *(method.__name__ for method in PRUNERS.values())]

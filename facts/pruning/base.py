@@ -1,4 +1,4 @@
-"""What a pruning method is: from a network and a budget to a narrower copy."""
+"""Pruning methods: from a network and a budget to a narrower copy."""
 
 import copy
 import itertools
@@ -11,15 +11,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
-import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.cost import count_cost, count_params
-from facts.layers import batch_size
-from facts.losses import Loss, summed_cross_entropy
-from facts.moments.data_pass import autocast, to_device
+from facts.compression.prepare import Calibration
+from facts.cost.count import count_cost, count_params
+from facts.modules.modes import autocast
+from facts.utils.batches import batch_size, to_device
 
 PrunedCost = Literal["params", "flops"]
 Pruned = TypeVar("Pruned", bound=nn.Module)
@@ -29,26 +28,30 @@ Pruned = TypeVar("Pruned", bound=nn.Module)
 class PruningProblem:
     """A network, of whose `cost` (all of it, by the paper's rule) at most `ratio` may remain.
 
-    `calibration` yields `(inputs, targets)` and can be read again and again; `loss(outputs, targets)` is the sum over
-    samples of each one's own loss; `input_shape` is what FLOPs are counted for. Raises `ValueError` for a ratio or a
-    cost that is not allowed.
+    `calibration` is the network with its data and loss; `input_shape` is what FLOPs are counted for. Raises
+    `ValueError` for a ratio or a cost that is not allowed, and without data.
     """
 
-    model: nn.Module
-    calibration: Iterable[tuple[Any, Any]]
+    calibration: Calibration
     ratio: float
     input_shape: tuple[int, ...]
     cost: PrunedCost = "params"
-    loss: Loss = summed_cross_entropy
-    precision: torch.dtype = torch.float32
 
     def __post_init__(self):
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {self.ratio}")
         if self.cost not in get_args(PrunedCost):
             raise ValueError(f"cost must be one of {', '.join(get_args(PrunedCost))}, got {self.cost!r}")
-        if isinstance(self.calibration, Iterator) or next(iter(self.calibration), None) is None:
-            raise ValueError("calibration must yield (inputs, targets) batches, and anew each time: give a list")
+        if next(iter(self.batches), None) is None:
+            raise ValueError("pruning needs calibration data: an iterable of (inputs, targets) batches")
+
+    @property
+    def model(self) -> nn.Module:
+        return self.calibration.model
+
+    @property
+    def batches(self) -> Iterable[tuple[Any, Any]]:
+        return self.calibration.data or ()
 
     def spent(self, model: nn.Module) -> int:
         if self.cost == "params":
@@ -56,6 +59,11 @@ class PruningProblem:
         flops = count_cost(model, self.input_shape).flops
         assert flops is not None  # the shape is known
         return flops
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the blocks of a vision transformer see for one image."""
+        return self.calibration.rows["blocks.0.attn.qkv"]
 
     @cached_property
     def dense(self) -> int:
@@ -82,14 +90,14 @@ class PruningProblem:
 
     def endless(self) -> Iterator[tuple[Any, Any]]:
         """The calibration batches, from the start again where they end."""
-        return itertools.chain.from_iterable(itertools.repeat(self.calibration))
+        return itertools.chain.from_iterable(itertools.repeat(self.batches))
 
     def mean_loss(self, model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
         """The mean loss of a batch, to be differentiated."""
         device = next(model.parameters()).device
         inputs, targets = to_device(batch, device)
-        with autocast(device, self.precision):
-            return self.loss(model(inputs), targets) / batch_size(inputs)
+        with autocast(device, self.calibration.execution.precision):
+            return self.calibration.loss(model(inputs), targets) / batch_size(inputs)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

@@ -6,8 +6,6 @@ from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
-from facts.cost import count_rows, meta_input
-
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 LAYERS = r"patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])|norm|fc_norm|head|head_dist"
 KNOWN_PARAMETERS = re.compile(rf"{'|'.join(TOKENS)}|({LAYERS})\.(weight|bias)")
@@ -37,9 +35,3 @@ def token_parameters(model: VisionTransformer) -> list[nn.Parameter]:
 def note_embedding(model: VisionTransformer) -> None:
     """Let the attributes say how wide the embedding has become."""
     model.embed_dim = model.num_features = model.head_hidden_size = len(model.patch_embed.proj.weight)
-
-
-def num_tokens(model: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """How many tokens the blocks see for one image."""
-    layer = {"blocks.0.attn.qkv": model.blocks[0].attn.qkv}
-    return sum(count_rows(model, layer, meta_input(model, input_shape)).values())

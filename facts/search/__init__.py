@@ -1,40 +1,22 @@
-"""How many components each layer keeps."""
+"""How many components each layer keeps, one file a method."""
 
-from facts.search.asvd import ASVDSearch
-from facts.search.base import AllocationProblem, Plan, Search, SearchResult
-from facts.search.comcat import ComCatSearch
-from facts.search.cors import CoRS
-from facts.search.cors_fisher import CoRSFisher
-from facts.search.flar import FLARSearch
-from facts.search.interpolation import interpolate_profile
-from facts.search.memvit import MemViTSearch
-from facts.search.milp import Allocation, allocate
-from facts.search.uniform import Uniform
+from facts.search.allocation import Allocation, allocate
+from facts.search.base import Plan, Search, SearchResult
+from facts.search.problem import AllocationProblem
+from facts.search.sensitivity.interpolation import interpolate_profile
+from facts.utils.registry import load_methods
 
-SEARCHES: dict[str, type[Search]] = {
-    "uniform": Uniform,
-    "cors": CoRS,
-    "cors_fisher": CoRSFisher,
-    "asvd": ASVDSearch,
-    "flar": FLARSearch,
-    "memvit": MemViTSearch,
-    "comcat": ComCatSearch,
-}
+SEARCHES = load_methods("facts.search.methods", Search)  # type: ignore[type-abstract]
+globals().update((method.__name__, method) for method in SEARCHES.values())  # facts.search.CoRS, and so on
 
 __all__ = [
     "SEARCHES",
-    "ASVDSearch",
     "Allocation",
     "AllocationProblem",
-    "CoRS",
-    "CoRSFisher",
-    "ComCatSearch",
-    "FLARSearch",
-    "MemViTSearch",
     "Plan",
     "Search",
     "SearchResult",
-    "Uniform",
     "allocate",
     "interpolate_profile",
+    *(method.__name__ for method in SEARCHES.values()),
 ]

@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import AllocationProblem, Plan, Profile, Search
-from facts.search.milp import Allocation, Solver, allocate
+from facts.search.allocation import Allocation, Solver, allocate
+from facts.search.base import Plan, Profile, Search
+from facts.search.problem import AllocationProblem
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))

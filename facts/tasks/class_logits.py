@@ -4,7 +4,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from facts.losses import kl_divergence, summed_cross_entropy
+from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.tasks.base import Task
 
 

@@ -6,8 +6,8 @@ import torch
 import facts
 from facts.analysis import CrossMoments, Subject
 from facts.analysis.cross_moments import ChangeEnergies
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
+
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.fisher import dense_fisher, dense_token_local
 from tests.oracles.samples import model_samples
@@ -26,8 +26,8 @@ def found():
 
 
 def subject(model, batches, compressed=None):
-    layers = select_layers(model)
-    return Subject(model=model, layers=layers, calibration=[], held_out=batches, compressed=compressed)
+    held_out = facts.prepare(model, batches)
+    return Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
 
 
 def every(samples):

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-import facts.analysis.fisher_similarity
+import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
+
 from facts.estimators import ESTIMATORS, FACTS
-from facts.layers import select_layers
-from facts.losses import SampledLabels, summed_cross_entropy
-from facts.whitening import raise_shrinkage, shrink
+from facts.estimators.whitening import raise_shrinkage
+from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.moments.shrinkage import shrink
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.factors import ORACLES
 from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine
@@ -27,10 +28,10 @@ def data():
     return model, calibration, held_out, *samples
 
 
-def subject(data, estimator, **fields):
+def subject(data, estimator, **settings):
     model, calibration, held_out, *_ = data
-    fields = {"layers": select_layers(model), "estimator": estimator, **fields}
-    return Subject(model=model, calibration=calibration, held_out=held_out, **fields)
+    prepared = facts.prepare(model, calibration, **settings)
+    return Subject(calibration=prepared, held_out=prepared.on(held_out), estimator=estimator)
 
 
 def every(samples):
@@ -66,7 +67,7 @@ def test_shrunk_factors_are_those_of_the_decomposition(data):
 
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
     plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
-    monkeypatch.setattr(facts.analysis.fisher_similarity, "MAX_VALUES", 8 * 150)
+    monkeypatch.setattr("facts.analysis.fisher_similarity.MAX_VALUES", 8 * 150)
     for _ in range(2):
         again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), cache=tmp_path))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)
@@ -90,18 +91,10 @@ def test_sampled_labels_give_another_fisher(data):
 def test_more_power_iterations_come_nearer_on_the_samples_themselves(data):
     """To the token-local Fisher, that is: of one token, where it is the whole."""
     model, calibration, *_ = data
-    layers = {"vector": model.vector}
+    prepared = facts.prepare(model, calibration, layers=["vector"])
     cosines = [
         FisherSimilarity(num_probes=NUM_PROBES)
-        .run(
-            Subject(
-                model=model,
-                layers=layers,
-                calibration=calibration,
-                held_out=calibration,
-                estimator=FACTS(num_iterations=number),
-            )
-        )
+        .run(Subject(calibration=prepared, held_out=prepared, estimator=FACTS(num_iterations=number)))
         .metrics["cosine"]
         for number in (1, 2, 8)
     ]
@@ -141,14 +134,8 @@ def test_a_layer_without_gradients_is_named():
             return self.used(x) + 0 * self.ignored(x)
 
     batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
-    model = Ignored()
-    wanted = Subject(
-        model=model,
-        layers=select_layers(model),
-        calibration=batches,
-        held_out=batches,
-        estimator=ESTIMATORS["svd_llm"](),
-    )
+    prepared = facts.prepare(Ignored(), batches)
+    wanted = Subject(calibration=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
     with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
         FisherSimilarity(num_probes=2).run(wanted)
     assert CrossMoments(num_probes=2).run(wanted).values["ignored"] == {

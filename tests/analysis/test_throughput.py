@@ -3,17 +3,16 @@ import torch
 
 import facts
 from facts.analysis import Subject, Throughput
-from facts.hardware import TimingPolicy
-from facts.layers import select_layers
+
+from facts.cost.timing import TimingPolicy
 from tests.networks import image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
 
 
 def findings(model, compressed, **fields):
-    batches = image_batches([2])
-    subject = Subject(model=model, layers=select_layers(model), calibration=[], held_out=batches, compressed=compressed)
-    model.float()
+    held_out = facts.prepare(model.float(), image_batches([2], dtype=torch.float32))
+    subject = Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
     return Throughput(batch_size=4, timing=QUICK, **fields).run(subject)
 
 

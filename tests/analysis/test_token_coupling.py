@@ -9,9 +9,9 @@ from scipy.spatial.distance import cdist
 
 from facts.analysis import Subject, TokenCoupling, TokenStore, collect_tokens, cross_token_coupling
 from facts.analysis.dependence import distance_correlations
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
+from facts.compression.selection import select_layers
 from facts.moments.batch import LayerBatch
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import image_batches, make_model
 from tests.oracles.samples import model_samples
 
@@ -72,7 +72,7 @@ def test_a_layer_without_gradients_has_a_map_of_zeros():
 
 def test_what_is_stored_is_what_the_layers_see():
     model, batches = make_model(), image_batches([3, 3, 1])
-    stores = collect_tokens(model, select_layers(model), batches, loss=summed_cross_entropy)
+    stores = collect_tokens(model, select_layers(model).layers, batches, loss=summed_cross_entropy)
     samples = model_samples(model, batches, summed_cross_entropy)
     for name, store in stores.items():
         every = [sample for batch in samples[name] for sample in batch]
@@ -142,7 +142,8 @@ class TestDistanceCorrelation:
 
 
 def subject(model, batches):
-    return Subject(model=model, layers=select_layers(model), calibration=batches, held_out=batches)
+    prepared = facts.prepare(model, batches)
+    return Subject(calibration=prepared, held_out=prepared)
 
 
 def test_too_few_samples_are_refused():
@@ -164,5 +165,5 @@ def test_without_hyppo_the_error_says_what_to_install(monkeypatch):
 
 
 def test_an_unknown_layer_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match=r"no linear layer is called nowhere; the model has grid"):
+    with pytest.raises(ValueError, match="no linear layer or 1x1 convolution is called nowhere; EveryShape has grid"):
         TokenCoupling(layer="nowhere").run(subject(make_model(), image_batches([3])))

@@ -14,7 +14,7 @@ def scenes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def detection(scenes):
-    from facts.tasks.coco import DigitDetection
+    from facts.tasks.dense.coco import DigitDetection
 
     settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
     return DigitDetection(root=str(scenes / "coco"), scale=(64, 64), **settings)
@@ -22,7 +22,7 @@ def detection(scenes):
 
 @pytest.fixture(scope="session")
 def segmentation(scenes):
-    from facts.tasks.ade20k import DigitSegmentation
+    from facts.tasks.dense.ade20k import DigitSegmentation
 
     settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
     return DigitSegmentation(root=str(scenes / "ade20k"), scale=(64, 64), crop=64, **settings)

@@ -5,8 +5,8 @@ from tests.detection import installed  # noqa: F401, I001
 import pytest
 
 from experiments.cell import Cell, run_cell
-from experiments.examination import examine
-from facts.cost import count_cost
+from experiments.preflight import examine
+from facts.cost.count import count_cost
 
 SHORT = ["search.ratios=[0.3,0.6]", "task.mini.num_calibration=16"]
 COLUMNS = {

@@ -12,12 +12,12 @@ from mmengine.logging import MessageHub
 from omegaconf import OmegaConf
 
 from experiments.train_mini import FILES, mini_recipe
-from facts.cost import count_cost
-from facts.layers import select_layers
-from facts.lowrank import LowRankLinear
+from facts.cost.count import count_cost
+from facts.compression.selection import select_layers
+from facts.modules.lowrank import LowRankLinear
 from facts.models.feature_network import SelfAttention
 from facts.models.openmmlab import library_network
-from facts.search.base import rank_of_ratio
+from facts.cost.ranks import rank_of_ratio
 
 NAMES = ("mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b")
 
@@ -61,7 +61,7 @@ def test_attention_as_two_linear_layers_is_mmcv_s(segmenters):
 
 def test_only_the_backbone_s_layers_are_compressed(detector, segmenters):
     for network, count in ((detector, 40), (segmenters["upernet_swin_b"], 40), (segmenters["upernet_deit_b"], 24)):
-        layers = select_layers(network)
+        layers = select_layers(network).layers
         assert len(layers) == count
         assert all(name.startswith("backbone.") for name in layers)
 
@@ -79,7 +79,7 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     with torch.device("meta"):
         network = paper_recipe(name).build()
     costs = [count_cost(network, (3, 512, 512))]
-    for layer, dense in select_layers(network).items():
+    for layer, dense in select_layers(network).layers.items():
         rank = rank_of_ratio(dense.out_features, dense.in_features, ratio)
         left, right = dense.weight.new_empty(dense.out_features, rank), dense.weight.new_empty(rank, dense.in_features)
         network.set_submodule(layer, LowRankLinear(left, right, dense.bias))

@@ -12,10 +12,10 @@ from mmengine.structures import InstanceData
 from pycocotools.coco import COCO
 from torch.nn import functional as F
 
-from facts.layers import select_layers
+from facts.compression.selection import select_layers
 from facts.moments.data_pass import DataPass
-from facts.tasks.ade20k import ADE20K
-from facts.tasks.coco import Coco
+from facts.tasks.dense.ade20k import ADE20K
+from facts.tasks.dense.coco import Coco
 
 
 @pytest.fixture(params=["detection", "segmentation"])
@@ -67,7 +67,7 @@ def test_the_loss_is_the_sum_over_images_of_each_one_s_own(task, network):
 
 
 def test_gradients_reach_every_layer(task, network):
-    layers, seen = select_layers(network), {}
+    layers, seen = select_layers(network).layers, {}
     settings = {"loss": task.loss, "precision": torch.float32, "needs_grads": True}
     data_pass = DataPass(network, layers, lambda name, batch: seen.update({name: batch.g}), **settings)
     assert data_pass.run(list(task.calibration(network))[:1]) == 4

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from experiments.train_mini import mini_recipe
-from facts.compression import compress
-from facts.lowrank import LowRankLinear
+from facts.compression.compress import compress
+from facts.modules.lowrank import LowRankLinear
 from facts.models.transplant import transplant, untrained
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import facts
+from facts.compression.selection import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS, FWSVD, GFWSVD
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
 from facts.moments import collect_moments
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
 from tests.oracles.factors import ORACLES
 from tests.oracles.samples import model_samples, tensor_samples
@@ -69,7 +69,7 @@ def passed(request):
     make, shape = NETWORKS[request.param]
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     moments = [moment for estimator, _, _ in VARIANTS.values() for moment in estimator.moments]
     return collect_moments(model, layers, batches, moments), model_samples(model, batches, summed_cross_entropy)
 

@@ -2,11 +2,11 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf_shrinkage
 
+from facts.compression.selection import select_layers
 from facts.estimators import FLAR, SVDLLM
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
 from facts.moments import LiteralShrunkGram, collect_moments
 from facts.moments.batch import LayerBatch
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import relative_error
 from tests.oracles.samples import model_samples
 
@@ -15,7 +15,7 @@ from tests.oracles.samples import model_samples
 def test_ledoit_wolf_amount_is_scikit_learns(model, batches, stretch):
     """`stretch` makes the spectrum uneven, so that little shrinkage is asked for as well as much."""
     batches = [(images * torch.linspace(1, stretch, 8, dtype=images.dtype), labels) for images, labels in batches]
-    layers, estimator = select_layers(model), FLAR()
+    layers, estimator = select_layers(model).layers, FLAR()
     moments = collect_moments(model, layers, batches, estimator.moments)
     samples = model_samples(model, batches, summed_cross_entropy)
     amounts = []
@@ -59,7 +59,7 @@ def test_literal_amount_depends_on_the_scale():
 
 
 def test_literal_sums_over_batches(model, batches):
-    layers, estimator = select_layers(model), FLAR(covariance_shrinkage="literal")
+    layers, estimator = select_layers(model).layers, FLAR(covariance_shrinkage="literal")
     moments = collect_moments(model, layers, batches, estimator.moments)
     samples = model_samples(model, batches, summed_cross_entropy)
     for name in layers:
@@ -70,7 +70,7 @@ def test_literal_sums_over_batches(model, batches):
 
 
 def test_without_shrinkage_it_is_svd_llm_up_to_a_constant(model, batches):
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     moments = collect_moments(model, layers, batches, [*FLAR().moments, *SVDLLM().moments])
     for values in moments.values():
         flar, svd_llm = FLAR().factors(values), SVDLLM().factors(values)

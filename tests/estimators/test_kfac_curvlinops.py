@@ -5,8 +5,8 @@ import torch
 from curvlinops import KFACLinearOperator
 from torch import nn
 
+from facts.compression.selection import select_layers
 from facts.estimators import KFACExpand, KFACReduce
-from facts.layers import select_layers
 from facts.moments import collect_moments
 from tests.networks import image_batches, make_convnext, relative_error
 
@@ -38,7 +38,7 @@ def make_token_net():
 def test_factors_are_curvlinops_up_to_a_constant(make, shape, approximation, estimator, reduction):
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     operator = KFACLinearOperator(
         model,
         nn.CrossEntropyLoss(reduction=reduction),

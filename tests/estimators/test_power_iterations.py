@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import facts
-from facts.compression import decompose_layers
+from facts.compression.selection import select_layers
 from facts.estimators import FACTS
 from facts.estimators.base import see_data
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
 from facts.moments import collect_moments
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model, relative_error
 from tests.oracles.fisher import dense_token_local, rearranged
 from tests.oracles.samples import model_samples, tensor_samples
@@ -46,7 +45,7 @@ def assert_proportional(factors, expected):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_factors_of_a_network_are_those_of_the_loops(number, options):
     model, batches = make_model(), image_batches([3, 3, 1])
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     estimator, moments = see_data(
         FACTS(num_iterations=number, **options), lambda wanted: collect_moments(model, layers, batches, wanted)
     )
@@ -95,9 +94,8 @@ def test_decompositions_differ_by_iteration_and_are_the_same_from_the_cache(tmp_
 
 def test_shrinkage_is_that_of_the_first_step():
     model, batches = make_model(), image_batches([4])
-    layers = {"tokens": model.tokens}
     options = {"num_iterations": 2, "shrinkage_row": 1.0, "shrinkage_col": 1.0}
-    (shrunk,) = decompose_layers(model, layers, batches, FACTS(**options)).values()
+    (shrunk,) = facts.prepare(model, batches, layers=["tokens"]).decompositions(FACTS(**options)).values()
     left, right = shrunk.truncate(3)
     u, s, vh = torch.linalg.svd(model.tokens.weight.detach())
     plain = u[:, :3] @ torch.diag(s[:3]) @ vh[:3]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from safetensors.torch import save_file
 
 from experiments.cell import check, instantiate
 from experiments.config import CONF
-from experiments.figures import DRAWINGS
+from experiments.output.figures import DRAWINGS
+from experiments.paper import FOLDER, paper_values
 from facts import compress
 from facts.analysis import Analysis
+from facts.compression.selection import select_layers
+from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning
-from facts.layers import select_layers
 from facts.models import CausalLM, OpenMMLabModel
+from facts.moments.memory import MemoryPolicy
 from facts.search import SEARCHES
 
 ROOT = Path(CONF).parent
@@ -103,15 +107,26 @@ def test_a_folder_gives_the_checkpoints_of_the_paper(cell_config, tmp_path):
 def test_every_experiment_names_its_rows_and_columns_as_the_paper_does(cell_config, name):
     experiment = cell_config(f"experiment={name}").experiment
     assert experiment.name == name
-    columns = list(experiment.columns)
-    assert [row for row in experiment.rows if row in experiment.paper] == list(experiment.paper)
-    for row, values in experiment.paper.items():
-        left_out = experiment.not_applicable.get(row, {})
-        assert list(values) == [column for column in columns if column not in left_out]
-        assert all(set(value) <= set(experiment.metrics) for value in values.values())
+    published = dict.fromkeys((row, column) for row, column, _ in paper_values(name))
+    rows = {row for row, _ in published}
+    assert list(published) == [
+        (row, column)
+        for row in experiment.rows
+        for column in experiment.columns
+        if row in rows and column not in experiment.not_applicable.get(row, {})
+    ]
+    assert {metric for *_, metric in paper_values(name)} <= set(experiment.metrics)
     assert {*experiment.unranked, *experiment.not_applicable} <= set(experiment.rows)
     assert experiment.figure or experiment.metrics
     assert not experiment.figure or experiment.figure in DRAWINGS
+
+
+def test_every_file_of_the_papers_numbers_belongs_to_an_experiment_and_has_each_once():
+    for path in FOLDER.glob("*.csv"):
+        assert path.stem in options("experiment")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert lines[0] == "row,column,metric,paper" and len(paper_values(path.stem)) == len(lines) - 1
+    assert paper_values("my_table") == {}
 
 
 @pytest.mark.parametrize("name", ["motivation", "motivation_architectures", "motivation_layers"])
@@ -123,13 +138,21 @@ def test_every_layer_of_the_figures_is_one_of_its_network(cell_config, name):
         with torch.device("meta"):
             paper = instantiate(OmegaConf.merge(config.model.paper, {"weights": "random"})).build()
         for profile, model in (("paper", paper), ("mini", instantiate(config.model.mini).build())):
-            assert config.analysis[profile].layer in select_layers(model)
+            assert config.analysis[profile].layer in select_layers(model).layers
 
 
 @pytest.mark.parametrize("profile", ["paper", "mini"])
 def test_every_analysis_can_be_built(cell_config, profile):
     for name in options("analysis"):
         assert isinstance(instantiate(cell_config(f"analysis={name}").analysis[profile]), Analysis)
+
+
+def test_the_shared_files_say_every_field_with_the_default_of_the_library():
+    hardware, finetuning = (OmegaConf.load(f"{CONF}/{group}/_base.yaml") for group in ("hardware", "finetuning"))
+    assert hardware.memory == asdict(MemoryPolicy())
+    assert hardware.timing == asdict(TimingPolicy())
+    chosen = {"_target_": "facts.finetuning.Finetuning", "learning_rate": "???", "seed": "${seed}"}
+    assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
 
 
 @pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "task", "tracking"])

@@ -8,11 +8,11 @@ import torch
 from experiments.cell import Cell, run_cell
 from experiments.estimate import Rates, estimate, kept_bytes
 from experiments.reproduce import share_data_pass
-from facts.cost import count_rows
+from facts.compression.selection import select_layers
+from facts.cost.trace import count_rows
 from facts.estimators import ESTIMATORS
-from facts.layers import select_layers
-from facts.memory import MemoryPolicy
 from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
+from facts.moments.memory import MemoryPolicy
 from tests.networks import make_causal_lm, make_model
 
 
@@ -36,9 +36,9 @@ def test_the_largest_networks_fit_a_gpu_of_24_gb(cell_config, model):
 def test_what_a_pass_keeps_is_counted_without_computing():
     """On the meta device as on the CPU; a layer's input is kept though autograd drops it."""
     model, images = make_model(torch.float32), torch.randn(3, 3, 8, 8)
-    layers, skeleton = select_layers(model), copy.deepcopy(model).to("meta")
+    layers, skeleton = select_layers(model).layers, copy.deepcopy(model).to("meta")
     kept = kept_bytes(model, layers, images)
-    assert kept == kept_bytes(skeleton, select_layers(skeleton), images.to("meta"))
+    assert kept == kept_bytes(skeleton, select_layers(skeleton).layers, images.to("meta"))
     rows = count_rows(model, layers, images)
     assert kept >= sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
 
@@ -80,7 +80,7 @@ def test_fewer_layers_at_once_take_less_memory_and_more_passes(cell_config):
     whole, one, many = (
         estimate([cell_config("estimator=facts", f"hardware.memory.layers_at_once={n}")]) for n in ("null", 1, 99)
     )
-    layers = select_layers(Cell.of(cell_config()).model)
+    layers = select_layers(Cell.of(cell_config()).model).layers
     assert one.moments == 4 * max(layer.in_features**2 + layer.out_features**2 for layer in layers.values())
     assert one.single > whole.single and one.disk == whole.disk and one.double == whole.double
     assert many == whole
@@ -93,7 +93,7 @@ def test_a_language_model_is_measured_without_computing_too():
     skeleton = copy.deepcopy(model).to("meta")
     bytes_of = []
     for network, inputs in ((model, ids), (skeleton, ids.to("meta"))):
-        own = select_layers(network)
+        own = select_layers(network).layers
         bytes_of.append([kept_bytes(network, own, inputs, blocks) for blocks in ((), network.model.layers)])
     assert bytes_of[0] == bytes_of[1]
     assert bytes_of[0][1] < 0.7 * bytes_of[0][0]

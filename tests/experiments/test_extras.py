@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from experiments import extras
-from experiments.examination import examine, packages
 from experiments.extras import how_to_install, missing_packages
+from experiments.preflight import examine, packages
 from experiments.reproduce import possible
 from experiments.train_mini import mini_recipe
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from experiments.config import Experiment
-from experiments.drawings.sensitivity import INTERPOLATED_LAYERS
-from experiments.figures import draw_figure
+from experiments.output.figures import draw_figure
+from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
 from experiments.record import Record
 from experiments.reproduce import Place
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from experiments.cell import Cell, run_cell
 from experiments.config import CONF
-from experiments.examination import Finding
 from experiments.plan import duration, show_cells, state_of
+from experiments.preflight import Finding
 from experiments.reproduce import Place, by_data, look_first
 from experiments.reproduce import main as reproduce
 

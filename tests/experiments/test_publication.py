@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.cell import Cell, run_cell
 from experiments.config import Experiment, Tracking
-from experiments.publication import publish
+from experiments.output.artifact import publish
 from experiments.reproduce import Place, show
 
 EXPERIMENT = Experiment(

@@ -6,14 +6,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from experiments.report.__main__ import main
 from hydra import initialize_config_dir
 
 from experiments import extras
 from experiments.config import CONF, Experiment
-from experiments.report import write_report
-from experiments.report.__main__ import main
-from experiments.report.outcome import outcome_of
-from experiments.report.plans import full_ranks, plan_tables
+from experiments.output.report import write_report
+from experiments.output.report.outcome import outcome_of
+from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.reproduce import every_experiment, report_on_all
 from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 

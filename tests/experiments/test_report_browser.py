@@ -9,7 +9,7 @@ from hydra import initialize_config_dir
 from PIL import Image
 
 from experiments.config import CONF
-from experiments.report import write_report
+from experiments.output.report import write_report
 from experiments.reproduce import report_on_all
 from tests.results_folder import BOTH, write_results
 

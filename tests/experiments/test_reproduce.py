@@ -16,8 +16,8 @@ from hydra.errors import MissingConfigException
 import experiments.reproduce
 from experiments.cell import Cell
 from experiments.config import CONF, Experiment
+from experiments.output.tables import write_tables
 from experiments.reproduce import Place, entries_of, places_of, run_column, share_data_pass
-from experiments.tables import write_tables
 
 ROOT = Path(CONF).parent
 NUM_CELLS = 2 * 7

@@ -12,8 +12,8 @@ import torch
 import experiments.cell
 from experiments.cell import Cell, run_cell, subject_of
 from experiments.record import Record, read_record, write_record
-from facts.losses import SampledLabels
 from facts.models.weights import CHECKPOINTS
+from facts.moments.losses import SampledLabels
 from tests.disk import room_for
 
 

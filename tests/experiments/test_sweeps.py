@@ -19,7 +19,7 @@ import experiments.cell
 from experiments.cell import Cell, attempt, run_cell
 from experiments.config import CONF
 from experiments.reproduce import Place, run_column
-from facts.files import HeldElsewhere, locked
+from facts.utils.files import HeldElsewhere, locked
 
 EIGHT = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45"]
 FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]

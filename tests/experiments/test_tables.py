@@ -6,16 +6,22 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from experiments import paper
 from experiments.config import Experiment
+from experiments.output.tables import write_tables
 from experiments.record import Record
 from experiments.reproduce import Place, entries_of, properties_of
-from experiments.tables import write_tables
+from tests.results_folder import write_paper
 
 METHODS = ["A", "B", "C", "D"]
 
 
 @pytest.fixture
-def experiment() -> Experiment:
+def experiment(tmp_path, monkeypatch) -> Experiment:
+    """A table of which the paper has every number."""
+    top1 = dict(zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50), strict=True))
+    monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
+    write_paper(paper.FOLDER / "demo.csv", top1)
     return Experiment(
         name="demo",
         title="A demonstration at 50 %",
@@ -25,10 +31,6 @@ def experiment() -> Experiment:
         rows={name: [] for name in ("Baseline", *METHODS, "Later")},
         unranked=["Baseline", "Later"],
         notes=["A note."],
-        paper={
-            name: {"Net": {"gflops": 2.0, "top1": top1}}
-            for name, top1 in zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50), strict=True)
-        },
     )
 
 
@@ -102,7 +104,7 @@ def config(row: str):
 
 
 def test_a_table_that_the_paper_does_not_have_has_no_column_for_it(experiment, tmp_path):
-    experiment.paper, experiment.axis = {}, "alpha"
+    experiment.name, experiment.axis = "beyond", "alpha"
     write_tables(experiment, entries_of(experiment, places({"A": 1.5}), comparable=False), tmp_path, {})
-    text = (tmp_path / "demo.md").read_text()
+    text = (tmp_path / "beyond.md").read_text()
     assert "(paper)" not in text and "| alpha" in text and "Spearman" not in text

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from experiments.train_mini import augment, main, mini_recipe, mini_recipes, train
-from facts.tasks.digits import load_images, split_indices
+from facts.tasks.classification.digits import load_images, split_indices
 
 
 def test_splits_are_fixed_disjoint_and_complete():

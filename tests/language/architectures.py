@@ -2,8 +2,8 @@
 
 import torch
 
-from facts.losses import next_tokens
 from facts.models import CausalLM
+from facts.moments.losses import next_tokens
 
 NUM_TOKENS = 64
 LLAMA_STYLE = {

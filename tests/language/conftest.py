@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from facts.losses import next_tokens
+from facts.moments.losses import next_tokens
 from tests.language.stories import story_recipe
 
 

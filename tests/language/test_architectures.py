@@ -10,11 +10,13 @@ import torch.nn.functional as F
 import transformers
 
 import facts
-from facts.cost import count_cost
-from facts.layers import select_layers
-from facts.losses import NOTHING, next_tokens, summed_cross_entropy
-from facts.lowrank import LowRankLinear
-from facts.networks import run, skeleton, with_linear_layers
+from facts.compression.apply import apply_plan
+from facts.compression.selection import select_layers
+from facts.cost.count import count_cost
+from facts.modules.linear_calls import skeleton, with_linear_layers
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.networks import run
+from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from tests.language.architectures import CONFIGURATIONS, LAYERS, build, sequences
 
 
@@ -34,9 +36,10 @@ def test_every_linear_layer_of_the_blocks_is_compressed_and_nothing_else(kind):
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_all_components_together_are_the_dense_model(kind):
     model, batches = build(kind), sequences()
-    decompositions = facts.compression.decompose_layers(model, select_layers(model), batches, facts.estimators.FACTS())
+    calibration = facts.prepare(model, batches)
+    decompositions = calibration.decompositions(facts.estimators.FACTS())
     whole = {name: len(d.energies) for name, d in decompositions.items()}
-    rebuilt = facts.compression.apply_plan(model, decompositions, whole)
+    rebuilt = apply_plan(calibration.model, decompositions, whole)
     expected, found = (run(each, batches[0][0]) for each in (model, rebuilt))
     assert torch.allclose(found, expected, atol=1e-3 * expected.abs().max().item())  # float32, through two blocks
 
@@ -49,7 +52,7 @@ def test_a_search_by_divergence_meets_the_budget_and_beats_uniform_ranks():
         assert result.summary.spent["params"] <= result.summary.budget["params"]
         with torch.no_grad():
             original, changed = (run(each, batches[0][0]) for each in (model, result.model))
-        divergence[search] = facts.losses.kl_divergence(original, changed).item()
+        divergence[search] = facts.moments.losses.kl_divergence(original, changed).item()
     assert divergence["cors"] < divergence["uniform"]
 
 
@@ -62,9 +65,9 @@ def test_gpt2_s_layers_become_linear_ones_that_compute_the_same():
     assert torch.allclose(run(changed, tokens), run(original, tokens), atol=1e-6)  # the order of a sum, in float32
     assert changed.lm_head.weight is changed.transformer.wte.weight
     assert all(before[name].equal(tensor) for name, tensor in original.state_dict().items())
-    assert len(select_layers(changed)) == LAYERS["gpt2"]
+    assert len(select_layers(changed).layers) == LAYERS["gpt2"]
     result = facts.compress(original, sequences(), ratio=0.5)  # no need to change it oneself
-    assert result.plan.keys() == select_layers(changed).keys()
+    assert result.plan.keys() == select_layers(changed).layers.keys()
     assert count_cost(original, (1, 12)) == count_cost(changed, (1, 12))
 
 
@@ -118,8 +121,8 @@ def test_divergence_in_parts_is_that_of_the_whole(monkeypatch):
     whole = F.kl_div(
         changed.double().log_softmax(-1), original.double().log_softmax(-1), reduction="sum", log_target=True
     )
-    monkeypatch.setattr(facts.losses, "KL_VALUES", 14)
-    assert torch.isclose(facts.losses.kl_divergence(original, changed), whole, rtol=1e-12)
+    monkeypatch.setattr(facts.moments.losses, "KL_VALUES", 14)
+    assert torch.isclose(facts.moments.losses.kl_divergence(original, changed), whole, rtol=1e-12)
 
 
 def test_a_tokenizer_is_not_copied_with_its_model():

@@ -8,9 +8,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.cell import Cell, run_cell
-from experiments.examination import examine
+from experiments.preflight import examine
 from experiments.train_mini import main, mini_recipe
-from facts.layers import select_layers
+from facts.compression.selection import select_layers
 
 LANGUAGE = ("model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params")
 FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.num_questions=8")
@@ -70,7 +70,7 @@ def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
         with torch.device("meta"):
             recipe = OmegaConf.merge(config.model[profile], {"weights": "random"})
             model = instantiate(recipe, _convert_="all").build()
-        assert config.analysis[profile].layer in select_layers(model)
+        assert config.analysis[profile].layer in select_layers(model).layers
 
 
 def test_the_doctor_looks_at_texts_and_weights(cell_config):

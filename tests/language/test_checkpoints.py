@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from facts.cache import content_key
+from facts.utils.cache import content_key
 from facts.models import CausalLM, weights
 from facts.models.causal_lm import new_tokenizer
-from facts.networks import run
+from facts.modules.networks import run
 from tests.language.architectures import CONFIGURATIONS, build, sequences
 
 TOKENS = sequences()[0][0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from facts.tasks.corpus import Corpus
+from facts.tasks.language.corpus import Corpus
 from tests.language.choice.records import question
 from tests.language.stories import CHOICE, STORY, needs_files
 

@@ -6,7 +6,7 @@ import pytest
 
 from facts import compress
 from facts.estimators import ESTIMATORS
-from facts.tasks.language import perplexity
+from facts.tasks.language.base import perplexity
 from tests.language.stories import SHUFFLED, STORY, needs_files, text_loss
 
 pytestmark = needs_files

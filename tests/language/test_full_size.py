@@ -8,10 +8,10 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.estimate import estimate
-from facts.cost import count_cost
-from facts.layers import select_layers
-from facts.lowrank import LowRankLinear
-from facts.search.base import rank_of_ratio
+from facts.cost.count import count_cost
+from facts.compression.selection import select_layers
+from facts.modules.lowrank import LowRankLinear
+from facts.cost.ranks import rank_of_ratio
 
 PER_BLOCK = {
     "self_attn.q_proj": (2048, 2048),
@@ -33,7 +33,7 @@ def qwen3(cell_config):
 
 
 def test_layers_parameters_and_operations(qwen3):
-    layers = select_layers(qwen3)
+    layers = select_layers(qwen3).layers
     expected = {f"model.layers.{i}.{name}": shape for i in range(28) for name, shape in PER_BLOCK.items()}
     assert {name: tuple(layer.weight.shape) for name, layer in layers.items()} == expected
     linear = 28 * sum(m * n for m, n in PER_BLOCK.values())

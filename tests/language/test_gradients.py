@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from facts.estimators import FACTS, GFWSVD, KFACExpand, Shampoo2
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
+from facts.compression.selection import select_layers
+from facts.moments.losses import summed_cross_entropy
 from facts.moments import collect_moments
-from facts.networks import run
+from facts.modules.networks import run
 from tests.language.architectures import build, sequences
 
 
@@ -34,7 +34,9 @@ def test_shampoo_and_gfwsvd_see_each_sequence_s_gradient(model, name):
     batches = sequences()
     grads = sequence_gradients(model, batches, name)
     shampoo, groups = Shampoo2(), GFWSVD(group_size=4)
-    moments = collect_moments(model, select_layers(model, [name]), batches, (*shampoo.moments, *groups.moments))[name]
+    moments = collect_moments(model, select_layers(model, [name]).layers, batches, (*shampoo.moments, *groups.moments))[
+        name
+    ]
     factors = shampoo.factors(moments)
     A, B = (grads.mT @ grads).sum(dim=0), (grads @ grads.mT).sum(dim=0)
     for found, expected in ((factors.A, A), (factors.B, B)):
@@ -45,7 +47,7 @@ def test_shampoo_and_gfwsvd_see_each_sequence_s_gradient(model, name):
 
 @pytest.mark.parametrize("estimator", [FACTS(), KFACExpand(), Shampoo2()], ids=lambda e: type(e).__name__)
 def test_batches_can_be_cut_anywhere(model, estimator):
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     found = []
     for sizes in ((8,), (3, 3, 2)):
         moments = collect_moments(model, layers, sequences(sizes), estimator.moments)

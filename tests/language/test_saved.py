@@ -11,7 +11,7 @@ import torch
 
 import facts
 from facts.models.causal_lm import new_tokenizer
-from facts.networks import run
+from facts.modules.networks import run
 from tests.language.architectures import CONFIGURATIONS, NUM_TOKENS, build, sequences
 
 GENERATE = """

@@ -11,17 +11,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from facts import hub
-from facts.losses import NOTHING
+from facts.utils import hub
+from facts.moments.losses import NOTHING
 from facts.models import CausalLM
 from facts.models.causal_lm import new_tokenizer
-from facts.networks import run
-from facts.tasks.benchmarks import accuracies, find_benchmarks
-from facts.tasks.corpus import Corpus
-from facts.tasks.language import perplexity, windows
-from facts.tasks.ngrams import bigram_perplexity, unigram_perplexity
-from facts.tasks.python_reference import PythonReference, paragraphs
-from facts.tasks.questions import CHOICES, KINDS, questions
+from facts.modules.networks import run
+from facts.tasks.language.benchmarks import accuracies, find_benchmarks
+from facts.tasks.language.corpus import Corpus
+from facts.tasks.language.base import perplexity, windows
+from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
+from facts.tasks.language.python_reference import PythonReference, paragraphs
+from facts.tasks.language.questions import CHOICES, KINDS, questions
 from tests.language.architectures import build
 
 NUM_TOKENS = 300

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.train_mini import mini_recipe
-from facts.tasks.corpus import Corpus
+from facts.tasks.language.corpus import Corpus
 from tests.language.stories import EVALUATION, TRAINING, needs_files
 
 pytestmark = needs_files

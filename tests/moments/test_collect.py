@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from facts.compression.selection import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FLAR, GFWSVD
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
 from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import image_batches, make_model, relative_error
 
 # Sums over float64 in another order. Lanczos: a relative residual of 1e-9.
@@ -17,7 +17,7 @@ def tolerance_of(name):
 
 
 def factors_of(model, batches, estimator, **options):
-    moments = collect_moments(model, select_layers(model), batches, estimator.moments, **options)
+    moments = collect_moments(model, select_layers(model).layers, batches, estimator.moments, **options)
     return {name: estimator.factors(values) for name, values in moments.items()}
 
 
@@ -65,7 +65,7 @@ def test_one_pass_serves_every_estimator(model, batches):
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     estimators = [estimator() for estimator in ESTIMATORS.values()]
-    moments = collect_moments(model, select_layers(model), batches, [m for e in estimators for m in e.moments])
+    moments = collect_moments(model, select_layers(model).layers, batches, [m for e in estimators for m in e.moments])
     assert len(calls) == len(batches)
     for name, estimator in zip(ESTIMATORS, estimators, strict=True):
         together = {layer: estimator.factors(values) for layer, values in moments.items()}
@@ -75,7 +75,9 @@ def test_one_pass_serves_every_estimator(model, batches):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_moments_have_the_type_of_the_model(dtype):
     model = make_model(dtype)
-    moments = collect_moments(model, select_layers(model), image_batches([3], dtype=dtype), [InputGram(), GradGram()])
+    moments = collect_moments(
+        model, select_layers(model).layers, image_batches([3], dtype=dtype), [InputGram(), GradGram()]
+    )
     assert {tensor.dtype for values in moments.values() for tensor in values[GradGram()]} == {dtype}
     assert moments["tokens"].num_tokens == 48
 
@@ -159,7 +161,7 @@ def test_a_call_without_influence_has_gradient_zero():
 
 def test_temporary_gradients_live_as_long_as_the_moments(model, batches):
     moment = GroupGradients(group_size=2)
-    moments = collect_moments(model, select_layers(model), batches, [moment])
+    moments = collect_moments(model, select_layers(model).layers, batches, [moment])
     path = moments["tokens"][moment].path
     assert path.stat().st_size == 4 * 10 * 12 * 8  # 4 groups of [10, 12] in float64
     kept = moments["tokens"]

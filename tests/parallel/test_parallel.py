@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.config import CONF
-from facts.losses import summed_cross_entropy
+from facts.moments.losses import summed_cross_entropy
 from tests.networks import relative_error
 from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans
 

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
+from tests.test_finetuning import Given, make_student
 
 import facts
 from experiments.cell import Cell, run_cell
 from experiments.config import CONF
-from facts import parallel
-from facts.cache import Cache
+from facts.compression.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
-from facts.layers import select_layers
-from facts.losses import SampledLabels, summed_cross_entropy
-from facts.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments import collect_moments
+from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
+from facts.utils import distributed
+from facts.utils.cache import Cache
 from tests.networks import image_batches, make_model
-from tests.test_finetuning import Given, make_student
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
 SIZES = [3, 3, 1, 2, 3]
@@ -42,20 +42,20 @@ class Uneven(MemoryPolicy):
     """One process has room for few moments, the others for all."""
 
     def room_for_moments(self, device):
-        return math.inf if parallel.rank() else 8 * 12**2
+        return math.inf if distributed.rank() else 8 * 12**2
 
 
 def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY, loss=SAMPLED, names=SEVERAL) -> dict[str, dict]:
     """By estimator and layer, the factors `(A, B)`."""
     model = make_model()
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     settings = {"loss": loss, "memory": memory, "cache": Cache(folder) if folder else None}
     factors = {}
     for name in names:
         estimator = SEVERAL[name]
         last, moments = see_data(estimator, partial(collect_moments, model, layers, image_batches(SIZES), **settings))
         factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
-        parallel.gather(None)  # a store without a cache lies with the main process
+        distributed.all_gather(None)  # a store without a cache lies with the main process
     return {name: {layer: (f.A, f.B) for layer, f in layers.items()} for name, layers in factors.items()}
 
 
@@ -90,7 +90,7 @@ def failure() -> str:
     batches[1][0][0] = torch.nan
     model = make_model()
     try:
-        collect_moments(model, select_layers(model), batches, FACTS().moments)
+        collect_moments(model, select_layers(model).layers, batches, FACTS().moments)
     except ValueError as error:
         return str(error)
     return ""
@@ -100,17 +100,17 @@ def unlike_failures() -> list[str]:
     """What each process raises where one lacks memory and the other has bad data."""
 
     def fail():
-        raise torch.OutOfMemoryError("none left") if parallel.is_main() else ValueError("bad data")
+        raise torch.OutOfMemoryError("none left") if distributed.is_main_rank() else ValueError("bad data")
 
     try:
-        parallel.everywhere(fail)
+        distributed.on_all_ranks(fail)
     except Exception as error:
-        return parallel.gather(f"{type(error).__name__}: {error}")
+        return distributed.all_gather(f"{type(error).__name__}: {error}")
 
 
 def results(folder: Path) -> dict:
     return {
-        "failures": parallel.gather(failure()),  # first: what follows shows that the processes still meet
+        "failures": distributed.all_gather(failure()),  # first: what follows shows that the processes still meet
         "unlike failures": unlike_failures(),
         "factors": factors_of_all(folder / "cache"),
         "again": factors_of_all(folder / "cache"),
@@ -127,22 +127,22 @@ def die_during_the_pass(folder: Path) -> None:
 
     def deadly(batches):
         for number, batch in enumerate(batches):
-            if (parallel.rank(), number) == (1, 3):  # of which it takes every other one
+            if (distributed.rank(), number) == (1, 3):  # of which it takes every other one
                 (folder / "death").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
     model = make_model()
-    collect_moments(model, select_layers(model), deadly(image_batches(SIZES)), FACTS().moments)
+    collect_moments(model, select_layers(model).layers, deadly(image_batches(SIZES)), FACTS().moments)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    parallel.join()
+    distributed.join()
     task, folder = sys.argv[1], Path(sys.argv[2])
     if task == "die":
         die_during_the_pass(folder)
     else:
         found = results(folder)
-        if parallel.is_main():
+        if distributed.is_main_rank():
             torch.save(found, folder / "results.pt")

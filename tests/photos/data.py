@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import v2 as transforms
 
-from facts.files import replacing
+from facts.utils.files import replacing
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 WEIGHTS = DATA / "vit_tiny" / "vit_tiny_patch16_224_fp16.safetensors"

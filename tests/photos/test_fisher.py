@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from experiments.config import Experiment
-from experiments.figures import draw_figure
+from experiments.output.figures import draw_figure
 from experiments.record import Record
 from experiments.reproduce import Place
 from facts.analysis import CrossMoments, FisherSimilarity, Subject, TokenCoupling
-from facts.compression import compress, moment_cache
+from facts.compression.compress import compress, moment_cache
+from facts.compression.selection import select_layers
 from facts.estimators import ESTIMATORS, GFWSVD
-from facts.layers import select_layers
-from facts.losses import summed_cross_entropy
 from facts.moments import collect_moments
+from facts.moments.losses import summed_cross_entropy
 from tests.photos.data import top1, write_table
 
 
@@ -57,7 +57,7 @@ def accuracies(setting):
     """Top-1 of the dense network and of each method at a uniform ratio, from one pass over the calibration photos."""
     model, calibration = setting.model, setting.calibration
     figures = {"dense": top1(model, setting.validation)}
-    layers = select_layers(model)
+    layers = select_layers(model).layers
     cache = moment_cache(setting.cache, model, layers, calibration, summed_cross_entropy, torch.float32)
     moments = [moment for estimator in METHODS.values() for moment in estimator.moments]
     collect_moments(model, layers, calibration, moments, cache=cache)
@@ -73,7 +73,7 @@ def subject(setting):
     """The network, the factors' photos, and 200 validation photos to compare with."""
     return {
         "model": setting.model,
-        "layers": select_layers(setting.model),
+        "layers": select_layers(setting.model).layers,
         "calibration": setting.calibration,
         "held_out": setting.validation[:HELD_OUT],
         "cache": setting.cache,

@@ -4,8 +4,9 @@ import timm
 import torch
 
 from experiments.train_mini import mini_recipe
+from facts.compression.prepare import prepare
 from facts.pruning import PruningProblem
-from facts.tasks.digits import Digits
+from facts.tasks.classification.digits import Digits
 from tests.networks import image_batches
 
 
@@ -18,10 +19,12 @@ def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
 
 def make_problem(model=None, ratio=0.6, cost="params", **fields):
     batches = image_batches([8, 8], dtype=torch.float32)
-    return PruningProblem(model or make_vit(), batches, ratio, (3, 8, 8), cost, **fields)
+    return PruningProblem(
+        prepare(model or make_vit(), batches, input_shape=(3, 8, 8), **fields), ratio, (3, 8, 8), cost
+    )
 
 
 def digits_problem(ratio):
     """The shipped DeiT, calibrated on 64 digits."""
     model, task = mini_recipe("deit_b").build(), Digits(num_calibration=64, batch_size=16)
-    return PruningProblem(model, task.calibration(model), ratio, task.input_shape(model)), task
+    return PruningProblem(prepare(model, task.calibration(model)), ratio, task.input_shape(model)), task

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from facts.pruning import DISP, PruningProblem
-from facts.pruning.disp import indexed, target_share
 from facts.pruning.gates import HyperNetwork, distance, draw, gate_widths, gated, remaining_weights
+from facts.pruning.methods.disp_llm import indexed, target_share
 from tests.pruning.problems import make_problem, make_vit
 
 

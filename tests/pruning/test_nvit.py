@@ -5,8 +5,8 @@ import torch
 
 from facts.pruning import NViT, block_times
 from facts.pruning.block_times import BlockTimes
+from facts.pruning.methods.nvit import less_latency
 from facts.pruning.narrow_attention import NarrowAttention
-from facts.pruning.nvit import less_latency
 from facts.pruning.widths import importance, widths_of, without
 from tests.pruning.problems import make_problem, make_vit
 
@@ -120,6 +120,6 @@ def test_weights_are_trained_between_the_steps():
 
     def loss(learning_rate):
         pruner = NViT(num_steps=1, steps_between=10, latency_weight=0, learning_rate=learning_rate)
-        return float(problem.mean_loss(pruner.prune(problem), problem.calibration[0]).detach())
+        return float(problem.mean_loss(pruner.prune(problem), next(iter(problem.batches))).detach())
 
     assert loss(1e-3) < loss(0.0)

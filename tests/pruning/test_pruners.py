@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from facts.cost import count_cost
+from facts.cost.count import count_cost
 from facts.pruning import DISP, PRUNERS, Isomorphic, NViT
 from tests.pruning.problems import digits_problem, make_problem, make_vit
 
@@ -48,7 +48,7 @@ def test_the_original_is_untouched_and_the_result_runs(name):
         assert now.equal(then), key
     assert all(parameter.grad is None for parameter in [*model.parameters(), *pruned.parameters()])
     assert all(parameter.requires_grad for parameter in pruned.parameters())
-    images = problem.calibration[0][0]
+    images = next(iter(problem.batches))[0]
     assert model(images).equal(before(images))
     assert pruned(images).shape == (8, 4) and pruned(images).isfinite().all()
     pruned(images).sum().backward()  # it can be finetuned
@@ -61,14 +61,14 @@ def test_the_same_again_whatever_was_drawn_before(pruner):
     outputs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        outputs.append(pruner.prune(problem)(problem.calibration[0][0]))
+        outputs.append(pruner.prune(problem)(next(iter(problem.batches))[0]))
     assert outputs[0].equal(outputs[1])
 
 
 @every_method
 def test_all_of_the_cost_is_the_network_itself(name):
     problem = make_problem(ratio=1.0)
-    images = problem.calibration[0][0]
+    images = next(iter(problem.batches))[0]
     assert QUICK[name].prune(problem)(images).equal(problem.model(images))
 
 
@@ -78,7 +78,7 @@ def test_plain_networks(name, arguments):
     problem = make_problem(make_vit("vit_tiny_patch16_224", **arguments))
     pruned = QUICK[name].prune(problem)
     assert problem.spent(pruned) <= problem.budget
-    assert pruned(problem.calibration[0][0]).isfinite().all()
+    assert pruned(next(iter(problem.batches))[0]).isfinite().all()
 
 
 def test_unfused_attention():
@@ -86,7 +86,7 @@ def test_unfused_attention():
     problem = make_problem()
     for block in problem.model.blocks:
         block.attn.fused_attn = False
-    assert QUICK["isomorphic"].prune(problem)(problem.calibration[0][0]).isfinite().all()
+    assert QUICK["isomorphic"].prune(problem)(next(iter(problem.batches))[0]).isfinite().all()
 
 
 @every_method

@@ -1,29 +1,33 @@
 """Allocation problems on a small network, with everything in float64."""
 
-from facts.cache import Cache
-from facts.compression import decompose_layers
-from facts.cost import count_rows, meta_input
-from facts.estimators import ESTIMATORS
-from facts.layers import select_layers
+import facts
+from facts.decomposition.layers import decompose_layers
+from facts.estimators import ESTIMATORS, PELA
+from facts.moments import LayerMoments
 from facts.search import AllocationProblem
+from facts.utils.cache import Cache
 from tests.networks import image_batches, make_model
 
 
 def make_problem(estimator="facts", sizes=(4, 3), cache=None, **fields) -> AllocationProblem:
     """`EveryShape`, decomposed, with half of its FLOPs allowed."""
-    model, batches = make_model(), image_batches([8, 8])
-    layers = select_layers(model)
+    calibration = facts.prepare(make_model(), image_batches([8, 8]))
     defaults = {
-        "model": model,
-        "layers": layers,
-        "decompositions": decompose_layers(model, layers, batches, ESTIMATORS[estimator]()),
+        "model": calibration.model,
+        "layers": calibration.layers,
+        "decompositions": calibration.decompositions(ESTIMATORS[estimator]()),
         "bounds": {"flops": 0.5},
-        "rows": count_rows(model, layers, meta_input(model, (3, 8, 8))),
+        "rows": calibration.rows,
         "sensitivity": image_batches(list(sizes), seed=2),
-        "calibration": batches,
+        "calibration": calibration.data,
         "cache": cache and Cache(cache),
     }
     return AllocationProblem(**{**defaults, **fields})
+
+
+def by_weight_alone(layers):
+    """Decompositions that need no data."""
+    return decompose_layers(layers, PELA(), dict.fromkeys(layers, LayerMoments({})))
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:

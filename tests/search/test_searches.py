@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression import decompose_layers
-from facts.estimators import PELA
+from facts.cost.ranks import candidate_ranks
 from facts.search import (
     SEARCHES,
     AllocationProblem,
@@ -23,10 +22,9 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
-from facts.search.base import candidate_ranks
-from facts.search.sensitivity import Sensitivity
+from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
-from tests.search.problems import make_problem
+from tests.search.problems import by_weight_alone, make_problem
 
 QUICK = {"comcat": ComCatSearch(num_epochs=4, learning_rate=0.1)}
 BOUNDS = {
@@ -48,7 +46,7 @@ def wide_problem(**fields):
     linears = [nn.Linear(40, 48), nn.Linear(48, 40), nn.Linear(40, 48)]
     model = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in linears), nn.Linear(48, 4)).double()
     layers = {f"{number}.0": layer for number, layer in enumerate(linears)}
-    decompositions = decompose_layers(model, layers, None, PELA())
+    decompositions = by_weight_alone(layers)
     batches = [(torch.randn(20, 40, dtype=torch.float64), None)]
     rows = dict.fromkeys(layers, 1)
     return AllocationProblem(model, layers, decompositions, rows=rows, sensitivity=batches, **fields)

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from facts.cost.ranks import break_even_rank, rank_of_ratio
 from facts.search import AllocationProblem, Uniform
-from facts.search.base import break_even_rank, rank_of_ratio
 
 sizes = st.integers(1, 5000)
 

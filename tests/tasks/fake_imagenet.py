@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from scipy.io import savemat
 
-from facts.tasks.imagenet_files import synsets
+from facts.tasks.classification.imagenet_files import synsets
 
 # As text the numbers sort otherwise than they count, and than they are stored.
 TRAIN_NUMBERS = (9, 120, 20)

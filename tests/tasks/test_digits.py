@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from experiments.train_mini import mini_recipe
 from facts.tasks import Digits
-from facts.tasks.classification import balanced
-from facts.tasks.digits import load_images
+from facts.tasks.classification.base import balanced
+from facts.tasks.classification.digits import load_images
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments.config import CONF
-from experiments.examination import data
+from experiments.preflight import data
 from experiments.reproduce import Place, run_column
 
 SIZES = {"num_calibration": 24, "num_sensitivity": 10, "batch_size": 8, "num_workers": 0}

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 
-from facts.tasks.image_folder import ImageFolder
-from facts.tasks.imagenet_files import synsets
+from facts.tasks.classification.image_folder import ImageFolder
+from facts.tasks.classification.imagenet_files import synsets
 from tests.cli.pictures import write_images
 
 SYNSETS = (synsets()[7], synsets()[400])
@@ -132,7 +132,7 @@ class TestLabels:
         photos, model = task(write_images(tmp_path / "photos")), network(1000)
         batches = photos.calibration(model)
         assert [tuple(images.shape) for images in batches] == [(4, 3, 160, 160), (2, 3, 160, 160)]
-        assert [tuple(images.shape) for images in batches.share(1, 2)] == [(2, 3, 160, 160)]
+        assert [tuple(images.shape) for images in batches.shard(1, 2)] == [(2, 3, 160, 160)]
         with pytest.raises(ValueError, match="3 class folders, and the network 1000 classes"):
             photos.evaluation(model)
         with pytest.raises(ValueError, match="these images need labels"):

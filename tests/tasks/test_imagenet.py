@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from facts.tasks.imagenet_files import synsets
+from facts.tasks.classification.imagenet_files import synsets
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from facts.tasks.imagenet_files import find_images, synsets
+from facts.tasks.classification.imagenet_files import find_images, synsets
 from tests.tasks.fake_imagenet import tar_bytes, write_devkit, write_rows, write_shard, write_tar
 
 FIRST = "n01440764"

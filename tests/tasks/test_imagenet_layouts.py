@@ -9,7 +9,7 @@ import torch
 
 import facts
 from facts.estimators import SVDLLM
-from facts.tasks.imagenet_files import find_images, synsets
+from facts.tasks.classification.imagenet_files import find_images, synsets
 from tests.tasks.fake_imagenet import write_tar
 
 
@@ -80,7 +80,7 @@ def test_tar_files_are_indexed_once(roots, tmp_path, files, monkeypatch):
     root = shutil.copytree(roots["tars"], tmp_path / "tars", ignore=shutil.ignore_patterns("*.json"))
     find_images(root, "train")
     with monkeypatch.context() as patched:
-        patched.setattr("facts.tasks.imagenet_files.tars.members_of", None)
+        patched.setattr("facts.tasks.classification.imagenet_files.tars.members_of", None)
         assert find_images(root, "train").names == sorted(files["train"])
     index = root / "ILSVRC2012_img_train.index.json"
     index.write_text(index.read_text()[:1000])
@@ -101,7 +101,7 @@ def test_tars_whose_folder_is_read_only_are_read_without_an_index(roots, tmp_pat
     def refuse(path):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("facts.tasks.imagenet_files.tars.replacing", refuse)
+    monkeypatch.setattr("facts.tasks.classification.imagenet_files.tars.replacing", refuse)
     assert find_images(root, "val").names == sorted(files["val"])
     assert "cannot be written (Permission denied)" in caplog.text
 
@@ -154,7 +154,7 @@ def test_processes_read_their_own_batches_and_no_others(root, network, task, use
     """Of three, each the batches of its turn: the same ones that one process would see."""
     imagenet = task(root, batch_size=7 if use == "calibration" else 300)
     whole = list(getattr(imagenet, use)(network))
-    shares = [list(getattr(imagenet, use)(network).share(rank, 3)) for rank in range(3)]
+    shares = [list(getattr(imagenet, use)(network).shard(rank, 3)) for rank in range(3)]
     for number, (images, labels) in enumerate(whole):
         theirs, their_labels = shares[number % 3][number // 3]
         assert torch.equal(images, theirs) and torch.equal(labels, their_labels)

@@ -1,0 +1,177 @@
+"""The ways in which a cell makes its network: dense, low-rank, pruned, or trained in stages."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from experiments.instantiation import instantiate
+from facts.compression.budget import Budget
+from facts.compression.compress import compress_prepared
+from facts.compression.prepare import prepare
+from facts.compression.result import Summary
+from facts.cost.count import Cost, count_cost
+from facts.cost.timing import TimingPolicy
+from facts.estimators import Estimator
+from facts.finetuning import Stages, train_in_stages
+from facts.models import Recipe
+from facts.pruning import Pruner, PruningProblem
+from facts.pruning.base import PrunedCost
+from facts.search.base import Plan, Search
+from facts.utils import distributed
+from facts.utils.progress import timed
+
+if TYPE_CHECKING:
+    from experiments.cell import Cell
+
+
+@dataclass(frozen=True)
+class Product:
+    """The network that a method made, its cost, and how it came about."""
+
+    model: nn.Module
+    cost: Cost
+    plan: Plan = field(default_factory=dict)
+    summary: Summary | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Method(ABC):
+    """A way to make a network."""
+
+    @property
+    def needed_estimator(self) -> Estimator | None:
+        """The estimator whose factors of the cell's own data are needed, if any."""
+        return None
+
+    @abstractmethod
+    def produce(self, cell: "Cell") -> Product:
+        """Make the network."""
+
+    @abstractmethod
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        """All that the product depends on, beside the cell's network, data and numerics."""
+
+    @property
+    def depends_on_device(self) -> bool:
+        """Whether something is timed."""
+        return False
+
+
+@dataclass(frozen=True)
+class Dense(Method):
+    """The network as it is."""
+
+    def produce(self, cell: "Cell") -> Product:
+        return Product(cell.model, count_cost(cell.model, cell.task.input_shape(cell.model)))
+
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        return {"estimator": None}
+
+
+@dataclass(frozen=True)
+class LowRank(Method):
+    """A compression by an estimator and a search, with `options` as they were configured."""
+
+    estimator: Estimator
+    search: Search
+    budget: Budget
+    timing: TimingPolicy
+    options: dict[str, Any]
+
+    def produce(self, cell: "Cell") -> Product:
+        sensitivity = cell.task.sensitivity(cell.model)
+        result = compress_prepared(cell.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing)
+        summary = result.summary
+        return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
+
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        return self.options
+
+    @property
+    def needed_estimator(self) -> Estimator | None:
+        return self.estimator
+
+    @property
+    def depends_on_device(self) -> bool:
+        return "latency" in self.budget.ratios
+
+
+def _metrics(summary: Summary) -> dict[str, float]:
+    """What the budget came to: GFLOPs allowed, and latencies in percent of the original's."""
+    metrics = {}
+    if "flops" in summary.budget and summary.after.flops is not None:
+        metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
+    if latency := summary.latency:
+        metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
+    return metrics
+
+
+@dataclass(frozen=True)
+class Pruned(Method):
+    """A structured pruning of the whole network to a ratio of its cost."""
+
+    pruner: Pruner
+    ratio: float
+    cost: PrunedCost
+
+    def produce(self, cell: "Cell") -> Product:
+        shape = cell.task.input_shape(cell.model)
+        seconds: dict[str, float] = {}
+        problem = PruningProblem(cell.calibration, self.ratio, shape, self.cost)
+        with timed(seconds, "pruning"):
+            model = distributed.on_main_rank(lambda: self.pruner.prune(problem).cpu())
+        model = model.to(next(cell.model.parameters()).device)
+        return Product(model, count_cost(model, shape), seconds=seconds)
+
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        return {"pruning": repr(self.pruner), "ratio": self.ratio, "cost": self.cost}
+
+
+@dataclass(frozen=True)
+class Staged(Method):
+    """PELA's protocol: the classifier compressed and retrained, and the whole network trained on its backbone."""
+
+    compression: LowRank
+    stages: Stages
+
+    def produce(self, cell: "Cell") -> Product:
+        low_rank = self.compression
+
+        def compress(classifier: nn.Module, data: Any) -> Any:
+            prepared = prepare(classifier, data, execution=cell.execution)
+            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
+
+        trained = train_in_stages(cell.model, cell.task, self.stages, compress, cell.folder / "finetuning")
+        cost = count_cost(trained.model, cell.task.input_shape(cell.model))
+        return Product(trained.model, cost, trained.plan, seconds=trained.seconds)
+
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        classifier = recipe.classifier.origin()  # type: ignore[attr-defined]  # stages are for recipes that have one
+        return self.compression.options | {"stages": {"classifier": classifier, **self.stages.identity()}}
+
+
+def method_of(config: DictConfig) -> Method:
+    """The method that a configuration names. Raises `ValueError` for two that exclude each other."""
+    profile = config.profile.name
+    has_estimator = bool(config.estimator["_target_"])
+    budget = Budget.of(config.ratio, config.cost, config.bounds)
+    if config.stages and not has_estimator:
+        raise ValueError("stages begin with a compression: choose an estimator beside it")
+    if config.pruning:
+        if has_estimator or config.bounds:
+            raise ValueError("pruning takes an estimator's place: choose estimator=none, and bounds={}, beside it")
+        return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
+    if not has_estimator:
+        return Dense()
+    options = {key: OmegaConf.to_container(config[key], resolve=True) for key in ("estimator", "search")}
+    options |= {"ratio": config.ratio, "cost": config.cost, "bounds": dict(config.bounds), "cache": config.cache}
+    timing = TimingPolicy(**config.hardware.timing)
+    low_rank = LowRank(instantiate(config.estimator), instantiate(config.search), budget, timing, options)
+    if not config.stages:
+        return low_rank
+    stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
+    return Staged(low_rank, Stages(**stages))

@@ -1,0 +1,117 @@
+"""What a results folder knows of an experiment: figures, records, and why there is none."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.config import Experiment
+from experiments.extras import OF_TASKS, how_to_install, missing_packages
+from experiments.grid import Status
+from experiments.output.tables import RANK_CORRELATION, Entry
+from experiments.paper import paper_values
+from experiments.record import Record, read_record
+
+Properties = dict[str, dict[str, str]]
+"""What a table says of each row's estimator, by row and title."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Cells that have no figures for one reason."""
+
+    status: str
+    reason: str
+    cells: list[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One experiment. `entries` are by row, column and metric, `records` by row and column: those that are here."""
+
+    experiment: Experiment
+    properties: Properties
+    entries: dict[tuple[str, str, str], Entry]
+    records: dict[tuple[str, str], Record]
+    figure: Path | None
+
+    @property
+    def cells(self) -> dict[tuple[str, str], Entry]:
+        """The ranked figure of each cell, which tells its status; none where there is no table."""
+        metric, experiment = self.experiment.ranked_by, self.experiment
+        places = [(row, column) for row in experiment.rows for column in experiment.columns] if metric else []
+        return {place: self.entries[*place, metric] for place in places}
+
+    @property
+    def agreement(self) -> dict[str, float]:
+        """Spearman's correlation of our ranking of the methods with the paper's, by column."""
+        entries = [entry for entry in self.entries.values() if entry.row == RANK_CORRELATION]
+        return {entry.column: entry.ours for entry in entries if entry.ours is not None}
+
+    @property
+    def compared(self) -> bool:
+        return any(entry.difference is not None for entry in self.entries.values())
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Every cell that is not done, those together that share the reason, and the figure if it is not here."""
+        cells: dict[tuple[str, str], list[str]] = {}
+        for (row, column), entry in self.cells.items():
+            if entry.status != "done":
+                cells.setdefault((entry.status, self._reason(entry)), []).append(f"{row}, {column}")
+        if self.experiment.figure and self.figure is None:
+            cells.setdefault(("missing", self._what_to_do()), []).append("the figure")
+        return [Gap(status, reason, places) for (status, reason), places in cells.items()]
+
+    def _reason(self, entry: Entry) -> str:
+        if entry.status == "n.a.":
+            return self.experiment.not_applicable[entry.row][entry.column]
+        if entry.status == "missing":
+            return self._what_to_do()
+        record = self.records.get((entry.row, entry.column))
+        if record and record.error:
+            return record.error.strip().splitlines()[-1]
+        return "its record is not here: run it again to see why"
+
+    def _what_to_do(self) -> str:
+        extra = OF_TASKS.get(self.experiment.task)
+        if extra and (packages := missing_packages(extra)):
+            return f"{', '.join(packages)} not installed: `{how_to_install(extra)}`"
+        return f"not run yet: `python -m experiments.reproduce experiment={self.experiment.name}`"
+
+
+def outcome_of(experiment: Experiment, properties: Properties, folder: Path) -> Outcome:
+    """Read the experiment's table and records; a cell that the table lacks is missing, or left out on purpose."""
+    entries = _read_table(folder / "tables" / f"{experiment.name}.csv")
+    for row in experiment.rows:
+        for column in experiment.columns:
+            status: Status = "n.a." if column in experiment.not_applicable.get(row, {}) else "missing"
+            for metric in experiment.metrics:
+                paper = paper_values(experiment.name).get((row, column, metric))
+                entry = Entry(row, column, metric, None, paper, None, status, "")
+                entries.setdefault((row, column, metric), entry)
+    figure = folder / "figures" / f"{experiment.name}.png"
+    fingerprints = {(row, column): entry.fingerprint for (row, column, _), entry in entries.items()}
+    records = {place: read_record(name, folder / "records") for place, name in fingerprints.items() if name}
+    return Outcome(
+        experiment,
+        properties,
+        entries,
+        {place: record for place, record in records.items() if record},
+        figure if figure.exists() else None,
+    )
+
+
+def distinct(outcomes: list[Outcome]) -> list[Record]:
+    """Every record once: tables share cells."""
+    return list({record.fingerprint: record for outcome in outcomes for record in outcome.records.values()}.values())
+
+
+def _read_table(path: Path) -> dict[tuple[str, str, str], Entry]:
+    if not path.exists():
+        return {}
+    numbers = {name: [""] for name in ("ours", "paper", "difference")}  # all else is text, a row called "None" too
+    texts = dict.fromkeys(Entry.__annotations__.keys() - numbers, str)
+    table = pd.read_csv(path, dtype=texts, na_values=numbers, keep_default_na=False)
+    table = table.astype(object).where(table.notna(), None)
+    return {(line["row"], line["column"], line["metric"]): Entry(**line) for line in table.to_dict("records")}

@@ -1,0 +1,99 @@
+"""The report as one HTML file that loads nothing."""
+
+import re
+from base64 import b64encode
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from experiments.output.report.charts import pareto_charts, sensitivity_charts
+from experiments.output.report.outcome import Outcome, distinct
+from experiments.output.report.plans import full_ranks, plan_tables
+from experiments.output.report.provenance import Provenance, seconds_by_estimator, seconds_by_experiment
+from experiments.output.tables import in_paper
+from experiments.output.tables import number as rounded
+
+SOURCES = ("ours", "paper", "difference")
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A metric's columns under one heading: of ours, the paper's and their difference those that are known."""
+
+    metric: str
+    title: str
+    sources: list[str]
+
+
+def page(outcomes: list[Outcome], profile: str) -> str:
+    """The whole document."""
+    records = distinct(outcomes)
+    environment = Environment(
+        loader=PackageLoader("experiments.output.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "code": code, "metric": metric_title, "embedded": embedded}
+    full = full_ranks(records)
+    return environment.get_template("page.html").render(
+        profile=profile,
+        parts=parts(outcomes),
+        outcomes=outcomes,
+        counts=Counter(cell.status for outcome in outcomes for cell in outcome.cells.values()),
+        compared=any(outcome.compared for outcome in outcomes),
+        groups={outcome.experiment.name: groups(outcome) for outcome in outcomes},
+        plans={outcome.experiment.name: plan_tables(outcome, full) for outcome in outcomes},
+        pareto=pareto_charts(outcomes),
+        sensitivities=sensitivity_charts(outcomes),
+        num_records=len(records),
+        num_unread=len({e.fingerprint for o in outcomes for e in o.cells.values() if e.fingerprint}) - len(records),
+        provenance=Provenance.of(records) if records else None,
+        timings=[seconds_by_experiment(outcomes), seconds_by_estimator(records)] if records else [],
+    )
+
+
+def parts(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
+    """The experiments under headings, the paper's tables first."""
+    tables = [outcome for outcome in outcomes if outcome.experiment.metrics]
+    chosen = {
+        "Tables of the paper": [outcome for outcome in tables if in_paper(outcome.entries.values())],
+        "Tables beyond the paper": [outcome for outcome in tables if not in_paper(outcome.entries.values())],
+        "Figures": [outcome for outcome in outcomes if not outcome.experiment.metrics],
+    }
+    return {heading: members for heading, members in chosen.items() if members}
+
+
+def groups(outcome: Outcome) -> list[Group]:
+    """The headings under each of a table's columns; a paper that says nothing of a metric gets no column for it."""
+    found = []
+    for metric, title in outcome.experiment.metrics.items():
+        entries = [entry for (_, _, name), entry in outcome.entries.items() if name == metric]
+        known = [source for source in SOURCES if any(getattr(entry, source) is not None for entry in entries)]
+        found.append(Group(metric, title, ["ours", *(source for source in known if source != "ours")]))
+    return found
+
+
+def number(value: float | None) -> str:
+    return rounded(value).replace("-", MINUS)
+
+
+def code(text: str) -> Markup:
+    """What stands between backticks, as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def metric_title(title: str) -> Markup:
+    """`^` and `_` as in TeX: mAP^b_50."""
+    raised = re.sub(r"\^(\w)", r"<sup>\1</sup>", str(escape(title)))
+    return Markup(re.sub(r"_(\w+)", r"<sub>\1</sub>", raised))
+
+
+def embedded(figure: Path) -> str:
+    """A PNG as a data URL."""
+    return f"data:image/png;base64,{b64encode(figure.read_bytes()).decode()}"

@@ -1,0 +1,74 @@
+"""Tables, figures and the report of a run, in the results folder, on the screen, and as W&B artifacts."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+from rich.console import Console
+
+from experiments.config import Experiment
+from experiments.grid import GridCell, every_experiment, of_experiment
+from experiments.output.artifact import publish
+from experiments.output.figures import draw_figure
+from experiments.output.report import write_report
+from experiments.output.tables import Entry, entries_of, screen_table, write_tables
+from experiments.output.tracking import tracked
+
+
+def show_results(
+    experiments: list[Experiment], grid: list[GridCell], folder: Path, config: DictConfig, console: Console
+) -> None:
+    """Tables and figures of what was run, and the report on everything."""
+    for experiment in experiments:
+        show(experiment, [cell for cell in grid if cell.experiment == experiment.name], folder, config, console)
+    report_on_all(folder)
+    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
+
+
+def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
+    """Draw the experiment's figure, and write its table, on the screen too; W&B gets both, and all files."""
+    with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
+        if experiment.figure:
+            path = draw_figure(experiment, grid, folder / "figures")
+            track(lambda run: log_figure(run, path))
+        if experiment.metrics:
+            entries = entries_of(experiment, grid, config.profile.comparable)
+            write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
+            console.print(screen_table(experiment, entries))
+            track(lambda run: log_table(run, entries))
+        track(lambda run: publish(run, experiment, grid, folder))
+
+
+def report_on_all(folder: Path) -> None:
+    """The report on every experiment, whichever ran last, from what `folder` holds."""
+    experiments = every_experiment()
+    properties = {}
+    for experiment in experiments:
+        if experiment.properties:
+            configs = {row: of_experiment(experiment.name, *overrides) for row, overrides in experiment.rows.items()}
+            rows = [GridCell(experiment.name, row, "", config) for row, config in configs.items()]
+            properties[experiment.name] = properties_of(experiment, rows)
+    write_report(experiments, properties, folder)
+
+
+def properties_of(experiment: Experiment, grid: list[GridCell]) -> dict[str, dict[str, str]]:
+    """The properties of each row's estimator that the table shows, by row and title."""
+    words = {True: "yes", False: "no"}
+    estimators = {cell.row: estimator for cell in grid if (estimator := cell.estimator)}
+    return {
+        row: {title: words.get(getattr(estimator, name), "") for name, title in experiment.properties.items()}
+        for row, estimator in estimators.items()
+    }
+
+
+def log_figure(run: Any, path: Path) -> None:
+    import wandb
+
+    run.log({"figure": wandb.Image(str(path))})
+
+
+def log_table(run: Any, entries: list[Entry]) -> None:
+    import wandb
+
+    run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries))})

@@ -1,0 +1,54 @@
+"""Weights & Biases as a mirror of the records: offline unless asked otherwise, and never a reason to fail."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Tracking
+from facts.utils import distributed
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def tracked(
+    tracking: Tracking, folder: Path, name: str, **init: Any
+) -> Iterator[Callable[[Callable[[Any], None]], None]]:
+    """A W&B run for the block. What it yields takes a function of the run, and drops it where there is no run.
+
+    Of several processes only the main one has a run.
+    """
+    run = None
+    if tracking.mode != "disabled" and distributed.is_main_rank():
+        run = _guarded("start", lambda: _start(tracking, folder, name, init))
+    try:
+        yield lambda action: _guarded("log", lambda: action(run)) if run else None
+    finally:
+        if run:
+            _guarded("finish", run.finish)
+
+
+def _start(tracking: Tracking, folder: Path, name: str, init: dict[str, Any]) -> Any:
+    import wandb
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, init_timeout=30)
+    return wandb.init(
+        project=tracking.project,
+        mode=tracking.mode,  # type: ignore[arg-type]  # W&B checks it
+        dir=str(folder),
+        id=name,
+        settings=settings,
+        reinit="create_new",
+        **init,
+    )
+
+
+def _guarded(what: str, action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except Exception as error:  # whatever goes wrong in a mirror, the record is written all the same
+        log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
+        return None

@@ -1,0 +1,19 @@
+"""The numbers that the paper prints: one CSV an experiment, one line a number."""
+
+import csv
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def paper_values(experiment: str) -> dict[tuple[str, str, str], float]:
+    """The paper's numbers by row, column and metric; none for an experiment without a file, such as your own."""
+    path = FOLDER / f"{experiment}.csv"
+    return _read(path) if path.exists() else {}
+
+
+@cache
+def _read(path: Path) -> dict[tuple[str, str, str], float]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return {(line["row"], line["column"], line["metric"]): float(line["paper"]) for line in csv.DictReader(file)}

@@ -1,0 +1,131 @@
+"""Running cells: each under a lock, once, with a record of what came out."""
+
+import copy
+import json
+import logging
+import traceback
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from experiments.cell import Cell
+from experiments.output.tracking import tracked
+from experiments.record import Record, write_record
+from experiments.wording import in_fields
+from facts.analysis import Subject
+from facts.finetuning import finetune
+from facts.utils import distributed
+from facts.utils.files import locked, replacing
+from facts.utils.progress import timed
+
+log = logging.getLogger(__name__)
+
+
+def open_cell(config: DictConfig) -> Cell:
+    """Check everything and load the network, before any work starts.
+
+    Raises `ValueError` or an `OSError` that says what to change.
+    """
+    cell = Cell.of(config)
+    torch.manual_seed(config.seed)
+    torch.set_float32_matmul_precision(config.hardware.matmul_precision)
+    if config.hardware.num_threads:
+        torch.set_num_threads(config.hardware.num_threads)
+    if cell.analysis:
+        cell.analysis.check(cell.model, cell.method.needed_estimator)
+    return cell
+
+
+def run_cell(cell: Cell, wait: bool = True) -> Record:
+    """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
+
+    A cell that another process runs is waited for; without `wait` it raises `HeldElsewhere`. Processes that torchrun
+    started run it together, and the main one writes.
+    """
+    with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
+        earlier = distributed.on_main_rank(cell.earlier_record)
+        if earlier and earlier.status == "done":
+            log.info("%s was done on %s", cell.fingerprint, earlier.time)
+            return earlier
+        return attempt(cell, earlier.attempt + 1 if earlier else 1)
+
+
+def attempt(cell: Cell, number: int) -> Record:
+    """Run a cell and write its record, of a failure too, which is raised again."""
+    log.info("%s runs, attempt %d", cell.fingerprint, number)
+    config = cell.config
+    base = Record(
+        fingerprint=cell.fingerprint,
+        status="failed",
+        config=cast(dict[str, Any], OmegaConf.to_container(config, resolve=True)),
+        identity=cell.identity,
+        model_hash=cell.model_hash,
+        data_hash=cell.data_hash,
+        weights=cell.recipe.origin(),
+        attempt=number,
+    )
+    group = config.experiment.name if config.experiment else None
+    run_id = f"{cell.fingerprint}-{number}"
+    with tracked(config.tracking, cell.folder, run_id, group=group, config=base.config) as track:
+        try:
+            with in_fields(config.profile.name):
+                record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))
+        except Exception:
+            failure = replace(base, error=traceback.format_exc())
+            distributed.on_main_rank(lambda: write_record(failure, cell.records))
+            raise
+        distributed.on_main_rank(lambda: write_record(record, cell.records))
+        distributed.on_main_rank(lambda: save_images(cell))
+        track(lambda run: log_record(run, record))
+    return record
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Make the network and evaluate it: the fields of the record that this yields."""
+    product = cell.method.produce(cell)
+    model, seconds = product.model, dict(product.seconds)
+    if cell.finetuning:
+        model = copy.deepcopy(model) if model is cell.model else model
+        with timed(seconds, "finetuning"):
+            finetune(model, cell.model, cell.task, cell.finetuning, cell.folder / "finetuning")
+    with timed(seconds, "evaluation"):
+        metrics = cell.task.evaluate(model, cell.execution.precision)
+    assert product.cost.flops is not None  # the shape is known
+    metrics |= {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6, **product.metrics}
+    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary}
+    if analysis := cell.analysis:
+        with timed(seconds, "analysis"):
+            findings = distributed.on_main_rank(lambda: analysis.run(subject_of(cell, model)))
+        metrics |= findings.metrics
+        fields["analysis"] = findings.values
+    return {**fields, "metrics": metrics, "seconds": seconds}
+
+
+def subject_of(cell: Cell, result: nn.Module) -> Subject:
+    """The subject of the cell's analysis."""
+    calibration, held_out = cell.task.analysis(cell.model)
+    return Subject(
+        calibration=cell.calibration.on(calibration),
+        held_out=cell.calibration.on(held_out),
+        estimator=cell.method.needed_estimator,
+        compressed=None if result is cell.model else result,
+    )
+
+
+def save_images(cell: Cell) -> None:
+    """Write down which images gave the factors and the sensitivities, under the data's hash, if the task tells."""
+    path = cell.folder / "images" / f"{cell.data_hash}.json"
+    if (chosen := cell.task.chosen_images()) and not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(chosen))
+
+
+def log_record(run: Any, record: Record) -> None:
+    """Metrics, timings and the plan of a record as a W&B summary and table."""
+    import wandb
+
+    run.summary.update({**record.metrics, "seconds": record.seconds, "repaired": record.num_repaired})
+    run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})

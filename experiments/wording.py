@@ -1,0 +1,37 @@
+"""Errors of the library in the words of a configuration: which field to set, rather than which argument to give."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+FIELDS = {
+    'MemoryPolicy(moments="host")': "hardware.memory.moments=host",
+    "MemoryPolicy(checkpoint_blocks=True)": "hardware.memory.checkpoint_blocks=true",
+    "MemoryPolicy(checkpoint_blocks=False)": "hardware.memory.checkpoint_blocks=false",
+    "MemoryPolicy(halve_batches=True)": "hardware.memory.halve_batches=true",
+    "Finetuning(accumulate=)": "finetuning.{profile}.accumulate",
+    "the task's batch_size": "task.{profile}.batch_size",
+    "the task has not one whole batch to train on: lower its batch_size": "the task has not one whole batch to train "
+    "on: lower task.{profile}.batch_size",
+    "the batch size": "task.{profile}.batch_size",
+    "set root to": "set task.{profile}.root to",
+    'evaluation_text="wiki.test.raw"': "task.{profile}.evaluation_text=wiki.test.raw",
+    "(for results, for the cache, TMPDIR for temporary files)": "(results=, TMPDIR for temporary files)",
+}
+
+
+@contextmanager
+def in_fields(profile: str) -> Iterator[None]:
+    """Within the block errors name fields of the configuration, where they named arguments of the library."""
+    try:
+        yield
+    except Exception as error:
+        text = worded(str(error), profile)
+        if text == str(error) or len(error.args) != 1:
+            raise
+        raise type(error)(text) from error
+
+
+def worded(text: str, profile: str) -> str:
+    for words, field in FIELDS.items():
+        text = text.replace(words, field.format(profile=profile))
+    return text

@@ -1,0 +1,62 @@
+"""Other ways to make a network's layers cheaper, to be timed beside low-rank ones; their weights mean nothing."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from facts.cost.ranks import rank_of_ratio
+from facts.modules.lowrank import LowRankLinear
+
+RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's supplement reads it)
+
+
+class WithResidual(nn.Module):
+    """A low-rank layer and beside it a smaller one, whose outputs are added (Azizi et al., 2024)."""
+
+    def __init__(self, main: LowRankLinear, rank: int):
+        super().__init__()
+        self.main = main
+        left, right = main.left.new_ones(main.out_features, rank), main.right.new_ones(rank, main.in_features)
+        self.residual = LowRankLinear(left, right)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.main(x) + self.residual(x)
+
+
+def with_residuals(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
+    """The compressed network with a residual of 5 % of the original's parameters beside each low-rank layer."""
+    network = copy.deepcopy(compressed)
+    for name in layers:
+        layer = network.get_submodule(name)
+        if isinstance(layer, LowRankLinear):
+            rank = rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
+            network.set_submodule(name, WithResidual(layer, rank))
+    return network
+
+
+def two_of_four(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
+    """The original network with the two smallest of every four weights in a row gone, in the GPU's own format.
+
+    Raises `NotImplementedError` where the device has no such format.
+    """
+    weight = next(model.parameters())
+    if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (8, 0):
+        raise NotImplementedError("2:4 sparsity needs an NVIDIA GPU of compute capability 8.0 or newer")
+    network = copy.deepcopy(model).half()
+    for name in layers:
+        layer = network.get_submodule(name)
+        groups = layer.weight.detach().unflatten(1, (-1, 4))
+        keep = torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, groups.abs().topk(2).indices, True)
+        sparse = torch.sparse.to_sparse_semi_structured((groups * keep).flatten(1))
+        layer.weight = nn.Parameter(sparse, requires_grad=False)
+    return network
+
+
+Variant = Literal["residual", "two_of_four"]
+VARIANTS: dict[Variant, Callable[[nn.Module, nn.Module, Iterable[str]], nn.Module]] = {
+    "residual": with_residuals,
+    "two_of_four": two_of_four,
+}

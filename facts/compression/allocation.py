@@ -1,0 +1,79 @@
+"""Ranks by a search, and the network that they make; if latency is bounded, measured and corrected."""
+
+import logging
+from dataclasses import dataclass
+
+from torch import nn
+
+from facts.compression.apply import apply_plan
+from facts.cost.latency import LatencyTable
+from facts.cost.speed import batch_seconds
+from facts.cost.timing import TimingPolicy
+from facts.search.base import Plan, Search, SearchResult
+from facts.search.problem import AllocationProblem
+from facts.utils import distributed
+
+log = logging.getLogger(__name__)
+
+LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the stopwatch's own error
+MAX_CORRECTIONS = 2
+
+
+@dataclass(frozen=True)
+class AllocatedNetwork:
+    """A search's result, the network of its plan, and seconds of a batch as in `Summary` if latency is bounded."""
+
+    result: SearchResult
+    model: nn.Module
+    latency: dict[str, float]
+
+
+def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
+    """Search for ranks and apply them.
+
+    If the network takes longer or shorter than predicted, the table of its layers' times is corrected, and the search
+    goes again.
+    """
+    num_corrections = 0
+    while True:
+        result = search_plan(problem, search)
+        compressed = apply_plan(problem.model, problem.decompositions, result.plan)
+        if "latency" not in problem.bounds:
+            return AllocatedNetwork(result, compressed, {})
+        assert problem.latency is not None  # it is bounded
+        latency = _measure(problem, problem.latency, compressed, result.plan, timing)
+        shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
+        log.info("latency: %(predicted)s of the original's predicted, %(measured)s measured", shares)
+        deviation = abs(latency["measured"] / latency["predicted"] - 1)
+        if deviation <= LATENCY_TOLERANCE or num_corrections == MAX_CORRECTIONS:
+            return AllocatedNetwork(result, compressed, latency)
+        problem.latency.correct(result.plan, latency["measured"])
+        num_corrections += 1
+
+
+def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
+    """The search's plan, or the dense one if that fits. A plan above the budget is logged as a warning."""
+    dense: Plan = dict.fromkeys(problem.layers)
+    if problem.fits(dense):
+        return SearchResult(dense)
+    result = distributed.all_gather(search.allocate(problem))[0]  # what was timed or solved may differ between ranks
+    for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
+        if spent > budget:
+            log.warning(
+                "%s could not meet the budget: %s of the compressed layers are %.6g, %.2f %% above %.6g",
+                type(search).__name__, name, spent, 100 * (spent / budget - 1) if budget else float("inf"), budget,
+            )  # fmt: skip
+    return result
+
+
+def _measure(
+    problem: AllocationProblem, table: LatencyTable, compressed: nn.Module, plan: Plan, timing: TimingPolicy
+) -> dict[str, float]:
+    networks = {"dense": problem.model, "compressed": compressed}
+    times = distributed.on_main_rank(lambda: batch_seconds(networks, table.inputs, timing, problem.precision))
+    return {
+        "dense": table.dense,
+        "allowed": problem.bounds["latency"] * table.dense,
+        "predicted": table.predicted(plan),
+        "measured": times["compressed"].ratio(times["dense"]) * table.dense,
+    }

@@ -1,0 +1,28 @@
+"""A rank plan applied to a network."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from facts.decomposition.truncation import Decomposition
+from facts.modules.linear_calls import copy_with, replace_submodule
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.pointwise import PointwiseConvolution
+from facts.search.base import Plan
+
+
+def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan) -> nn.Module:
+    """Copy the model with a `LowRankLinear` in the place of each layer that the plan gives a rank.
+
+    A 1x1 convolution whose layer stays dense is a convolution again.
+    """
+    compressed = copy_with(model)
+    for name, rank in plan.items():
+        if rank is not None:
+            dense = model.get_submodule(name)
+            left, right = (factor.to(dense.weight.device) for factor in decompositions[name].truncate(rank))
+            replace_submodule(compressed, name, LowRankLinear(left, right, dense.bias))
+    for name, module in list(compressed.named_modules()):
+        if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
+            replace_submodule(compressed, name, module.convolution())
+    return compressed

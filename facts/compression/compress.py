@@ -1,0 +1,132 @@
+"""From a network and a budget to a smaller network."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from facts.compression.allocation import allocate_ranks
+from facts.compression.budget import Budget
+from facts.compression.data import Batch, FirstSamples, as_batches
+from facts.compression.prepare import Calibration, prepare
+from facts.compression.result import CompressionResult, Summary
+from facts.cost.count import CostName
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.decomposition.layers import file_name
+from facts.estimators import ESTIMATORS, Estimator
+from facts.estimators.base import TwoSidedEstimator
+from facts.moments.execution import Execution
+from facts.moments.losses import Loss, OutputError, on_given_labels
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.search import SEARCHES, AllocationProblem, Search
+from facts.utils.cache import Cache
+from facts.utils.progress import timed
+from facts.utils.registry import by_name
+
+NUM_SENSITIVITY = 512
+
+
+def compress(
+    model: nn.Module,
+    calibration: Iterable[Any] | None = None,
+    *,
+    estimator: str | Estimator = "facts",
+    search: str | Search = "uniform",
+    ratio: float | None = None,
+    flops: float | None = None,
+    params: float | None = None,
+    latency_ms: float | None = None,
+    cost: CostName = "flops",
+    bounds: Mapping[CostName, float] | None = None,
+    layers: Iterable[str] | None = None,
+    convolutions: bool | None = None,
+    sensitivity: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    output_error: OutputError | None = None,
+    precision: torch.dtype = torch.float32,
+    memory: MemoryPolicy = DEFAULT_POLICY,
+    timing: TimingPolicy = DEFAULT_TIMING,
+    input_shape: tuple[int, ...] | None = None,
+    cache: Path | str | None = None,
+) -> CompressionResult:
+    """Compress the linear layers of a copy of `model` until `ratio` of their cost remains. GPT-2's `Conv1D` is one too.
+
+    `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
+    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. A method without data
+    (PELA) needs none. `estimator` and `search` are names or instances.
+
+    The budget: `ratio` (a half if no other is given) is the fraction that remains of these layers' `cost`: `flops`,
+    `params`, or `latency`, the time that the whole network takes here for a batch of the calibration data, measured as
+    `timing` says. `flops`, `params` and `latency_ms` are costs of the whole network instead, for one sample or one such
+    batch. `bounds` are further ratios, `{"params": 0.6}`. All of them must hold.
+
+    `layers` names the layers, linear or 1x1 convolutions (default: `select_layers`; `convolutions` adds those, which
+    are taken anyway if there is no linear layer). In the plan a convolution has its layer as `<name>.linear`. The
+    result's `skipped` has the reason for each layer that was left alone. `sensitivity` are the batches on which a
+    search compares outputs (default: the first calibration batches, up to 512 samples), by `output_error(original,
+    changed)`, a sum over samples (default: the KL divergence of classes, or, beside a loss of your own, the relative
+    squared error). `loss(outputs, targets)` is the sum over samples of each one's own loss (default: cross-entropy;
+    `SampledLabels(loss)`: factors from labels that the network draws, the true Fisher).
+
+    `precision` is the autocast type of the passes, `memory` what happens if the device's is short. `input_shape` is
+    what FLOPs are counted for (default: that of the calibration data). `cache` is a folder in which moments,
+    decompositions and sensitivities are kept. Processes that torchrun started share the data after
+    `facts.utils.distributed.join()`, and all get the same plan. Raises `ValueError` for arguments out of range, for
+    data to which the loss does not fit, and for a budget that no plan meets; a search that is not exact and ends above
+    its budget says so in a warning.
+    """
+    estimator, search = by_name(estimator, ESTIMATORS, "estimator"), by_name(search, SEARCHES, "search")
+    budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)
+    prepared = prepare(
+        model,
+        calibration,
+        layers=layers,
+        convolutions=convolutions,
+        loss=loss,
+        output_error=output_error,
+        execution=Execution(precision, memory),
+        input_shape=input_shape,
+        cache=cache,
+    )
+    return compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing)
+
+
+def compress_prepared(
+    calibration: Calibration,
+    estimator: Estimator,
+    search: Search,
+    budget: Budget,
+    sensitivity: Iterable[Batch] | None = None,
+    timing: TimingPolicy = DEFAULT_TIMING,
+) -> CompressionResult:
+    """Compress a network that `prepare` has looked at: decompose, allocate, apply, summarise."""
+    seconds: dict[str, float] = {}
+    kept, table = calibration.cache, calibration.latency_table(timing.num_turns)
+    bounds = budget.bounds(calibration, table)
+    with timed(seconds, "decomposition"):
+        decompositions = calibration.decompositions(estimator)
+    if sensitivity is None and calibration.data is not None:
+        sensitivity = FirstSamples(calibration.data, NUM_SENSITIVITY)
+    problem = AllocationProblem(
+        model=calibration.model,
+        layers=calibration.layers,
+        decompositions=decompositions,
+        bounds=bounds,
+        rows=calibration.rows,
+        latency=table,
+        sensitivity=sensitivity,
+        calibration=calibration.data,
+        loss=on_given_labels(calibration.loss),
+        output_error=calibration.output_error,
+        precision=calibration.execution.precision,
+        memory=calibration.execution.memory,
+        energies_are_losses=isinstance(estimator, TwoSidedEstimator),
+        cache=kept and Cache(kept.folder / file_name(estimator)),
+    )
+    with timed(seconds, "search"):
+        allocated = allocate_ranks(problem, search, timing)
+    seconds["search"] += allocated.result.saved_seconds
+    summary = Summary.of(calibration, problem, allocated, estimator, search, seconds)
+    return CompressionResult(allocated.model, allocated.result.plan, summary, calibration.skipped)

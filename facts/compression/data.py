@@ -1,0 +1,121 @@
+"""Data in the forms in which loaders give them, as the batches of `(inputs, targets)` that all else reads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from operator import length_hint
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from facts.modules.networks import continues_text, is_encoder_decoder
+from facts.moments.losses import next_tokens
+from facts.utils.batches import batch_size
+
+Batch = tuple[Any, Any]
+LABELS = ("labels", "label")
+OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
+
+    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. Of language
+    models that continue a text the targets are the tokens that follow. A `DataLoader` that shuffles, by PyTorch's own
+    generator, gives the same batches each time.
+    """
+
+    data: Iterable[Any]
+    model: nn.Module
+
+    @property
+    def content_key(self) -> str | None:
+        return getattr(self.data, "content_key", None)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = _in_one_order(self.data) if isinstance(self.data, DataLoader) else self.data
+        return (_as_pair(batch, self.model) for batch in batches)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.data)
+
+    def shard(self, rank: int, size: int) -> "Batches":
+        """What the process of a rank takes; data that know how leave the others' unread."""
+        own = getattr(self.data, "shard", None)
+        return Batches(own(rank, size) if own else islice(self.data, rank, None, size), self.model)
+
+
+def _in_one_order(loader: DataLoader) -> Iterator[Any]:
+    """Its batches; one that shuffles gives every pass, and every process, the same ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        batches = iter(loader)
+        first = list(islice(batches, 1))  # the order is drawn when that is asked for
+    return chain(first, batches)
+
+
+def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] | None:
+    """The data, to be read again and again, as batches of `(inputs, targets)`."""
+    if data is None or isinstance(data, Batches):
+        return data
+    if isinstance(data, Iterator):
+        data = list(data)
+    return Batches(data, model)
+
+
+def _as_pair(batch: Any, model: nn.Module) -> Batch:
+    """Raises `ValueError` for a batch of another form, and for padded texts."""
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        if continues_text(model):
+            _refuse_what_does_not_follow(*batch)
+        return batch[0], batch[1]
+    if isinstance(batch, list | tuple) and len(batch) == 1:
+        batch = batch[0]
+    if isinstance(batch, Mapping):
+        inputs = {name: value for name, value in batch.items() if name not in LABELS}
+        labels = next((batch[name] for name in LABELS if name in batch), None)
+        if not continues_text(model):
+            if labels is not None and "decoder_input_ids" not in inputs and is_encoder_decoder(model):
+                inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+            return inputs, labels
+        if "attention_mask" in inputs and not inputs["attention_mask"].all():
+            raise ValueError(
+                "the texts are padded, and moments would count the padding too: cut them into windows of one length"
+            )
+        targets = next_tokens(inputs["input_ids"] if labels is None else labels)
+        return (inputs["input_ids"] if inputs.keys() <= OF_TEXT else inputs), targets
+    if isinstance(batch, Tensor):
+        return batch, next_tokens(batch) if continues_text(model) else None
+    raise ValueError(
+        f"a batch of calibration data must be (inputs, targets), a mapping of inputs by name with `labels`, or inputs "
+        f"alone, got a {type(batch).__name__}{f' of {len(batch)}' if isinstance(batch, list | tuple) else ''}"
+    )
+
+
+def _refuse_what_does_not_follow(tokens: Any, targets: Any) -> None:
+    """Raises `ValueError` for targets that are the tokens themselves, or a mask."""
+    both = isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.shape == targets.shape
+    if both and (torch.equal(tokens, targets) or targets.max() <= 1 < tokens.max()):
+        raise ValueError(
+            "the targets of a language model are the tokens that follow, not the tokens themselves or a mask: give "
+            "facts.next_tokens(tokens), or tokens alone"
+        )
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The first batches of some data, until they hold `num_samples`."""
+
+    batches: Iterable[Batch]
+    num_samples: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        left = self.num_samples
+        for inputs, targets in self.batches:
+            yield inputs, targets
+            left -= batch_size(inputs)
+            if left <= 0:
+                return

@@ -1,0 +1,133 @@
+"""Several methods at several budgets, from the same data: quality against cost."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from facts import __version__
+from facts.compression.budget import Budget
+from facts.compression.compress import compress_prepared
+from facts.compression.data import Batch, as_batches
+from facts.compression.pareto_table import ORIGINAL, ParetoTable, table_row
+from facts.compression.prepare import prepare
+from facts.cost.count import CostName
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.estimators import ESTIMATORS, Estimator
+from facts.moments.execution import Execution
+from facts.moments.losses import Loss
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.search import SEARCHES, Search
+from facts.utils.cache import calibration_key, content_key, name_of
+from facts.utils.files import ScratchFolder
+from facts.utils.registry import by_name
+
+log = logging.getLogger(__name__)
+
+
+def pareto(
+    model: nn.Module,
+    calibration: Iterable[Any],
+    evaluate: Callable[[nn.Module], dict[str, float]],
+    *,
+    estimators: Sequence[str | Estimator] = ("facts",),
+    searches: Sequence[str | Search] = ("uniform",),
+    ratios: Sequence[float] = (0.3, 0.5, 0.7),
+    cost: CostName = "flops",
+    sensitivity: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    precision: torch.dtype = torch.float32,
+    memory: MemoryPolicy = DEFAULT_POLICY,
+    timing: TimingPolicy = DEFAULT_TIMING,
+    cache: Path | str | None = None,
+    file: Path | str | None = None,
+    evaluation_key: str = "",
+) -> pd.DataFrame:
+    """Compress by every estimator with every search to every ratio, and evaluate; all share one pass for moments.
+
+    The table has a row for the `original`, and one for each combination: `estimator`, `search`, `ratio`, `flops` and
+    `params` of the whole network, `latency_ms` of a batch where `cost` is latency, `seconds` that the compression took,
+    the metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no row. The other
+    arguments are those of `facts.compress`; without `cache`, moments are kept for as long as this runs. `loss` must be
+    a function at the top of a module, by whose name they are kept. Data without a `content_key` of their own are read
+    once and stay in memory, so that all methods see the same, of a loader that shuffles too.
+
+    `file` is a CSV that gets each row when it is there; those it has already are not computed again. Rows of other
+    networks, data or settings stay in it. `evaluation_key` says on what data `evaluate` measures. Raises `ValueError`
+    for arguments out of range, for a `loss` without a name, and for a file that holds something else.
+    """
+    methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
+    allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
+    budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
+    if loss:
+        _refuse_nameless(loss)
+    table = ParetoTable.read(Path(file) if file else None)
+    data = _read_once(calibration, model)
+    if next(iter(data), None) is None:
+        raise ValueError("the calibration data is empty: it must yield at least one batch")
+    compared = None if sensitivity is None else _read_once(sensitivity, model)
+    scratch = ScratchFolder()
+    prepared = prepare(
+        model, data, loss=loss, execution=Execution(precision, memory), cache=Path(cache) if cache else scratch.path
+    )
+    assert prepared.cache is not None  # there is a folder
+
+    setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key, __version__)
+    original = content_key(*setting)
+    points = {
+        content_key(*setting, methods[estimator], allocations[search], ratio): (estimator, search, ratio)
+        for estimator, search, ratio in itertools.product(methods, allocations, ratios)
+    }
+    missing = {key: point for key, point in points.items() if key not in table.rows}
+    prepared.collect({moment for estimator, _, _ in missing.values() for moment in methods[estimator].moments})
+    for key, (estimator, search, ratio) in missing.items():
+        try:
+            result = compress_prepared(
+                prepared, methods[estimator], allocations[search], budgets[ratio], compared, timing
+            )
+        except ValueError as error:
+            log.error("%s, %s, %g: %s", estimator, search, ratio, error)
+            continue
+        summary = result.summary
+        if original not in table.rows:
+            row = table_row(ORIGINAL, ORIGINAL, 1.0, summary.before, summary.latency.get("dense"), 0.0)
+            table.add(original, row, evaluate(model))
+        seconds = sum(summary.seconds.values())
+        row = table_row(estimator, search, ratio, summary.after, summary.latency.get("measured"), seconds)
+        table.add(key, row, evaluate(result.model))
+    return table.of([original, *points])
+
+
+class ReadBatches(list[Batch]):
+    """Batches in memory, which are hashed once."""
+
+    @cached_property
+    def content_key(self) -> str:
+        return content_key(*self)
+
+
+def _read_once(data: Iterable[Any], model: nn.Module) -> Iterable[Batch]:
+    """The batches of data that know their own key; of others, those that one reading gave."""
+    batches = as_batches(data, model) or ()
+    return batches if getattr(batches, "content_key", None) is not None else ReadBatches(batches)
+
+
+def _refuse_nameless(loss: Loss) -> None:
+    """Raises `ValueError` for a loss whose moments could not be told from another's."""
+    try:
+        name_of(loss, "loss")
+    except ValueError as error:
+        raise ValueError(
+            "pareto keeps moments between methods: give loss= as a function at the top of a module"
+        ) from error
+
+
+def _label(choice: Any) -> str:
+    """A method's name, or how it was made."""
+    return choice if isinstance(choice, str) else repr(choice)

@@ -1,0 +1,198 @@
+"""Preparation of a network for compression: its layers, its data and its loss, in one object."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from facts.compression.data import Batch, as_batches
+from facts.compression.selection import select_layers
+from facts.cost.count import Cost, count_params, meta_input
+from facts.cost.latency import LatencyTable
+from facts.cost.trace import first_sample, has_row_per_sample
+from facts.decomposition.layers import decompose_layers, load_decompositions, save_decompositions
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import Estimator, see_data
+from facts.modules.networks import noise
+from facts.moments.collect import LayerMoments, collect_moments
+from facts.moments.execution import DEFAULT_EXECUTION, Execution
+from facts.moments.losses import (
+    Loss,
+    OutputError,
+    SampledLabels,
+    kl_divergence,
+    on_given_labels,
+    squared_error,
+    summed_cross_entropy,
+)
+from facts.moments.statistics import Moment
+from facts.utils import distributed
+from facts.utils.batches import to_device
+from facts.utils.cache import Cache, calibration_key, content_key, name_of
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A network that is ready to be compressed, and the data that tell how.
+
+    `model` computes by calls of the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped`
+    has the reasons why others are left alone. `data` are batches of `(inputs, targets)` (None for methods without
+    data), and `first_inputs` what the first of them, or noise of the given shape, is made of. `loss(outputs, targets)`
+    and `output_error(original, changed)` are sums over samples. Moments and decompositions are kept in `folder`.
+    `flops` are those of the dense network by the paper's rule, None if they are not known.
+    """
+
+    model: nn.Module
+    layers: dict[str, nn.Linear]
+    rows: dict[str, int]
+    data: Iterable[Batch] | None = None
+    loss: Loss = summed_cross_entropy
+    output_error: OutputError = kl_divergence
+    execution: Execution = DEFAULT_EXECUTION
+    folder: Path | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+    flops: int | None = None
+    first_inputs: Any = None
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """The part of the folder that belongs to this network, these layers, data, loss and precision.
+
+        Raises `ValueError` for a loss without a name of its own.
+        """
+        if self.folder is None:
+            return None
+        data = None if self.data is None else calibration_key(self.data)
+        loss = name_of(self.loss, "loss")
+        key = content_key(repr(self.model), self.model, list(self.layers), data, loss, self.execution.precision)
+        return Cache(self.folder / key)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the dense network for one sample."""
+        return Cost(self.flops, count_params(self.model))
+
+    def on(self, data: Iterable[Batch]) -> "Calibration":
+        """The same network on other data."""
+        return replace(self, data=data)
+
+    def groups(self) -> Iterator[list[str]]:
+        """The names of the layers, as many together as have their moments in memory at a time."""
+        yield from self.execution.memory.groups(self.layers)
+
+    def moments(
+        self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
+    ) -> dict[str, LayerMoments]:
+        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those that are there.
+
+        Raises `ValueError` if there are no data.
+        """
+        if self.data is None:
+            raise ValueError("moments need calibration data: an iterable of (inputs, targets) batches")
+        cache = self.cache if cached else None
+        if cache and only is not None and len(only) < len(self.layers):
+            cache = Cache(cache.folder / content_key(list(only)))
+        return collect_moments(
+            self.model,
+            self.layers,
+            self.data,
+            wanted,
+            loss=self.loss,
+            precision=self.execution.precision,
+            memory=self.execution.memory,
+            cache=cache,
+            only=only,
+        )
+
+    def collect(self, wanted: Collection[Moment]) -> None:
+        """Put moments into the cache, one group of layers after another, for estimators that ask for them later."""
+        for names in self.groups() if wanted else ():
+            self.moments(wanted, names)
+
+    def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
+        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read what is there."""
+        if estimator.moments and self.data is None:
+            name = type(estimator).__name__
+            raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
+        known = load_decompositions(self.cache, estimator, self.layers)
+        if known is not None:
+            return known
+        decompositions: dict[str, Decomposition] = {}
+        for names in self.groups():
+            last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
+            if estimator.moments:
+                last, moments = see_data(estimator, partial(self.moments, only=names))
+            decompositions |= decompose_layers({name: self.layers[name] for name in names}, last, moments)
+        save_decompositions(self.cache, estimator, decompositions)
+        return decompositions
+
+    def latency_table(self, num_turns: int) -> LatencyTable:
+        """Times of the layers on the first batch, which are measured when they are first asked for."""
+        inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
+        return LatencyTable(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns)
+
+
+def prepare(
+    model: nn.Module,
+    data: Iterable[Any] | None = None,
+    *,
+    layers: Iterable[str] | None = None,
+    convolutions: bool | None = None,
+    loss: Loss | None = None,
+    output_error: OutputError | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+    input_shape: tuple[int, ...] | None = None,
+    cache: Path | str | None = None,
+) -> Calibration:
+    """Select the layers of a network and put its data, loss and settings beside them.
+
+    The arguments are those of `facts.compress`, which says what stands in for those that are left out. Raises
+    `ValueError` for layers that are not there, and for data without labels from whose outputs none can be drawn.
+    """
+    batches = as_batches(data, model)
+    own = None if batches is None else distributed.shard(batches)
+    first = distributed.on_main_rank(lambda: None if own is None else next(iter(own), None))
+    inputs, targets = first or (None, None)
+    if loss is None:
+        loss = _default_loss(model, inputs, targets)
+    if output_error is None:
+        output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
+    example = _example(model, inputs, input_shape)
+    selection = select_layers(model, layers, convolutions=convolutions, example=example, inputs=inputs)
+    if inputs is None and input_shape:
+        inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
+    return Calibration(
+        model=selection.model,
+        layers=selection.layers,
+        rows=selection.rows,
+        data=batches,
+        loss=loss,
+        output_error=output_error,
+        execution=execution,
+        folder=Path(cache) if cache else None,
+        skipped=selection.skipped,
+        flops=selection.flops,
+        first_inputs=inputs,
+    )
+
+
+def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:
+    """Cross-entropy, on labels that the network draws if the data have none."""
+    if inputs is None or targets is not None:
+        return summed_cross_entropy
+    if getattr(model, "num_classes", None) == 0:
+        raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
+    return SampledLabels(summed_cross_entropy)
+
+
+def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
+    """An input of the given shape on the meta device; or a batch's first sample; None if there is no telling."""
+    if input_shape:
+        return meta_input(model, input_shape)
+    if inputs is None or not has_row_per_sample(inputs):
+        return None
+    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))

@@ -1,0 +1,134 @@
+"""The result of a compression: the network, its plan, and a summary that reads itself."""
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tabulate import tabulate
+from torch import nn
+
+from facts.compression.allocation import AllocatedNetwork
+from facts.compression.prepare import Calibration
+from facts.cost.count import Cost, CostName, count_params
+from facts.estimators.base import Estimator
+from facts.search.base import Plan, Search
+from facts.search.problem import AllocationProblem
+
+NUM_SHOWN = 3  # layers named of those that were skipped for one reason
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Cost of the whole network before and after by the paper's rule, and how it went.
+
+    FLOPs are None where no input shape is known. `estimator` and `search` say which they were, with their options, and
+    `bounds` what fraction of the compressed layers' cost might remain, for each cost that was bounded; `spent` and
+    `budget` are in its own unit, of these layers alone. Where latency was bounded, `latency` holds seconds of the whole
+    network on one batch: `dense` and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns
+    with the original. `solution` is the solver's proof, where the search used one: status, error, bound, gap.
+    `profile` lists, by layer, the ranks, their ratios, and the errors there that the search measured or predicted.
+    `repaired` counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each
+    stage, which for the search includes what earlier searches spent on errors that it found in the cache.
+    """
+
+    before: Cost
+    after: Cost
+    repaired: dict[str, int]
+    seconds: dict[str, float]
+    estimator: str = ""
+    search: str = ""
+    bounds: dict[CostName, float] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
+    budget: dict[str, float] = field(default_factory=dict)
+    latency: dict[str, float] = field(default_factory=dict)
+    solution: dict[str, Any] | None = None
+    profile: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        calibration: Calibration,
+        problem: AllocationProblem,
+        allocated: AllocatedNetwork,
+        estimator: Estimator,
+        search: Search,
+        seconds: dict[str, float],
+    ) -> "Summary":
+        """Summarise a compression."""
+        result, decompositions = allocated.result, problem.decompositions
+        proof = asdict(result.solution) if result.solution else None
+        return cls(
+            before=calibration.cost,
+            after=_cost_after(calibration, allocated),
+            repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
+            seconds=seconds,
+            estimator=repr(estimator),
+            search=repr(search),
+            bounds=dict(problem.bounds),
+            spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
+            budget=dict(zip(problem.bounds, problem.budget, strict=True)),
+            latency=allocated.latency,
+            solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
+            profile={
+                name: [
+                    [rank, rank / problem.full_rank(name), error]
+                    for rank, error in sorted((rank, error) for rank, error in errors.items() if rank is not None)
+                ]
+                for name, errors in result.profile.items()
+            },
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
+            ("parameters", "M", 1e6, self.before.params, self.after.params),
+            ("latency", "ms", 1e-3, self.latency.get("dense"), self.latency.get("measured")),
+        ]
+        rows = [
+            (name, f"{before / unit:.4g} {symbol}", f"{after / unit:.4g} {symbol}", f"{after / before:.1%}")
+            for name, symbol, unit, before, after in lines
+            if before and after
+        ]
+        table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
+        allowed = ", ".join(f"{ratio:.4g} of their {name}" for name, ratio in self.bounds.items())
+        seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
+        return f"{table}\n\n{self.estimator}, {self.search}\nallowed the layers: {allowed}\ntook: {seconds}"
+
+
+def _cost_after(calibration: Calibration, allocated: AllocatedNetwork) -> Cost:
+    """Cost of the compressed network for one sample: the dense one's, with two factors in the place of a weight."""
+    params = count_params(allocated.model)
+    if calibration.flops is None:
+        return Cost(None, params)
+    saved = 0
+    for name, rank in allocated.result.plan.items():
+        if rank is not None:
+            layer = calibration.layers[name]
+            d_out, d_in = layer.out_features, layer.in_features
+            saved += 2 * calibration.rows[name] * (d_out * d_in - rank * (d_out + d_in))
+    return Cost(calibration.flops - saved, params)
+
+
+@dataclass(frozen=True, repr=False)
+class CompressionResult:
+    """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped."""
+
+    model: nn.Module
+    plan: Plan
+    summary: Summary
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        ranks = [rank for rank in self.plan.values() if rank is not None]
+        between = f" (ranks {min(ranks)} to {max(ranks)})" if ranks else ""
+        low_rank, dense = len(ranks), len(self.plan) - len(ranks)
+        title = f"{type(self.model).__name__}: {low_rank} layers low-rank{between}, {dense} left dense"
+        lines = [title, "", str(self.summary)]
+        alike = defaultdict(list)
+        for name, reason in self.skipped.items():
+            alike[reason].append(name)
+        for reason, names in alike.items():
+            shown = ", ".join(names[:NUM_SHOWN])
+            others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+            lines.append(f"skipped {shown}{others}: {reason}")
+        return "\n".join(lines)

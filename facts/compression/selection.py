@@ -1,0 +1,98 @@
+"""Selection of the layers to compress, and the reasons why others are left alone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from facts.compression.reasons import MAKES_OUTPUTS, linear_layers, pointwise_convolutions, reasons_to_skip
+from facts.cost.trace import Trace, trace_network
+from facts.modules.linear_calls import with_linear_layers
+
+NEVER_CALLED = "it is never called: its weight goes unused, or is read by other code"
+NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
+NOT_NAMED = "it was not named"
+POINTWISE = "it is a 1x1 convolution: convolutions=True takes it too"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A network in which the layers to compress are linear ones, and why others were skipped.
+
+    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` are those of
+    the whole network by the paper's rule, None if they are not known.
+    """
+
+    model: nn.Module
+    layers: dict[str, nn.Linear]
+    rows: dict[str, int]
+    skipped: dict[str, str]
+    flops: int | None
+
+
+def select_layers(
+    model: nn.Module,
+    names: Iterable[str] | None = None,
+    *,
+    convolutions: bool | None = None,
+    example: Any = None,
+    inputs: Any = None,
+) -> Selection:
+    """Select the layers of these names, or all that are worth it (paper, section 5.1).
+
+    `convolutions` adds the 1x1 ones; with None they are taken if there is no linear layer. `example` is a sample on the
+    meta device, `inputs` a batch of the data: on these the network is traced. Raises `ValueError` for an unknown name,
+    or if no layer is left.
+    """
+    model = with_linear_layers(model)
+    linear, pointwise = linear_layers(model), pointwise_convolutions(model)
+    candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
+    trace = trace_network(model, candidates, example, inputs)
+    reasons = _traced_reasons(trace) | reasons_to_skip(model)
+    if names is not None:
+        taken = _known(names, candidates, model)
+        reasons = dict.fromkeys(candidates, NOT_NAMED)
+    elif convolutions or (convolutions is None and linear.keys() <= reasons.keys()):
+        taken = [name for name in candidates if name not in reasons]
+    else:
+        taken = [name for name in candidates if name not in reasons and name not in pointwise]
+        reasons = dict.fromkeys(pointwise, POINTWISE) | reasons
+    skipped = {name: reasons[name] for name in candidates if name not in taken}
+    if not taken:
+        raise ValueError(
+            f"{type(model).__name__} has no layer to compress: "
+            f"{'; '.join(f'{name}: {reason}' for name, reason in skipped.items()) or 'none is linear'}. Name the layers"
+        )
+    model = with_linear_layers(model, [name for name in taken if name in pointwise])
+    layers = linear_layers(model)
+    renamed = {name: f"{name}.linear" if name in pointwise else name for name in taken}
+    return Selection(
+        model,
+        {new: layers[new] for new in renamed.values()},
+        {new: trace.rows[name] for name, new in renamed.items()},
+        skipped,
+        trace.flops,
+    )
+
+
+def _traced_reasons(trace: Trace) -> dict[str, str]:
+    never = [name for name, count in trace.rows.items() if not count]
+    return (
+        dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE)
+        | dict.fromkeys(never, NEVER_CALLED)
+        | dict.fromkeys(trace.outputs, MAKES_OUTPUTS)
+    )
+
+
+def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
+    """The layers of these names, by the names of the network as it was given: there a convolution has no `.linear`."""
+    if isinstance(names, str):
+        raise ValueError(f"layers are given as a list of names: [{names!r}]")
+    known = [name if name in candidates else name.removesuffix(".linear") for name in names]
+    if unknown := [name for name in known if name not in candidates]:
+        raise ValueError(
+            f"no linear layer or 1x1 convolution is called {', '.join(unknown)}; {type(model).__name__} has "
+            f"{', '.join(candidates)}"
+        )
+    return known

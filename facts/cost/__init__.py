@@ -1,0 +1,1 @@
+"""Cost of a network: operations, parameters, time."""

@@ -1,0 +1,125 @@
+"""Cost of a network: floating-point operations and parameters, by the paper's rule and in full."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import timm.layers
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from facts.models.mambavision import SelectiveScan
+from facts.modules.linear_calls import skeleton, with_linear_layers
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.networks import reads_tokens, run
+
+Rule = Literal["paper", "full"]
+CostName = Literal["flops", "params", "latency"]
+COST_NAMES = get_args(CostName)
+
+STEMS = ("stem", "patch_embed")
+LAYER_NORM_OPS, RMS_NORM_OPS, BATCH_NORM_OPS, GELU_OPS = 5, 4, 4, 1  # operations per element
+SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations for the given input (None where it is not known), and parameters of the network."""
+
+    flops: int | None
+    params: int
+
+
+def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
+    """Count one forward pass on the meta device, where nothing is computed; of a network that has one `whole_forward`,
+    which does more than `forward`.
+
+    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two
+    operations per multiply-accumulate and leave out biases and additions.
+
+    - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, the stem's own
+      normalisation excepted. What mixes tokens without a weight matrix is not counted: attention's products, a Mamba
+      mixer's 1-D convolution and scan.
+    - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
+    """
+    return count_pass(model, meta_input(model, input_shape), rule)
+
+
+def count_pass(model: nn.Module, inputs: Any, rule: Rule = "paper") -> Cost:
+    """`count_cost` for inputs that lie on the meta device already."""
+    if rule not in ("paper", "full"):
+        raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
+    network = with_linear_layers(skeleton(model)).eval()
+    products = FlopCounterMode(display=False)
+    with torch.no_grad(), counting(network, rule) as operations, products if rule == "full" else nullcontext():
+        whole_forward(network)(inputs)
+    return Cost(sum(operations) + products.get_total_flops(), count_params(model))
+
+
+@contextmanager
+def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
+    """Within the block every forward pass adds the operations of its modules to the list, one number a call."""
+    counts: list[int] = []
+
+    def note(operations: Callable[..., int], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        counts.append(operations(module, args, output))
+
+    with ExitStack() as stack:
+        for name, module in network.named_modules():
+            operations = _elementwise(name, module, rule) or (_product(module) if rule == "paper" else None)
+            if operations:
+                stack.callback(module.register_forward_hook(partial(note, operations)).remove)
+        yield counts
+
+
+def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
+    """The forward pass that is counted: more than `forward` for a network whose heads run elsewhere."""
+    return getattr(network, "whole_forward", partial(run, network))
+
+
+def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """A tensor without values for one image `[C, H, W]`, or of any shape with its batch axis; of tokens `[N, T]`."""
+    shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
+    dtype = torch.int64 if reads_tokens(model) else _dtype(model)
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def count_params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _product(module: nn.Module) -> Callable[..., int] | None:
+    match module:
+        case LowRankLinear():
+            return lambda m, _, out: 2 * out.numel() // m.out_features * m.rank * (m.in_features + m.out_features)
+        case nn.Linear():
+            return lambda m, _, out: 2 * out.numel() * m.in_features
+        case nn.Conv2d():
+            return lambda m, _, out: 2 * out.numel() * m.weight[0].numel()
+        case nn.ConvTranspose2d():
+            return lambda m, args, _: 2 * args[0].numel() * m.weight[0].numel()
+    return None
+
+
+def _elementwise(name: str, module: nn.Module, rule: Rule) -> Callable[..., int] | None:
+    if rule == "paper" and name.startswith(STEMS) and isinstance(module, nn.LayerNorm | nn.BatchNorm2d):
+        return None
+    match module:
+        case nn.GELU() | timm.layers.GELU() | timm.layers.GELUTanh():
+            return lambda _, args, out: GELU_OPS * out.numel()
+        case nn.LayerNorm():
+            return lambda _, args, out: LAYER_NORM_OPS * out.numel()
+        case nn.BatchNorm2d():
+            return lambda _, args, out: BATCH_NORM_OPS * out.numel()
+        case _ if rule == "full" and type(module).__name__.endswith("RMSNorm"):  # each architecture has its own
+            return lambda _, args, out: RMS_NORM_OPS * out.numel()
+        case SelectiveScan() if rule == "full":
+            return lambda _, args, out: SCAN_OPS * out.numel() * args[2].shape[1]  # A is [channels, states]
+    return None
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

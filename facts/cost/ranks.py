@@ -1,0 +1,27 @@
+"""Ranks, and the share of a layer's cost that they take."""
+
+from collections.abc import Sequence
+
+
+def break_even_rank(d_out: int, d_in: int) -> int:
+    """The rank at which two factors cost what the layer costs."""
+    return d_out * d_in // (d_out + d_in)
+
+
+def rank_of_ratio(d_out: int, d_in: int, ratio: float) -> int:
+    """The rank whose factors cost at most `ratio` of the layer, but at least 1 (paper, section 5.1)."""
+    return max(1, int(break_even_rank(d_out, d_in) * ratio))
+
+
+def candidate_ranks(full_rank: int, multiple: int, at_least: int, between: Sequence[float] = (0.1, 0.9)) -> list[int]:
+    """The ranks to choose from: multiples of `multiple` whose share of the full rank lies within `between`.
+
+    A layer too narrow for `at_least` of them is offered multiples of half as much, and so on down to every rank; one
+    too narrow for any, rank 1.
+    """
+    low, high = (bound * full_rank for bound in between)
+    while True:
+        ranks = [rank for rank in range(multiple, full_rank + 1, multiple) if low <= rank <= high]
+        if len(ranks) >= at_least or multiple == 1:
+            return ranks or [1]
+        multiple //= 2

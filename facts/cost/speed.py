@@ -1,0 +1,89 @@
+"""How fast networks are on the device that they lie on."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facts.cost.timing import Timing, TimingPolicy
+from facts.modules.modes import autocast, evaluating
+from facts.modules.networks import run
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Samples a second in batches, `spread` its interquartile range as a share of it; seconds for one sample alone.
+
+    `load` is the seconds from a file that was read before to the network on its device. `memory` is the most that a
+    batch takes there, in bytes, the network included; None on a CPU.
+    """
+
+    throughput: float
+    spread: float
+    latency: float
+    load: float
+    memory: int | None
+
+
+def speeds(
+    networks: Mapping[str, nn.Module],
+    batch: Tensor,
+    policy: TimingPolicy,
+    precision: torch.dtype = torch.float32,
+    compiled: bool = False,
+) -> dict[str, Speed]:
+    """Of networks that take turns on one batch `[N, ...]`, and on its first sample."""
+    runs: dict[str, Any] = dict(networks)
+    if compiled:
+        runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
+    whole, single = (batch_seconds(runs, inputs, policy, precision) for inputs in (batch, batch[:1]))
+    memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
+    load = _load_seconds(networks, policy)
+    return {
+        name: Speed(len(batch) / whole[name].median, whole[name].spread, single[name].median, load[name], memory[name])
+        for name in networks
+    }
+
+
+def batch_seconds(
+    networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
+) -> dict[str, Timing]:
+    """Of networks that take turns on the same inputs."""
+    with ExitStack() as stack:
+        for network in networks.values():
+            stack.enter_context(evaluating(network))
+        return policy.times({name: partial(_forward, network, inputs, precision) for name, network in networks.items()})
+
+
+@torch.inference_mode()
+def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
+    with autocast(next(network.parameters()).device, precision):
+        run(network, inputs)
+
+
+def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> dict[str, float]:
+    with TemporaryDirectory() as folder:
+        loads = {}
+        for name, network in networks.items():
+            torch.save(network, path := Path(folder, name))
+            device = next(network.parameters()).device
+            loads[name] = partial(torch.load, path, map_location=device, weights_only=False)  # written above
+        return {name: timing.median for name, timing in policy.times(loads).items()}
+
+
+def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | None:
+    """The other networks that lie on the device do not count."""
+    if batch.device.type != "cuda":
+        return None
+    own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+    torch.cuda.reset_peak_memory_stats(batch.device)
+    before = torch.cuda.memory_allocated(batch.device)
+    with evaluating(network):
+        _forward(network, batch, precision)
+    return own + torch.cuda.max_memory_allocated(batch.device) - before

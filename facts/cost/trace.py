@@ -1,0 +1,120 @@
+"""One look at a network at work: how often each layer runs, which layers make the outputs, and what it all costs."""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from facts.cost.count import counting, whole_forward
+from facts.modules.linear_calls import skeleton
+from facts.modules.modes import evaluating
+from facts.utils.batches import batch_size, to_device
+
+log = logging.getLogger(__name__)
+
+UNABLE = (RuntimeError, TypeError, ValueError)  # what networks raise for inputs that they do not take
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the layers of a network do for one sample.
+
+    `rows` counts the vectors that each layer multiplies: 1 if no input is known, 0 for a layer that never runs.
+    `outputs` are the layers that make the network's outputs, `unrelated` those whose inputs do not have the samples for
+    their first axis. `flops` are those of the whole network by the paper's rule; None if it does not run on `meta`.
+    """
+
+    rows: dict[str, int]
+    outputs: frozenset[str] = frozenset()
+    unrelated: frozenset[str] = frozenset()
+    flops: int | None = None
+
+
+def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, inputs: Any = None) -> Trace:
+    """Run the network on `example`, which lies on the meta device, and on two of it; or else on `inputs`, a real batch.
+
+    `layers` are names of linear layers and convolutions. Raises what the network raises if neither can be run.
+    """
+    layers = list(layers)
+    if example is not None:
+        try:
+            return _trace_samples(skeleton(model), layers, example)
+        except UNABLE as error:
+            if inputs is None:
+                raise
+            log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, error)
+    if inputs is None:
+        return Trace(dict.fromkeys(layers, 1))
+    inputs = to_device(inputs, next(model.parameters()).device)
+    if has_row_per_sample(inputs):
+        return replace(_trace_samples(model, layers, first_sample(inputs)), flops=None)
+    whole = _observe(model, layers, inputs)
+    num_samples = batch_size(inputs)
+    return Trace({name: rows // num_samples for name, rows in whole.rows.items()}, whole.outputs)
+
+
+def has_row_per_sample(inputs: Any) -> bool:
+    """Whether a batch is a tensor, or some by name, with as many rows as there are samples."""
+    tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    return all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(tensors[0]) for tensor in tensors)
+
+
+def first_sample(inputs: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor[:1], inputs)
+
+
+@dataclass(frozen=True)
+class _Observation:
+    """One forward pass: the shapes `[..., d]` of the inputs of each layer, a call each, and what they add up to."""
+
+    shapes: dict[str, list[torch.Size]]
+    rows: dict[str, int]
+    outputs: frozenset[str]
+    flops: int
+
+
+def _trace_samples(network: nn.Module, layers: list[str], sample: Any) -> Trace:
+    one = _observe(network, layers, sample)
+    unrelated: list[str] = []
+    try:
+        two = _observe(network, layers, tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample))
+    except UNABLE:  # a network for batches of one size
+        pass
+    else:
+        doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in one.shapes.items()}
+        unrelated = [name for name in layers if doubled[name] != [shape[0] for shape in two.shapes[name]]]
+    return Trace(one.rows, one.outputs, frozenset(unrelated), one.flops)
+
+
+def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation:
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    last: dict[str, Any] = {}
+
+    def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        shapes[name].append(args[0].shape)
+        last[name] = output
+
+    with ExitStack() as stack, torch.no_grad(), evaluating(network):
+        for name in layers:
+            hook = network.get_submodule(name).register_forward_hook(partial(note, name))
+            stack.callback(hook.remove)
+        operations = stack.enter_context(counting(network, "paper"))
+        outputs = {id(leaf) for leaf in tree_leaves(whole_forward(network)(inputs))}
+    rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in layers}
+    made = frozenset(name for name, output in last.items() if id(output) in outputs)
+    return _Observation(shapes, rows, made, sum(operations))
+
+
+def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:
+    """The vectors in tensors of these shapes; of a convolution's, the pixels that it steps on."""
+    if not isinstance(layer, nn.Conv2d):
+        return sum(math.prod(shape[:-1]) for shape in shapes)
+    down, right = layer.stride
+    return sum(shape[:-3].numel() * -(-shape[-2] // down) * -(-shape[-1] // right) for shape in shapes)

@@ -1,0 +1,68 @@
+"""Decompositions of all layers, and their place in the cache."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from facts.decomposition.truncation import Decomposition, decompose
+from facts.estimators.base import Estimator
+from facts.moments.collect import LayerMoments
+from facts.utils import distributed
+from facts.utils.cache import Cache, content_key
+from facts.utils.progress import with_progress
+
+FIELDS = ("left", "right", "energies", "num_repaired")
+
+
+def decompose_layers(
+    layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments]
+) -> dict[str, Decomposition]:
+    """Factors and SVD of each layer, from its moments. Raises `ValueError` with the layer's name."""
+    return distributed.on_all_ranks(
+        lambda: {
+            name: decompose_layer(name, layer, estimator, moments[name])
+            for name, layer in with_progress(layers.items(), "decomposition")
+        }
+    )
+
+
+def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments) -> Decomposition:
+    """One layer's decomposition. Raises `ValueError` with the layer's name."""
+    row, col = estimator.shrinkage(moments)
+    try:
+        return decompose(layer.weight.detach(), estimator.factors(moments), shrinkage_row=row, shrinkage_col=col)
+    except (ValueError, torch.linalg.LinAlgError) as error:
+        raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
+
+
+def file_name(estimator: Estimator) -> str:
+    """The name under which an estimator's decompositions, and what follows from them, are kept."""
+    return f"{type(estimator).__name__}-{content_key(estimator)}"
+
+
+def load_decompositions(
+    cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
+) -> dict[str, Decomposition] | None:
+    """The decompositions in the cache; None if they are not there on every rank."""
+    tensors = cache.load(file_name(estimator)) if cache else None
+    if not all(distributed.all_gather(tensors is not None)) or tensors is None:
+        return None
+    return {name: _unpack(tensors, name) for name in layers}
+
+
+def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
+    """Keep them in the cache, if there is one."""
+    if cache:
+        tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
+        distributed.on_main_rank(partial(cache.save, file_name(estimator), tensors))
+
+
+def _pack(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
+    return {f"{name}/{field}": torch.as_tensor(getattr(decomposition, field)) for field in FIELDS}
+
+
+def _unpack(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
+    left, right, energies, num_repaired = (tensors[f"{name}/{field}"] for field in FIELDS)
+    return Decomposition(left, right, energies, int(num_repaired))

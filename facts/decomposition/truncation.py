@@ -1,0 +1,65 @@
+"""From factors to a decomposition whose leading part is the best approximation of every rank.
+
+Legend: m = d_out, n = d_in, r = min(m, n).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from facts.estimators.base import KroneckerFactors
+from facts.estimators.whitening import square_root
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """`left [m, r] @ right [r, n]` is the weight; components are sorted by their energy in the (A, B) metric.
+
+    `energies [r]` are the squared singular values of the whitened weight: what a truncation discards. `num_repaired`
+    counts the factors (0, 1 or 2) that were not positive definite.
+    """
+
+    left: Tensor
+    right: Tensor
+    energies: Tensor
+    num_repaired: int = 0
+
+    def truncate(self, rank: int) -> tuple[Tensor, Tensor]:
+        """`(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
+        if not 1 <= rank <= len(self.energies):
+            raise ValueError(f"rank must lie in 1 .. {len(self.energies)} for this layer, got {rank}")
+        return self.left[:, :rank], self.right[:rank]
+
+
+def decompose(
+    weight: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
+) -> Decomposition:
+    """SVD of `L_Bᵀ W L_A`, brought back by the inverse roots, half of each singular value on either side.
+
+    With A = L_A L_Aᵀ and B = L_B L_Bᵀ this is the optimum of `tr(ΔWᵀ B ΔW A)` at every rank (paper, section 3.1).
+    `weight [m, n]`; `shrinkage_row` acts on B, `shrinkage_col` on A. Float64 inside, the weight's type outside.
+    """
+    row = square_root(factors.B, shrinkage_row, factors.repair)
+    col = square_root(factors.A, shrinkage_col, factors.repair)
+    whitened = weight.double()
+    if row.lower is not None:
+        whitened = row.lower.T @ whitened
+    if col.lower is not None:
+        whitened = whitened @ col.lower
+    u, s, vh = torch.linalg.svd(whitened, full_matrices=False)
+    left, right = u * s.sqrt(), s.sqrt()[:, None] * vh
+    if row.lower is not None:
+        left = torch.linalg.solve_triangular(row.lower.T, left, upper=True)
+    if col.lower is not None:
+        right = torch.linalg.solve_triangular(col.lower, right, upper=False, left=False)
+    return Decomposition(
+        left.to(weight.dtype), right.to(weight.dtype), s.square(), num_repaired=row.repaired + col.repaired
+    )
+
+
+def low_rank_factors(
+    weight: Tensor, factors: KroneckerFactors, rank: int, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The optimal `(W_A [m, rank], W_B [rank, n])` of one weight `[m, n]` (paper, Algorithm 1)."""
+    return decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col).truncate(rank)

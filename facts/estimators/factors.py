@@ -1,0 +1,48 @@
+"""Factors of one layer from its tensors, without a model: for study, tests, and other people's training loops."""
+
+import tempfile
+from pathlib import Path
+
+from torch import Tensor
+
+from facts.estimators import ESTIMATORS, Estimator, KroneckerFactors
+from facts.estimators.base import see_data
+from facts.moments import Moment
+from facts.moments.batch import LayerBatch, split_samples
+from facts.moments.collect import LayerMoments
+from facts.moments.statistics import Counts
+from facts.utils.registry import by_name
+
+
+def estimate_factors(
+    estimator: str | Estimator, inputs: Tensor, output_grads: Tensor, weight: Tensor | None = None
+) -> KroneckerFactors:
+    """The Kronecker factors of one batch, before shrinkage.
+
+    `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes
+    between the first and the last count as tokens. `weight [d_out, d_in]`, where given, must fit both. Raises
+    `ValueError` where shapes disagree.
+    """
+    estimator = by_name(estimator, ESTIMATORS, "estimator")
+    d_in, d_out = inputs.shape[-1], output_grads.shape[-1]
+    if inputs.shape[:-1] != output_grads.shape[:-1]:
+        raise ValueError(
+            f"inputs {list(inputs.shape)} and output_grads {list(output_grads.shape)} must agree but in their last axis"
+        )
+    if weight is not None and weight.shape != (d_out, d_in):
+        raise ValueError(f"the weight must be [d_out, d_in] = [{d_out}, {d_in}], got {list(weight.shape)}")
+    batch = LayerBatch(
+        split_samples(inputs, len(inputs), "inputs"), split_samples(output_grads, len(inputs), "output_grads")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+
+        def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
+            totals = {}
+            for moment in (Counts(), *moments):
+                total = moment.start("layer", batch.x, d_in, d_out, Path(folder) / moment.key)
+                moment.add(total, batch)
+                totals[moment] = moment.finish(total)
+            return {"layer": LayerMoments(totals)}
+
+        estimator, moments = see_data(estimator, collect)
+        return estimator.factors(moments["layer"])

@@ -1,0 +1,27 @@
+"""KFAC-expand: K-FAC, each token a sample of its own (paper, eq. kfac_expand).
+
+A = Σ x xᵀ
+B = Σ g gᵀ
+"""
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
+from facts.moments import GradGram, InputGram, LayerMoments
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class KFACExpand(TwoSidedEstimator):
+    """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ."""
+
+    token_local = True
+    couples = False
+
+    @property
+    def moments(self):
+        return InputGram(), GradGram()
+
+    def factors(self, moments: LayerMoments) -> KroneckerFactors:
+        (A,), (B,) = moments[InputGram()], moments[GradGram()]
+        return KroneckerFactors(A=A / moments.num_tokens, B=B / moments.num_samples)

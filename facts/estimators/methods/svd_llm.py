@@ -1,0 +1,25 @@
+"""SVD-LLM: activations alone, the smallest error of a layer's output (Wang et al., 2024).
+
+A = Σ x xᵀ
+B = I
+"""
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.estimators.base import Estimator, KroneckerFactors
+from facts.estimators.whitening import lift_spectrum_to_1e_6
+from facts.moments import InputGram, LayerMoments
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class SVDLLM(Estimator):
+    """A = Σ XᵀX, B = I; where A is not positive definite, (1e-6 - λ_min) I is added."""
+
+    @property
+    def moments(self):
+        return (InputGram(),)
+
+    def factors(self, moments: LayerMoments) -> KroneckerFactors:
+        (A,) = moments[InputGram()]
+        return KroneckerFactors(A=A, repair=lift_spectrum_to_1e_6)

@@ -1,0 +1,70 @@
+"""Square roots of Kronecker factors: shrinkage, Cholesky, and what happens when a factor is not positive definite.
+
+All of it is float64: these roots decide which directions a rank keeps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from facts.moments.shrinkage import shrink
+
+Repair = Callable[[Tensor], Tensor]
+"""Turns a symmetric matrix that has no Cholesky factor into one that has."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """Lower Cholesky factor `[d, d]` of one side, or None for the identity; `repaired` where a fallback was needed."""
+
+    lower: Tensor | None
+    repaired: bool = False
+
+
+def lift_spectrum(matrix: Tensor) -> Tensor:
+    """Add to the diagonal until the smallest eigenvalue is a millionth of the mean one."""
+    return _lift(matrix, 1e-6 * matrix.diagonal().mean())
+
+
+def lift_spectrum_to_1e_6(matrix: Tensor) -> Tensor:
+    """Add `(1e-6 - λ_min) I`, whatever the scale of the matrix: the rule of SVD-LLM."""
+    return _lift(matrix, 1e-6)
+
+
+def raise_shrinkage(matrix: Tensor) -> Tensor:
+    """The least shrinkage of 0.2, 0.3, ..., 1.0 that gives a Cholesky factor: the rule of GFWSVD."""
+    for tenths in range(2, 11):
+        shrunk = shrink(matrix, tenths / 10)
+        if torch.linalg.cholesky_ex(shrunk).info == 0:
+            break
+    return shrunk
+
+
+def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
+    smallest = torch.linalg.eigvalsh(matrix)[0]
+    # The eigenvalue itself carries a rounding error of this size, which must not push the result back below zero.
+    rounding = len(matrix) * torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max()
+    lift = torch.clamp(floor - smallest + rounding, min=0)
+    return matrix + lift * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+
+
+def square_root(factor: Tensor | None, shrinkage: float, repair: Repair = lift_spectrum) -> Root:
+    """Lower Cholesky factor of the shrunk factor, in float64.
+
+    A factor that is not positive definite is repaired, one without any energy (`trace <= 0`) becomes the identity; both
+    are marked, so that the caller can count them. Raises `ValueError` where the factor holds NaN or infinity.
+    """
+    if factor is None:
+        return Root(None)
+    matrix = factor.double()
+    if not torch.isfinite(matrix).all():
+        raise ValueError("the factor holds NaN or infinity")
+    if matrix.trace() <= 0:
+        return Root(None, repaired=True)
+    matrix = shrink((matrix + matrix.T) / 2, shrinkage)
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if info == 0:
+        return Root(lower)
+    return Root(torch.linalg.cholesky(repair(matrix)), repaired=True)

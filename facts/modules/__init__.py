@@ -1,0 +1,1 @@
+"""Low-rank layers, and other layers as calls of linear ones."""

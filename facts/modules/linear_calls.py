@@ -1,0 +1,64 @@
+"""Networks as calls of linear layers."""
+
+import copy
+import sys
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from facts.modules.attention import LinearAttention, can_be_linear
+from facts.modules.linear import linear_layer
+from facts.modules.pointwise import PointwiseConvolution
+
+
+def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None) -> nn.Module:
+    """A copy with other tensors in the place of some, and with the same tokenizer."""
+    known = {id(original): other for original, other in (replaced or {}).items()}
+    tokenizer = getattr(model, "tokenizer", None)
+    return copy.deepcopy(model, known | {id(tokenizer): tokenizer})
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy on the meta device, for which no weight is copied."""
+    weights = {parameter: nn.Parameter(parameter.detach().to("meta"), False) for parameter in model.parameters()}
+    buffers = {buffer: buffer.to("meta") for buffer in model.buffers()}
+    return copy_with(model, weights | buffers).to("meta")
+
+
+def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> nn.Module:
+    """The network itself; or, where that needs changes, a copy that computes the same by calls of `nn.Linear`.
+
+    GPT-2's `Conv1D` becomes one, its weight transposed; the `convolutions` of these names, all 1x1, each get one;
+    PyTorch's own attention gets four; and timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls
+    it. But for the transposed ones, the copy shares its weights with the network.
+    """
+    library = sys.modules.get("transformers.pytorch_utils")  # who has such a layer has imported it
+    transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
+    uncalled = [name for name, module in model.named_modules() if getattr(module, "qkv_bias_separate", None) is False]
+    attention = {name: module for name, module in model.named_modules() if can_be_linear(module)}
+    if not (transposed or uncalled or attention or convolutions):
+        return model
+    model = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
+    for name in transposed:
+        layer = model.get_submodule(name)
+        replace_submodule(model, name, linear_layer(layer.weight.T.contiguous(), layer.bias))
+    for name in uncalled:
+        model.get_submodule(name).qkv_bias_separate = True  # type: ignore[assignment]
+    for name, original in attention.items():
+        replace_submodule(model, name, LinearAttention(original))
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which only attention that calls no layers understands
+    for name in convolutions:
+        convolution = model.get_submodule(name)
+        assert isinstance(convolution, nn.Conv2d)
+        replace_submodule(model, name, PointwiseConvolution(convolution))
+    return model
+
+
+def replace_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of another, under every name that it has."""
+    original = model.get_submodule(name)
+    module.train(original.training)
+    for place in [place for place, each in model.named_modules(remove_duplicate=False) if each is original]:
+        model.set_submodule(place, module)

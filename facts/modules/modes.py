@@ -1,0 +1,52 @@
+"""Modes of a network that hold for the length of a block."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """Autocast to `precision`, or none at all for float32."""
+    return torch.autocast(device.type, precision, enabled=precision != torch.float32)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every module is in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no gradients of parameters, within the block."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with evaluating(model):
+        try:
+            model.requires_grad_(False)
+            yield
+        finally:
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Callable]) -> Iterator[None]:
+    """Within the block, modules run other forward functions than their own."""
+    own = {module: vars(module).get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
+    finally:
+        for module, previous in own.items():
+            vars(module).pop("forward", None)
+            if previous is not None:
+                module.forward = previous

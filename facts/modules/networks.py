@@ -1,0 +1,69 @@
+"""What networks take and give: images go in as they are, tokens as transformers wants them."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+
+
+def run(model: nn.Module, inputs: Any) -> Any:
+    """The network's outputs; of one of transformers its logits, if it has any, made without a cache of keys and values.
+
+    Such a network gets a mapping of inputs by name.
+    """
+    if not is_transformers(model):
+        return model(inputs)
+    settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    with FakeTensorMode(allow_non_fake_inputs=True) if _on_meta(inputs) else nullcontext() as fake:
+        if fake:  # it would ask for values, but not of a tensor that says it has none
+            inputs = tree_map_only(Tensor, fake.from_tensor, inputs)
+        outputs = model(**inputs, **settings) if isinstance(inputs, Mapping) else model(inputs, **settings)
+    return outputs.get("logits", outputs)
+
+
+def is_transformers(model: nn.Module) -> bool:
+    return hasattr(model, "main_input_name")
+
+
+def reads_tokens(model: nn.Module) -> bool:
+    """Whether its inputs are numbers of tokens: whole ones, `[N, T]`."""
+    return is_transformers(model) and model.main_input_name == "input_ids"
+
+
+def settings_of(model: nn.Module) -> dict[str, Any]:
+    """What a network of transformers computes by besides its weights: heads, windows, rotations; else nothing."""
+    settings = model.config.to_diff_dict() if is_transformers(model) else {}
+    return {name: settings[name] for name in sorted(settings.keys() - NOT_COMPUTED_BY)}
+
+
+def continues_text(model: nn.Module) -> bool:
+    """Whether it is a language model that predicts each token from those before."""
+    return reads_tokens(model) and model.can_generate() and not is_encoder_decoder(model)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    return is_transformers(model) and bool(model.config.is_encoder_decoder)
+
+
+def heads_of(model: nn.Module) -> set[nn.Module]:
+    """The layers that make logits, whatever their names, by what transformers and timm say of a network."""
+    own = getattr(model, "get_output_embeddings" if is_transformers(model) else "get_classifier", lambda: None)()
+    heads = own if isinstance(own, tuple) else (own,)
+    return {layer for head in heads if isinstance(head, nn.Module) for layer in head.modules()}
+
+
+def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A batch that says nothing, to be timed: images of noise, or tokens `[N, T]` that are all the first one."""
+    if reads_tokens(model):
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+    return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)
+
+
+def _on_meta(inputs: Any) -> bool:
+    return next(iter(tree_iter(inputs))).device.type == "meta"

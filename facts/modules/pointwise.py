@@ -1,0 +1,44 @@
+"""1x1 convolutions as the linear layers that they are, token by token."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from facts.modules.linear import linear_layer
+from facts.modules.lowrank import LowRankLinear
+
+
+class PointwiseConvolution(nn.Module):
+    """What a 1x1 convolution computes of images `[N, d_in, H, W]`, by a `linear` layer that sees `[N, H, W, d_in]`.
+
+    The layer shares the convolution's weights; it may be replaced by a low-rank one.
+    """
+
+    def __init__(self, convolution: nn.Conv2d):
+        super().__init__()
+        self.stride: Any = convolution.stride
+        self.linear: nn.Linear | LowRankLinear = linear_layer(convolution.weight.flatten(1), convolution.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows, columns = self.stride
+        outputs = self.linear(images[..., ::rows, ::columns].movedim(-3, -1)).movedim(-1, -3)
+        return outputs.contiguous() if images.is_contiguous() else outputs  # as a convolution lays them out
+
+    def convolution(self) -> nn.Conv2d:
+        """The convolution again, with the weights that the layer has by now."""
+        layer = self.linear
+        result = nn.Conv2d(layer.in_features, layer.out_features, 1, self.stride, bias=False, device="meta")
+        result.weight = nn.Parameter(layer.weight.detach()[..., None, None], layer.weight.requires_grad)
+        result.bias = layer.bias
+        return result.train(self.training)
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether it is a convolution that mixes channels alone: 1x1, not grouped, not padded."""
+    return (
+        type(module) is nn.Conv2d
+        and module.kernel_size == (1, 1)
+        and module.groups == 1
+        and module.padding in ((0, 0), "valid", "same")
+        and module.in_channels > 1
+    )

@@ -1,0 +1,138 @@
+"""The data pass: what each layer sees, forwards and backwards, handed on as soon as it is complete."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from facts.modules.modes import frozen, replaced_forwards
+from facts.moments.batch import split_samples
+from facts.moments.checkpointing import Checkpoints
+
+
+@dataclass
+class _Call:
+    """One use of a layer in a forward pass; the gradient arrives later, as do the inputs in a checkpointed block."""
+
+    output_shape: torch.Size
+    inputs: Tensor | None = None
+    inputs_version: int = 0
+    output_grad: Tensor | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.inputs is not None and self.output_grad is not None
+
+
+class Capture:
+    """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
+
+    Weight gradients are not needed for that and are not computed. A layer that is used several times in a forward pass
+    is handed over once, its tokens joined: as soon as its gradients are there, or, without gradients, where the second
+    tensor is None, at the end of the batch. The inputs of a layer in a checkpointed block are taken when the block runs
+    again, and held no earlier.
+    """
+
+    def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
+        self.consume = consume
+        self.with_grads = with_grads
+        self.num_samples = 0
+        self.calls: dict[str, list[_Call]] = {}
+        self.checkpoints = Checkpoints()
+        self.ever_ran: set[str] = set()
+        self.copied: set[str] = set()
+
+    def inputs_have_changed(self) -> bool:
+        """Whether the network went on to change a layer's or a block's input in place; from now on that is copied."""
+        changed = {
+            name
+            for name, calls in self.calls.items()
+            if any(call.inputs is not None and call.inputs._version != call.inputs_version for call in calls)
+        }
+        self.copied |= changed
+        return self.checkpoints.arguments_have_changed() or bool(changed)
+
+    def start_batch(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.calls.clear()
+        self.checkpoints.runs.clear()
+
+    def finish_batch(self) -> None:
+        """Hand over what is left: all layers, or with gradients those with a call that did not reach the loss.
+
+        The gradient of such a call is zero. Raises `ValueError` for a layer none of whose calls reached it. Blocks may
+        run here, so the autocast type must be that of the forward pass.
+        """
+        self.checkpoints.finish()
+        for name, calls in list(self.calls.items()):
+            if self.with_grads and all(call.output_grad is None for call in calls):
+                raise ValueError(f"layer {name} ran, but the loss does not depend on it; leave it out of the layers")
+            self._hand_over(name)
+
+    def forward_hook(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self.ever_ran.add(name)
+        inputs, run = args[0].detach(), self.checkpoints.current
+        if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
+            output = output.detach().requires_grad_().clone()
+        if run and run.again:
+            call = run.calls[name].popleft()
+            call.inputs = inputs.clone()  # the block may change them yet
+            self._hand_over_if_complete(name)
+            return output
+        call = _Call(output.shape)
+        self.calls.setdefault(name, []).append(call)
+        if run:
+            run.calls[name].append(call)
+        else:
+            call.inputs = inputs.clone() if name in self.copied else inputs
+            call.inputs_version = call.inputs._version
+        if self.with_grads:
+            output.register_hook(partial(self._grad_hook, name, call))
+        return output
+
+    def _grad_hook(self, name: str, call: _Call, grad: Tensor) -> None:
+        call.output_grad = grad.detach()
+        self._hand_over_if_complete(name)
+
+    def _hand_over_if_complete(self, name: str) -> None:
+        if all(call.is_complete for call in self.calls[name]):
+            self._hand_over(name)
+
+    def _hand_over(self, name: str) -> None:
+        inputs, grads = [], []
+        for call in self.calls.pop(name):
+            assert call.inputs is not None
+            inputs.append(split_samples(call.inputs, self.num_samples, name))
+            if self.with_grads:
+                grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
+                grads.append(split_samples(grad, self.num_samples, name))
+            call.inputs = call.output_grad = None  # the graph, whose hooks know the call, lives on
+        with torch.autocast(inputs[0].device.type, enabled=False):  # under which a block may just run again
+            self.consume(name, _join(inputs), _join(grads) if self.with_grads else None)
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
+
+
+@contextmanager
+def capturing(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    consume: Callable[[str, Tensor, Tensor | None], None],
+    with_grads: bool = True,
+    blocks: Iterable[nn.Module] = (),
+) -> Iterator[Capture]:
+    """Within the context, every pass through `model` feeds `consume`; afterwards the model is as it was.
+
+    `blocks` are modules that run again in the backward pass, if there is one, instead of keeping what they compute.
+    """
+    capture = Capture(consume, with_grads)
+    forwards = {block: capture.checkpoints.forward_of(block) for block in blocks} if with_grads else {}
+    with ExitStack() as stack, frozen(model), replaced_forwards(forwards):
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(partial(capture.forward_hook, name)).remove)
+        yield capture

@@ -1,0 +1,114 @@
+"""Gradient checkpointing: what a block computes is not kept for the backward pass, but computed there again."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+
+def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks in which the layers lie; one that lies within another is left out.
+
+    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`. Raises
+    `ValueError` where no layer has one.
+    """
+    layers = set(layers)
+    places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]
+    blocks = dict.fromkeys(block for place in places if (block := _block_around(model, place)))
+    if not blocks:
+        raise ValueError(
+            f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers lies in an entry of "
+            "an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
+        )
+    within = {module for block in blocks for module in block.modules() if module is not block}
+    return [block for block in blocks if block not in within]
+
+
+def _block_around(model: nn.Module, name: str) -> nn.Module | None:
+    path = name.split(".")
+    for depth in range(len(path) - 1, 0, -1):
+        if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList | nn.Sequential):
+            return model.get_submodule(".".join(path[:depth]))
+    return None
+
+
+class BlockRun:
+    """One use of a block in a forward pass: with what it was given, and then `again` with what was kept of that.
+
+    `calls` are those of captured layers that wait for the second time, by layer, in order.
+    """
+
+    def __init__(self, block: nn.Module, forward: Callable, arguments: tuple[tuple, dict[str, Any]], copy: bool):
+        self.block, self.forward, self.again = block, forward, False
+        self.given: tuple[tuple, dict[str, Any]] | None = arguments
+        self.kept: tuple[tuple, dict[str, Any]] | None = tree_map_only(Tensor, partial(_kept, copy=copy), arguments)
+        self.versions = [tensor._version for tensor in self.tensors()]
+        self.calls: defaultdict[str, deque] = defaultdict(deque)
+
+    def tensors(self) -> list[Tensor]:
+        """What was kept."""
+        return [leaf for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)]
+
+    def run(self) -> Any:
+        """The block's output."""
+        if self.given is not None:
+            arguments, self.given = self.given, None
+        else:  # in copies, for the block may change what it is given
+            arguments, self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), None, True
+        args, kwargs = arguments
+        return self.forward(*args, **kwargs)
+
+
+def _kept(tensor: Tensor, copy: bool) -> Tensor:
+    """Without the graph behind the tensor; a graph begins there where one went through it."""
+    kept = tensor.detach()
+    return (kept.clone() if copy else kept).requires_grad_(tensor.requires_grad)
+
+
+class Checkpoints:
+    """The uses of the blocks in one batch, and the one that is under way."""
+
+    def __init__(self):
+        self.current: BlockRun | None = None
+        self.runs: list[BlockRun] = []
+        self.copied: set[nn.Module] = set()
+
+    def forward_of(self, block: nn.Module) -> Callable:
+        """What is to take the place of the block's forward function."""
+        own = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            run = BlockRun(block, own, (args, kwargs), copy=block in self.copied)
+            with set_checkpoint_early_stop(False):  # hooks fire in all of the block, not only where tensors are saved
+                output = checkpoint(partial(self.execute, run), use_reentrant=False, preserve_rng_state=False)
+            if run.calls or any(tensor.requires_grad for tensor in run.tensors()):  # else the graph begins later
+                self.runs.append(run)
+            return output
+
+        return forward
+
+    def execute(self, run: BlockRun) -> Any:
+        """Run a block, for the first time or again."""
+        self.current = run
+        try:
+            return run.run()
+        finally:
+            self.current = None
+
+    def arguments_have_changed(self) -> bool:
+        """Whether the network changed what it had given to a block in place; from now on that block's is copied."""
+        changed = {run.block for run in self.runs if [tensor._version for tensor in run.tensors()] != run.versions}
+        self.copied |= changed
+        return bool(changed)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Run those blocks again that the backward pass had no need of."""
+        for run in self.runs:
+            if not run.again:
+                self.execute(run)

@@ -1,0 +1,18 @@
+"""Execution of passes over data: their precision, and their use of memory."""
+
+from dataclasses import dataclass
+
+import torch
+
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a network runs on data: the autocast type (float32 or bfloat16), and what happens if memory is short."""
+
+    precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
+
+
+DEFAULT_EXECUTION = Execution()

@@ -1,0 +1,126 @@
+"""What a network is differentiated by, and how far two networks' outputs lie apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facts.utils.cache import content_key
+
+Loss = Callable[[Any, Any], Tensor]
+"""Of outputs and targets: the sum over samples of each one's own loss."""
+
+NOTHING = -100  # what cross-entropy leaves out
+
+KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
+
+OutputError = Callable[[Any, Any], Tensor]
+"""Of the original outputs and those of a changed network: the sum over samples of each one's error."""
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` of tokens, which add up.
+
+    Targets are class indices, of which -100 does not count, or probabilities in the shape of the logits. Those of a
+    language model are the tokens that follow (`next_tokens`). Raises `ValueError` for outputs and targets of another
+    kind, to which cross-entropy does not fit.
+    """
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.ndim < 2:
+        raise _no_cross_entropy(logits, targets)
+    if targets.is_floating_point():
+        if targets.shape != logits.shape or not _are_probabilities(targets):
+            raise _no_cross_entropy(logits, targets)
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(0, -2), reduction="sum")
+    if targets.shape != logits.shape[:-1]:
+        raise _no_cross_entropy(logits, targets)
+    labels, num_classes = targets.flatten().long(), logits.shape[-1]
+    if ((labels != NOTHING) & ((labels < 0) | (labels >= num_classes))).any():
+        raise ValueError(
+            f"labels from {labels.min()} to {labels.max()} do not fit a network of {num_classes} classes: they must "
+            f"lie in 0 .. {num_classes - 1}, or be {NOTHING} where nothing is to be predicted"
+        )
+    return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
+
+
+def _are_probabilities(targets: Tensor) -> bool:
+    sums = targets.double().sum(dim=-1)
+    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # of bfloat16
+
+
+def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
+    shapes = (
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor)
+        else type(value).__name__
+        for value in (outputs, targets)
+    )  # fmt: skip
+    return ValueError(
+        f"no loss can be inferred from outputs and targets that are {' and '.join(shapes)}: cross-entropy takes logits "
+        "[N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, a function of outputs and "
+        "targets that is the sum over samples of each one's own loss"
+    )
+
+
+def next_tokens(tokens: Tensor) -> Tensor:
+    """What a language model is to predict at each place of `[N, T]`: the token that follows; nothing at the last.
+
+    Sequences are whole, without padding: gradients and moments count every position.
+    """
+    return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
+
+
+class SampledLabels:
+    """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher.
+
+    The given targets go unused. Every data pass draws the same labels for the same batches, known by their numbers.
+    """
+
+    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
+        self.loss, self.seed = loss, seed
+        self.generator = torch.Generator().manual_seed(int(content_key(seed, batch_number), base=16) % 2**63)
+        name = getattr(loss, "__qualname__", "<unnamed>")
+        self.__module__, self.__qualname__ = loss.__module__, f"{name}, labels sampled with seed {seed}"
+
+    def of_batch(self, number: int) -> "SampledLabels":
+        """The loss on the labels of one batch, before their draw."""
+        return SampledLabels(self.loss, self.seed, number)
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """Raises `ValueError` for outputs that are no class logits."""
+        is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
+        if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
+            raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
+        probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
+        labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
+        return self.loss(outputs, labels.to(outputs.device))
+
+
+def on_given_labels(loss: Loss) -> Loss:
+    """The loss on the labels of the data, whatever labels its gradients are wanted for."""
+    return loss.loss if isinstance(loss, SampledLabels) else loss
+
+
+def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
+    """Σ over samples of KL(original ‖ changed) of the classes in the last axis of the logits, in float64.
+
+    Distributions are compared some at a time: a language model's logits take gigabytes.
+    """
+    num_classes = original.shape[-1]
+    rows = max(1, KL_VALUES // num_classes)
+    parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
+    return torch.stack([_kl_divergence(*part) for part in parts]).sum()
+
+
+def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
+    log_original, log_changed = (logits.double().log_softmax(dim=-1) for logits in (original, changed))
+    return F.kl_div(log_changed, log_original, reduction="sum", log_target=True)
+
+
+def squared_error(original: Tensor, changed: Tensor) -> Tensor:
+    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
+
+    For networks whose outputs are no logits, feature maps for instance.
+    """
+    original, changed = original.double().flatten(1), changed.double().flatten(1)
+    return ((changed - original).square().sum(dim=1) / original.square().sum(dim=1)).sum()

@@ -1,0 +1,87 @@
+"""What happens where a device's memory is short."""
+
+import gc
+import logging
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Annotated, Literal, TypeVar
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from facts.moments.checkpointing import blocks_of
+from facts.utils.distributed import on_all_ranks
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHARE_OF_MOMENTS = 0.5  # of the free memory; the rest is for the passes
+MAX_PARTS = 64
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class MemoryPolicy:
+    """Where moments grow and for how many layers at a time, and what a pass keeps in memory.
+
+    `moments`: on the `device`, in main memory (`host`), or `auto`, on the device until half of its free memory is
+    taken. With `halve_batches` a pass that runs out of memory starts again with each batch in two parts, then in four,
+    and so on: sums over samples stay the same; what a method defines by batch is then of smaller ones. With
+    `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks and computes them
+    again in the backward pass. `layers_at_once` repeats the data pass for every so many layers in order, which are
+    decomposed before the next ones' moments are collected; None collects those of all layers in one pass.
+    """
+
+    moments: Literal["auto", "device", "host"] = "auto"
+    halve_batches: bool = True
+    checkpoint_blocks: bool = False
+    layers_at_once: Annotated[int, Field(ge=1)] | None = None
+
+    def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+        """The blocks that a pass with gradients runs twice. Raises `ValueError` where the layers lie in none."""
+        return blocks_of(model, layers) if self.checkpoint_blocks else []
+
+    def groups(self, layers: Iterable[T]) -> list[list[T]]:
+        """The layers in order, as many together as have their moments in memory at a time."""
+        layers = list(layers)
+        size = self.layers_at_once or len(layers) or 1
+        return [layers[start : start + size] for start in range(0, len(layers), size)]
+
+    def room_for_moments(self, device: torch.device) -> float:
+        """Bytes of the device that moments may take."""
+        if device.type != "cuda":
+            return self.room_of(math.inf)
+        torch.cuda.empty_cache()
+        return self.room_of(torch.cuda.mem_get_info(device)[0])
+
+    def room_of(self, free: float) -> float:
+        """Bytes that moments may take of those that are free."""
+        return {"host": 0, "auto": SHARE_OF_MOMENTS * free, "device": math.inf}[self.moments]
+
+
+DEFAULT_POLICY = MemoryPolicy()
+
+
+def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
+    """`run(num_parts)` with batches whole, or in as many parts as the device's memory asks for.
+
+    Raises `MemoryError` that says what lowers the need.
+    """
+    num_parts = 1
+    while True:
+        try:
+            return on_all_ranks(partial(run, num_parts))
+        except torch.OutOfMemoryError as error:
+            if not policy.halve_batches or num_parts == MAX_PARTS:
+                raise MemoryError(
+                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
+                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
+                    "MemoryPolicy(halve_batches=True) divide the batches"
+                ) from error
+        num_parts *= 2
+        gc.collect()  # errors and their frames can refer to each other, and to what lies on the device
+        torch.cuda.empty_cache()
+        log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)

@@ -1,0 +1,1 @@
+"""The pruning methods, one file each, called by its name."""

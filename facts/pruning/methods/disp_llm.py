@@ -1,0 +1,88 @@
+"""DISP-LLM: dimension-independent pruning, for vision transformers (Gao et al., 2024)."""
+
+import copy
+from typing import Annotated
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from facts.modules.modes import frozen
+from facts.pruning.base import Pruner, PruningProblem
+from facts.pruning.gates import HyperNetwork, by_block, distance, draw, gate_widths, gated, remaining_weights
+from facts.pruning.indexed_block import IndexedBlock
+from facts.pruning.ranking import turns_to_go
+from facts.pruning.vit import check_vit
+from facts.utils.progress import with_progress
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class DISP(Pruner):
+    """Every block reads and writes features of its own choice; a hypernetwork learns which, the weights stay.
+
+    The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
+    `temperature`, straight through, open at first by `offset`. The loss is the task's plus `penalty` times
+    |log(share / target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits, all gates
+    ranked together, go until the budget is met; each gate keeps one. The defaults are the published code's, but for the
+    number of steps.
+    """
+
+    num_steps: Annotated[int, Field(ge=1)] = 10_000
+    learning_rate: Positive = 1e-3
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    penalty: Positive = 16.0
+    temperature: Positive = 0.4
+    offset: float = 3.0
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
+        logits = self._train(problem, check_vit(model))
+        turns = turns_to_go(dict(enumerate(logits))).values()
+        most = sum(map(len, logits)) - len(logits)
+        return problem.first_fit(lambda amount: indexed(model, [turn >= amount for turn in turns]), most)
+
+    def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
+        """The logits of the gates' features."""
+        device = next(model.parameters()).device
+        generator = torch.Generator().manual_seed(self.seed)
+        masks = [torch.ones(width, device=device) for width in gate_widths(model)]
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed)
+            network = HyperNetwork(gate_widths(model)).to(device)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        dense = remaining_weights(model, masks)
+        target = target_share(problem, int(dense))
+        with frozen(model), gated(model, masks):
+            for _, batch in zip(with_progress(range(self.num_steps), "DISP"), problem.endless(), strict=False):
+                masks[:] = [draw(logits, self.offset, self.temperature, generator) for logits in network()]
+                share = remaining_weights(model, masks) / dense
+                loss = problem.mean_loss(model, batch) + self.penalty * distance(share, target)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        with torch.no_grad():
+            return network()
+
+
+def target_share(problem: PruningProblem, num_weights: int) -> float:
+    """What may remain of the blocks' matrices, which hold `num_weights`. Raises `ValueError` where nothing may."""
+    cost = num_weights * (2 * problem.num_tokens if problem.cost == "flops" else 1)
+    if cost <= problem.dense - problem.budget:
+        raise ValueError(
+            f"DISP prunes the blocks' matrices, which take {cost} of {problem.dense} {problem.cost}; use a ratio above "
+            f"{1 - cost / problem.dense:.3f}"
+        )
+    return 1 - (problem.dense - problem.budget) / cost
+
+
+def indexed(model: nn.Module, masks: list[Tensor]) -> nn.Module:
+    """A copy of which every block keeps what the masks of its gates say."""
+    copied = copy.deepcopy(model)
+    for number, (block, gates) in enumerate(zip(model.blocks, by_block(masks), strict=True)):
+        kept = [gate.nonzero().squeeze(1) for gate in gates]
+        copied.blocks[number] = IndexedBlock(block, dict(zip(IndexedBlock.PLACES, kept, strict=True)))
+    return copied

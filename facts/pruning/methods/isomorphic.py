@@ -1,0 +1,91 @@
+"""Isomorphic pruning: by torch-pruning's own pruner (Fang et al., 2024)."""
+
+import copy
+from functools import partial
+from itertools import islice
+from types import ModuleType
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from facts.pruning.base import Pruner, PruningProblem
+from facts.pruning.vit import check_vit, note_embedding, token_parameters
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+STEPS = 1000  # in which the pruned fraction is searched
+MOST = 950  # of them: what is left beyond is refused by torch-pruning, which empties no layer
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Isomorphic(Pruner):
+    """The widths of least first-order Taylor importance go, ranked among structures of one kind only.
+
+    One fraction, searched to meet the budget, is pruned of the embedding and of the hidden units of all MLPs together;
+    `heads` times as much of all heads together, and `head_dims` times as much of the dimensions of every head. Widths
+    are rounded down to multiples of `round_to`. Importance comes from the first `num_batches` batches. The original
+    pruning script's values are the defaults.
+    """
+
+    heads: Share = 1.0
+    head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would leave the heads alone too
+    round_to: Annotated[int, Field(ge=1)] = 2
+    num_batches: Annotated[int, Field(ge=1)] = 50
+
+    def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
+        """Raises `ModuleNotFoundError` where torch-pruning is missing."""
+        network = check_vit(model)
+        library = load_torch_pruning()
+        network.requires_grad_(True)
+        for batch in islice(problem.batches, self.num_batches):
+            problem.mean_loss(network, batch).backward()
+        return problem.first_fit(partial(self._pruned, library, network, problem.input_shape), MOST)
+
+    def _pruned(
+        self, library: ModuleType, original: VisionTransformer, input_shape: tuple[int, ...], amount: int
+    ) -> VisionTransformer:
+        """A copy of a network with gradients, of which `amount` of `STEPS` is pruned."""
+        fraction = amount / STEPS
+        model = copy.deepcopy(original)
+        for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
+            parameter.grad = source.grad  # which copies lack
+        attentions = [block.attn for block in model.blocks]
+        pruner = library.BasePruner(
+            model,
+            next(model.parameters()).new_zeros(1, *input_shape[-3:]),
+            library.importance.GroupTaylorImportance(),
+            global_pruning=True,
+            isomorphic=True,
+            pruning_ratio=fraction,
+            pruning_ratio_dict={attention.qkv: self.head_dims * fraction for attention in attentions},
+            head_pruning_ratio=self.heads * fraction,
+            num_heads={attention.qkv: attention.num_heads for attention in attentions},
+            prune_num_heads=True,
+            round_to=self.round_to,
+            ignored_layers=[getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name)],
+            unwrapped_parameters=[(parameter, parameter.ndim - 1) for parameter in token_parameters(model)],
+            in_channel_groups={},  # the default is one dictionary for all pruners, which keeps their layers alive
+            out_channel_groups={},
+        )
+        pruner.step()
+        for attention in attentions:
+            if attention.qkv.out_features < 3 * attention.attn_dim:  # else it would have lost all heads, and was left
+                attention.num_heads = pruner.num_heads[attention.qkv]
+                attention.attn_dim = attention.proj.in_features
+                attention.head_dim = attention.attn_dim // attention.num_heads
+                attention.scale = attention.head_dim**-0.5
+        note_embedding(model)
+        model.zero_grad()
+        return model
+
+
+def load_torch_pruning() -> ModuleType:
+    """torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
+    try:
+        import torch_pruning
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("isomorphic pruning needs torch-pruning: pip install 'facts[pruning]'") from error
+    return torch_pruning

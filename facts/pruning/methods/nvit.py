@@ -1,0 +1,94 @@
+"""NViT: latency-aware iterative pruning (Yang et al., 2023)."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from facts.pruning.base import Pruner, PruningProblem
+from facts.pruning.block_times import BlockTimes
+from facts.pruning.narrow_attention import NarrowAttention
+from facts.pruning.ranking import turns_to_go
+from facts.pruning.vit import check_vit
+from facts.pruning.widths import Width, importance, widths_of, without
+from facts.utils.batches import batch_size
+from facts.utils.progress import with_progress
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class NViT(Pruner):
+    """In `num_steps` equal steps towards the budget the units of least importance go, of all widths ranked together.
+
+    Importance is (Σ gradient · weight)² over a unit's parameters, mean over the batches between two steps, less
+    `latency_weight` times the latency that the unit costs by a measured table of block times; both are divided by their
+    mean over all units. The weights are trained meanwhile, `steps_between` batches a step, by the task's loss and AdamW
+    at `learning_rate`; after the last step they are not.
+    """
+
+    num_steps: Count = 20
+    steps_between: Count = 25
+    learning_rate: Annotated[float, Field(ge=0)] = 1e-4
+    latency_weight: Annotated[float, Field(ge=0)] = 0.01
+
+    def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
+        network = check_vit(model).requires_grad_(True)
+        for block in network.blocks:
+            block.set_submodule("attn", NarrowAttention(block.attn))
+        batches = problem.endless()
+        times = BlockTimes(network, batch_size(next(iter(problem.batches))[0]), problem.num_tokens)
+        for step in with_progress(range(1, self.num_steps + 1), "NViT"):
+            widths = widths_of(network)
+            scores = self._train(problem, network, widths, islice(batches, self.steps_between))
+            turns = turns_to_go(less_latency(scores, times.savings(widths), self.latency_weight))
+            target = problem.dense - (problem.dense - problem.budget) * step // self.num_steps
+            network = remove(problem, network, widths, turns, target)
+        return network
+
+    def _train(
+        self,
+        problem: PruningProblem,
+        model: VisionTransformer,
+        widths: Mapping[str, Width],
+        batches: Iterable[tuple[Any, Any]],
+    ) -> dict[str, Tensor]:
+        """Train the model in place; the sum of each unit's importance over the batches."""
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
+        scores = {name: torch.zeros(width.size) for name, width in widths.items()}
+        for batch in batches:
+            optimizer.zero_grad()
+            problem.mean_loss(model, batch).backward()
+            for name, score in importance(model, widths).items():
+                scores[name] += score.cpu()
+            optimizer.step()
+        model.zero_grad()
+        return scores
+
+
+def less_latency(scores: Mapping[str, Tensor], savings: Mapping[str, float], weight: float) -> dict[str, Tensor]:
+    """Importance less `weight` times latency, each divided by its mean over all units."""
+    importance = torch.cat(list(scores.values()))
+    latency = torch.cat([torch.full_like(score, savings[name]) for name, score in scores.items()])
+    tiny = torch.finfo(importance.dtype).tiny
+    regularised = importance / importance.mean().clamp(min=tiny) - weight * latency / latency.mean().clamp(min=tiny)
+    return dict(zip(scores, regularised.split([len(score) for score in scores.values()]), strict=True))
+
+
+def remove(
+    problem: PruningProblem,
+    model: VisionTransformer,
+    widths: Mapping[str, Width],
+    turns: Mapping[str, Tensor],
+    target: int,
+) -> VisionTransformer:
+    """The model without as few units, by their turns, as cost it `target` at most; each width keeps one."""
+    most = sum(width.size - 1 for width in widths.values())
+    return problem.first_fit(
+        lambda amount: without(model, widths, {name: turn >= amount for name, turn in turns.items()}), most, target
+    )

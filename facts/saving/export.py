@@ -1,0 +1,105 @@
+"""A network as one file that runs without this package: ONNX, or the `.pt2` of `torch.export`."""
+
+import copy
+import io
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from facts.compression.result import CompressionResult
+from facts.utils.files import staging
+
+OPSET = 20  # torch's own default; read by ONNX Runtime since 1.17 and by TensorRT since 10.0
+TOLERANCE = 1e-4
+
+
+def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
+    """Write the network as ONNX of opset 20: `input [N, ...]` to `output`, for any N, else the shape of `example`.
+
+    `example` is a batch of inputs. ONNX Runtime must compute from the file what PyTorch does, on the example and on one
+    sample more, to 1e-4 of the largest output; otherwise `ValueError` is raised and nothing is written. Weights beyond
+    1.5 GB lie beside the file as `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError`
+    for a network of another type than float32.
+    """
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
+        raise ModuleNotFoundError(f"ONNX export needs {', '.join(missing)}: pip install 'facts[export]'")
+    import onnxruntime
+
+    model, example = _on_cpu(compressed, example)
+    if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
+        raise ValueError(
+            f"ONNX files are written in float32, and the network is in {', '.join(other)}: export `model.float()`, and "
+            "choose a lower precision where the file is run"
+        )
+    options: dict[str, Any] = {
+        "dynamo": True,
+        "opset_version": OPSET,
+        "input_names": ["input"],
+        "output_names": ["output"],
+    }
+    with staging(Path(path)) as staged:
+        program = torch.onnx.export(_trace(model, example), **options)
+        assert program is not None  # with dynamo
+        program.save(staged)
+        session = onnxruntime.InferenceSession(staged, providers=["CPUExecutionProvider"])
+        _compare(model, lambda batch: torch.from_numpy(session.run(None, {"input": batch.numpy()})[0]), example)
+
+
+def export_program(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
+    """Write the network as a `.pt2` that `torch.export.load(path).module()` runs on the CPU, for any batch size.
+
+    `example` and the comparison of outputs are those of `export_onnx`; `ValueError` where they differ.
+    """
+    model, example = _on_cpu(compressed, example)
+    with staging(Path(path)) as staged:
+        buffer = io.BytesIO()  # torch's own writer ends the process where the disk is full
+        torch.export.save(_trace(model, example), buffer)
+        staged.write_bytes(buffer.getbuffer())
+        _compare(model, torch.export.load(staged).module(), example)
+
+
+def _on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """A copy of the network in evaluation mode, and the batch, so that the file depends on no device."""
+    if not isinstance(example, Tensor) or example.ndim == 0 or len(example) == 0:
+        got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
+        raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
+    model = compressed.model if isinstance(compressed, CompressionResult) else compressed
+    return copy.deepcopy(model).cpu().eval(), example.detach().cpu()
+
+
+def _one_more(example: Tensor) -> Tensor:
+    return torch.cat([example, example[:1]])
+
+
+def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
+    """The network's graph for any batch size, without the example's data and without this machine's source files."""
+    # Of one sample, torch would take the batch size for a constant.
+    program = torch.export.export(model, (_one_more(example),), dynamic_shapes=({0: Dim("batch")},))
+    program.example_inputs = None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
+    return program
+
+
+@torch.no_grad()
+def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
+    """Raise `ValueError` where the outputs on two batch sizes differ by more than rounding."""
+    for batch in (example, _one_more(example)):
+        expected = model(batch)
+        if not isinstance(expected, Tensor):
+            raise ValueError(
+                f"{type(model).__name__} gives a {type(expected).__name__}, and only what gives one tensor can be "
+                "exported: wrap the network in a module that picks one"
+            )
+        difference, allowed = (exported(batch) - expected).abs().max(), TOLERANCE * expected.abs().max()
+        if not difference <= allowed:
+            raise ValueError(
+                f"the exported {type(model).__name__} gives other outputs than the network: they differ by up to "
+                f"{difference:.3g} on {len(batch)} inputs, and {allowed:.3g} is allowed, {TOLERANCE} of the largest "
+                "output; nothing was written. Look for what is random or depends on the batch size in `forward`"
+            )

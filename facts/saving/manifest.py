@@ -1,0 +1,83 @@
+"""What `compression.json` says of a saved network, and that it says it in the right types."""
+
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from facts import __version__
+from facts.compression.result import Summary
+from facts.modules.networks import is_transformers
+
+WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
+
+Metrics = dict[str, dict[Literal["original", "compressed"], float]]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
+class Manifest:
+    """How to build the network (`recipe`, `plan`), what it was made from, and what is known of it.
+
+    `fingerprint` is the SHA-256 of the weights that belong to it; `versions` are those of the libraries. `base_model`
+    tells, as far as it is known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of
+    its weights. `buffers` are types of those that are in no file, where they are not float32.
+    """
+
+    recipe: dict[str, Any] | None
+    plan: dict[str, Annotated[int, Field(ge=1)] | None]
+    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    versions: dict[str, Annotated[str, Field(pattern=r"^\d+\.\d")]]
+    summary: Summary
+    skipped: dict[str, str]
+    base_model: dict[str, str] | None
+    metrics: Metrics | None
+    buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises `FileNotFoundError` where there is none, `ValueError` where it is damaged or of a newer library."""
+        path = folder / MANIFEST
+        try:
+            description = TypeAdapter(cls).validate_json(path.read_bytes())
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{folder} holds no {MANIFEST}; give a folder that save_compressed wrote"
+            ) from error
+        except ValidationError as error:
+            raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
+        theirs = description.versions.get("facts", __version__)
+        if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):
+            raise ValueError(f"{path} was written by facts {theirs}, and this is {__version__}: pip install -U facts")
+        return description
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+def checked_metrics(metrics: Any) -> Metrics | None:
+    """Raises `ValueError` for metrics of another shape."""
+    try:
+        return TypeAdapter(Metrics | None).validate_python(metrics)
+    except ValidationError as error:
+        raise ValueError(
+            f'metrics must be numbers by name, such as {{"top1": {{"original": 72.1, "compressed": 70.3}}}}: '
+            f"{first_fault(error)}"
+        ) from error
+
+
+def versions(model: nn.Module) -> dict[str, str]:
+    """Of the libraries that build and run it."""
+    names = ("torch", "timm", *(("transformers",) if is_transformers(model) else ()))
+    return {"facts": __version__, **{name: version(name) for name in names}}
+
+
+def first_fault(error: ValidationError) -> str:
+    """Where it is and what it is, of all that pydantic has found."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]

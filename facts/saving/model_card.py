@@ -1,0 +1,145 @@
+"""The page that a saved network shows of itself: what it is, what was measured, how it is loaded."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+from tabulate import tabulate
+
+from facts.saving.manifest import WEIGHTS, Manifest
+from facts.utils.files import replacing
+
+log = logging.getLogger(__name__)
+
+CARD = "README.md"
+PIPELINES = {
+    "timm": "image-classification",
+    "mambavision": "image-classification",
+    "transformers": "text-generation",
+    "mmdet": "object-detection",
+    "mmseg": "image-segmentation",
+}
+SIGNATURE = "\n<!-- Saving here again renews this page, unless it has been changed. {} -->\n"
+
+
+def write_card(folder: Path, source: str) -> None:
+    """Write `README.md` of a saved network, to be loaded from `source`, unless somebody else has written one there."""
+    path = folder / CARD
+    if path.exists() and not is_unchanged(path.read_bytes()):
+        log.info("%s stays as it is, since it has been changed", path)
+        return
+    text = model_card(Manifest.read(folder), (folder / WEIGHTS).stat().st_size, source)
+    with replacing(path) as temporary:
+        temporary.write_text(text + _signature(text), encoding="utf-8")
+
+
+def is_unchanged(card: bytes) -> bool:
+    """Whether it is a card as `write_card` writes it."""
+    text, mark, _ = card.decode(errors="replace").rpartition(SIGNATURE.partition("{}")[0])
+    return bool(mark) and (text + _signature(text)).encode() == card
+
+
+def model_card(description: Manifest, num_bytes: int, source: str) -> str:
+    """Markdown, headed by what Hugging Face's hub wants to know as YAML. It says nothing that is not known."""
+    original = (description.base_model or {}).get("name")
+    sections = [
+        f"---\n{_metadata(description, source).to_yaml()}\n---",
+        f"# {source}",
+        f"{f'`{original}`' if original else 'A network'}, made smaller by low-rank layers: compressed with facts, by "
+        f"`{description.summary.estimator}` with ranks by `{description.summary.search}`.",
+        _table(description, num_bytes),
+        "## How to load it",
+        _loading(description, source),
+        "## How it was made",
+        "\n".join(f"- {name}: {text}" for name, text in _method(description).items()),
+        _details("Ranks", tabulate(_ranks(description), headers=("layer", "rank"), tablefmt="github")),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _metadata(description: Manifest, source: str) -> ModelCardData:
+    pipeline = _pipeline(description)
+    measured = {name: both["compressed"] for name, both in (description.metrics or {}).items() if "compressed" in both}
+    results = [
+        EvalResult(
+            task_type=pipeline, dataset_type="unknown", dataset_name="not named", metric_type=name, metric_value=value
+        )
+        for name, value in measured.items()
+        if pipeline
+    ]
+    return ModelCardData(
+        library_name="facts",
+        base_model=(description.base_model or {}).get("repository"),
+        tags=["facts", "low-rank", "compression"],
+        pipeline_tag=pipeline,
+        eval_results=results or None,
+        model_name=source if results else None,
+    )
+
+
+def _pipeline(description: Manifest) -> str | None:
+    recipe = description.recipe or {}
+    return PIPELINES.get(recipe.get("toolbox", recipe.get("kind", "")))
+
+
+def _table(description: Manifest, num_bytes: int) -> str:
+    before, after, latency = description.summary.before, description.summary.after, description.summary.latency
+    costs = [
+        ("FLOPs (G)", before.flops, after.flops, 1e9),
+        ("parameters (M)", before.params, after.params, 1e6),
+        ("file (MB)", None, num_bytes, 1e6),
+        ("latency (ms)", latency.get("dense"), latency.get("measured"), 1e-3),
+    ]
+    rows = [
+        (name, _figure(old, unit), _figure(new, unit), f"{new / old:.1%}" if old else "")
+        for name, old, new, unit in costs
+        if new
+    ]
+    rows += [
+        (name, _figure(both.get("original")), _figure(both.get("compressed")), "")
+        for name, both in (description.metrics or {}).items()
+    ]
+    headers = ("", "original", "compressed", "remaining")
+    return tabulate(rows, headers, tablefmt="github", colalign=("left", *["right"] * 3), disable_numparse=True)
+
+
+def _figure(value: float | None, unit: float = 1) -> str:
+    return "" if value is None else f"{value / unit:.4g}"
+
+
+def _loading(description: Manifest, source: str) -> str:
+    dense = "" if description.recipe else ", model=dense"
+    comment = "" if description.recipe else "  # `dense` is the network that was compressed, as it was built"
+    return f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}).model{comment}\n```'
+
+
+def _method(description: Manifest) -> dict[str, str]:
+    summary, base = description.summary, description.base_model or {}
+    known = {
+        "estimator": f"`{summary.estimator}`",
+        "search": f"`{summary.search}`",
+        "budget": ", ".join(
+            f"{ratio:.4g} of the {cost} of the compressed layers" for cost, ratio in summary.bounds.items()
+        ),
+        "made from": base.get("name") and f"`{base['name']}`",
+        "its repository": base.get("repository"),
+        "its weights": base.get("source") and f"`{base['source']}`, SHA-256 {base.get('sha256', 'not known')}",
+        "licence": base.get("repository") and f"that of the original: see {base['repository']}",
+        "layers left alone": description.skipped and f"{len(description.skipped)} (`skipped` in `compression.json`)",
+        "versions": ", ".join(f"{name} {version}" for name, version in description.versions.items()),
+        f"SHA-256 of `{WEIGHTS}`": description.fingerprint,
+    }
+    return {name: str(text) for name, text in known.items() if text}
+
+
+def _ranks(description: Manifest) -> list[tuple[str, str]]:
+    return [(f"`{name}`", "dense" if rank is None else str(rank)) for name, rank in description.plan.items()]
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
+def _signature(text: str) -> str:
+    return SIGNATURE.format(hashlib.sha256(text.encode()).hexdigest())

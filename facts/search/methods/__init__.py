@@ -1,0 +1,1 @@
+"""The searches, one file each, called by its name."""

@@ -1,0 +1,100 @@
+"""ComCat: a Gumbel-softmax over ranks, trained by gradient descent (Xiao et al., 2023)."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from facts.modules.modes import autocast, frozen, replaced_forwards
+from facts.modules.networks import run
+from facts.search.base import Ratio, SearchResult
+from facts.search.milp_search import MILPSearch
+from facts.search.problem import AllocationProblem
+from facts.utils.batches import batch_size, to_device
+from facts.utils.progress import with_progress
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ComCatSearch(MILPSearch):
+    """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
+
+    The loss is the task's times (cost / budget)^`penalty` where the expected cost lies above the budget. The
+    temperature falls from the first of `temperatures` to the second, a step an epoch over the calibration data. The
+    plan is the most probable one within the budget, which the solver finds (the original takes each layer's most
+    probable choice, and may end above its budget).
+    """
+
+    ratios: tuple[Ratio, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    num_epochs: Annotated[int, Field(ge=1)] = 30
+    learning_rate: Positive = 0.01
+    temperatures: tuple[Positive, Positive] = (5.0, 0.1)
+    penalty: Positive = 1.5
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        if problem.calibration is None:
+            raise ValueError("the search comcat trains on calibration data: give some")
+        ranks = problem.ranks_of_ratios(self.ratios)
+        mixtures = {name: _Mixture(problem, name, ranks[name]) for name in problem.layers}
+        self._train(problem, problem.calibration, mixtures)
+        surprises = {
+            name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
+            for name, mixture in mixtures.items()
+        }
+        plan, solution = self.solve(problem, surprises)
+        return SearchResult(plan, solution)
+
+    def _train(
+        self, problem: AllocationProblem, calibration: Iterable[tuple[Any, Any]], mixtures: dict[str, "_Mixture"]
+    ) -> None:
+        device = next(problem.model.parameters()).device
+        generator = torch.Generator().manual_seed(self.seed)
+        logits = [mixture.logits for mixture in mixtures.values()]
+        optimizer = torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4)
+        budget = torch.tensor(problem.budget, dtype=torch.float32, device=device)
+        first, last = self.temperatures
+        with frozen(problem.model), replaced_forwards({m.dense: m.forward for m in mixtures.values()}):
+            for epoch in with_progress(range(self.num_epochs), "ComCat"):
+                temperature = first * (last / first) ** (epoch / max(1, self.num_epochs - 1))
+                for batch in calibration:
+                    inputs, targets = to_device(batch, device)
+                    cost = sum(mixture.draw(temperature, generator) for mixture in mixtures.values())
+                    with autocast(device, problem.precision):
+                        loss = problem.loss(run(problem.model, inputs), targets) / batch_size(inputs)
+                    loss = loss * (cost / budget).max().clamp(min=1) ** self.penalty
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+
+class _Mixture:
+    """One layer as a weighted sum of its choices: the low-rank forms in ascending order, and itself."""
+
+    def __init__(self, problem: AllocationProblem, name: str, ranks: list[int]):
+        self.dense: nn.Linear = problem.layers[name]
+        weight = self.dense.weight
+        self.left, self.right = (factor.to(weight) for factor in problem.decompositions[name].truncate(max(ranks)))
+        self.logits = torch.zeros(len(ranks) + 1, device=weight.device, requires_grad=True)
+        costs = [problem.cost(name, rank) for rank in [*ranks, None]]
+        self.costs = torch.tensor(costs, dtype=torch.float32, device=weight.device)
+        # masks[choice, component]: whether a low-rank choice has the component
+        self.masks = (torch.arange(max(ranks)) < torch.tensor(ranks)[:, None]).to(weight)
+        self.shares = self.logits
+
+    def draw(self, temperature: float, generator: torch.Generator) -> Tensor:
+        """New shares of the choices, and the cost `[bounds]` that they amount to."""
+        noise = -torch.empty(len(self.logits)).exponential_(generator=generator).log()
+        self.shares = ((self.logits + noise.to(self.logits)) / temperature).softmax(dim=0)
+        return self.shares @ self.costs
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.shares.to(self.masks)
+        components = shares[:-1] @ self.masks
+        dense = nn.functional.linear(x, self.dense.weight) * shares[-1]
+        small = nn.functional.linear(nn.functional.linear(x, self.right) * components, self.left)
+        return dense + small if self.dense.bias is None else dense + small + self.dense.bias

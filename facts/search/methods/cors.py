@@ -1,0 +1,47 @@
+"""CoRS: measured sensitivities and an integer program (paper, section 4.3).
+
+The KL divergence of the network's output is measured at five ratios a layer and interpolated; the program finds the
+best ranks within the budget.
+"""
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.cost.ranks import candidate_ranks
+from facts.search.base import Multiple, Ratio, SearchResult
+from facts.search.milp_search import MILPSearch
+from facts.search.problem import AllocationProblem
+from facts.search.sensitivity.interpolation import Interpolation, interpolate_profile
+from facts.search.sensitivity.measured import Sensitivity
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class CoRS(MILPSearch):
+    """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
+
+    `interpolation` is `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`: then the measured ranks themselves
+    are offered, and no others.
+    """
+
+    rank_multiple: Multiple = 8
+    ratios: tuple[Ratio, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    interpolation: Interpolation = "windows"
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        sensitivity = Sensitivity(problem)
+        ranks = problem.ranks_of_ratios(self.ratios)
+        measured = errors = sensitivity.profile(ranks)
+        if self.interpolation != "none":
+            errors = {name: self._interpolated(problem, name, ranks[name], measured[name]) for name in ranks}
+        plan, solution = self.solve(problem, errors)
+        return SearchResult(plan, solution, measured, sensitivity.saved_seconds)
+
+    def _interpolated(
+        self, problem: AllocationProblem, name: str, ranks: list[int], errors: dict[int | None, float]
+    ) -> dict[int | None, float]:
+        """The errors at all ranks that are offered, from those measured at some."""
+        offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
+        offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
+        # A rank is as good an abscissa as its ratio: parabolas and distances scale with it.
+        found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
+        return dict(zip(offered, found.tolist(), strict=True))

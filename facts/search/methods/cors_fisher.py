@@ -1,0 +1,59 @@
+"""CoRS-Fisher: the same program, sensitivities from one pass (not in the paper).
+
+Sensitivities are to second order, from one forward and backward pass (`profile: exact`) or from the decomposition alone
+(`profile: kronecker`).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from facts.cost.ranks import candidate_ranks
+from facts.search.base import Multiple, Profile, SearchResult
+from facts.search.milp_search import MILPSearch
+from facts.search.problem import AllocationProblem
+from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
+
+# Each layer's own profile has every rank; these are kept beside the plan, to be compared with measured ones.
+SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class CoRSFisher(MILPSearch):
+    """KL(original ‖ compressed) ≈ ½ vec(ΔW)ᵀ F vec(ΔW) at every multiple of `rank_multiple`.
+
+    `profile: exact` takes F from one forward and backward pass over the sensitivity data, on `labels` drawn from the
+    network (`sampled`) or on those `given`. `profile: kronecker` takes the estimator's A ⊗ B, free once the
+    decomposition exists, and needs an estimator of both sides.
+    """
+
+    rank_multiple: Multiple = 8
+    profile: Literal["kronecker", "exact"] = "exact"
+    labels: Labels = "sampled"
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        profiles, saved_seconds = self._profiles(problem)
+        offered = {
+            name: candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(SHOWN_RATIOS))
+            for name in problem.layers
+        }
+        plan, solution = self.solve(problem, _at(profiles, offered))
+        shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
+        return SearchResult(plan, solution, shown, saved_seconds)
+
+    def _profiles(self, problem: AllocationProblem) -> tuple[dict[str, Tensor], float]:
+        if self.profile == "exact":
+            return exact_profiles(problem, self.labels, self.seed)
+        if not problem.energies_are_losses:
+            raise ValueError(
+                "profile=kronecker reads a Fisher matrix from the decomposition, and this estimator has none: take an "
+                "estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd) or profile=exact"
+            )
+        return {name: kronecker_profile(problem.decompositions[name]) for name in problem.layers}, 0.0
+
+
+def _at(profiles: dict[str, Tensor], ranks: dict[str, list[int]]) -> Profile:
+    return {name: {rank: profiles[name][rank].item() for rank in ranks[name]} for name in ranks}

@@ -1,0 +1,62 @@
+"""FLAR-SVD: one threshold on the error of the last features (Moar et al., 2025)."""
+
+import math
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from facts.cost.ranks import candidate_ranks
+from facts.search.base import Multiple, Plan, Search, SearchResult
+from facts.search.problem import AllocationProblem
+from facts.search.sensitivity.measured import Sensitivity
+
+WIDEST = (1e-12, 1e6)  # thresholds between which every relative error lies
+CLOSE = 1.001
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class FLARSearch(Search):
+    """Each layer takes the smallest rank whose error stays under one threshold, or stays dense where none does.
+
+    The error is the relative squared one of what the last linear layer sees; ranks are multiples of `rank_multiple`,
+    found by binary search. An outer search finds the smallest threshold that meets the budget (the original leaves the
+    threshold to its user), in at most `num_thresholds` steps. Where no threshold does, the smallest ranks are the plan.
+    """
+
+    rank_multiple: Multiple = 8
+    num_thresholds: Annotated[int, Field(ge=1)] = 40
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        sensitivity = Sensitivity(problem, of="features")
+        offered = {
+            name: candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=5, between=(0, 1))
+            for name in problem.layers
+        }
+        low, high = WIDEST
+        best: Plan = {name: ranks[0] for name, ranks in offered.items()}
+        for _ in range(self.num_thresholds):
+            if high / low < CLOSE:
+                break
+            threshold = math.sqrt(low * high)
+            plan = _equal_error(sensitivity, offered, threshold)
+            if problem.fits(plan):
+                best, high = plan, threshold
+            else:
+                low = threshold
+        return SearchResult(best, profile=dict(sensitivity.used), saved_seconds=sensitivity.saved_seconds)
+
+
+def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float) -> Plan:
+    """One binary search for each layer, all of them a step at a time so that they share their passes."""
+    low, high = dict.fromkeys(offered, 0), {name: len(ranks) for name, ranks in offered.items()}
+    while searching := [name for name in offered if low[name] < high[name]]:
+        middle = {name: (low[name] + high[name]) // 2 for name in searching}
+        errors = sensitivity.profile({name: [offered[name][middle[name]]] for name in searching})
+        for name in searching:
+            (error,) = errors[name].values()
+            if error <= threshold:
+                high[name] = middle[name]
+            else:
+                low[name] = middle[name] + 1
+    return {name: ranks[low[name]] if low[name] < len(ranks) else None for name, ranks in offered.items()}

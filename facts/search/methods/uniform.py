@@ -1,0 +1,50 @@
+"""Uniform: the same ratio for every layer (paper, section 5.1)."""
+
+from bisect import bisect_left
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.cost.ranks import rank_of_ratio
+from facts.search.base import Multiple, Search, SearchResult
+from facts.search.problem import AllocationProblem
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Uniform(Search):
+    """Every layer keeps the same fraction, that of the tightest bound; or, where a latency asks for less, the largest
+    number of thousandths at which that holds too.
+
+    The two factors of a layer cost `rank (d_in + d_out)` for each token as well as in parameters, so one plan meets the
+    ratio in FLOPs and in parameters alike. Ranks are multiples of `rank_multiple` where layers are wide enough: rounded
+    down, and then up within the budget, first those that lost most.
+    """
+
+    rank_multiple: Multiple = 1
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        return SearchResult(dict(self.ranks(problem)))
+
+    def ranks(self, problem: AllocationProblem) -> dict[str, int]:
+        """The plan, which leaves no layer dense."""
+
+        def at(ratio: float) -> dict[str, int]:
+            return {
+                name: rank_of_ratio(layer.out_features, layer.in_features, ratio)
+                for name, layer in problem.layers.items()
+            }
+
+        largest = at(min(problem.bounds.values()))
+        if "latency" in problem.bounds and not problem.fits(largest):
+            too_slow = bisect_left(range(1, 1000), True, key=lambda i: not problem.fits(at(i / 1000)))
+            largest = at(too_slow / 1000)
+        return self._rounded(problem, largest)
+
+    def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> dict[str, int]:
+        plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
+        for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
+            higher = plan[name] + self.rank_multiple
+            worthwhile = plan[name] < ranks[name] and higher <= problem.full_rank(name)
+            if worthwhile and problem.fits(plan | {name: higher}):
+                plan[name] = higher
+        return plan

@@ -1,0 +1,117 @@
+"""The problem that a search solves."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass as plain_dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from facts.cost.count import CostName
+from facts.cost.latency import LatencyTable
+from facts.cost.ranks import break_even_rank, rank_of_ratio
+from facts.decomposition.truncation import Decomposition
+from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.utils.cache import Cache
+
+
+@plain_dataclass(frozen=True)
+class AllocationProblem:
+    """Layers, their decompositions, and `bounds`: for each cost the fraction that may remain.
+
+    FLOPs and parameters are those of these layers alone, latency is that of the whole network. `rows` says how many
+    vectors a layer multiplies for one sample, `latency` how long it takes; both only matter to the bounds that need
+    them. `sensitivity` are the batches on which a changed network is compared with the original, `calibration` those
+    that a search may train on. `energies_are_losses` where the decompositions' energies are in the metric of an
+    estimated Fisher. Errors are kept in `cache`, which must be of this model and these decompositions.
+    """
+
+    model: nn.Module
+    layers: Mapping[str, nn.Linear]
+    decompositions: Mapping[str, Decomposition]
+    bounds: Mapping[CostName, float]
+    rows: Mapping[str, int] | None = None
+    latency: LatencyTable | None = None
+    sensitivity: Iterable[tuple[Any, Any]] | None = None
+    calibration: Iterable[tuple[Any, Any]] | None = None
+    loss: Loss = summed_cross_entropy
+    output_error: OutputError = kl_divergence
+    precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
+    energies_are_losses: bool = False
+    cache: Cache | None = None
+
+    def sensitivity_batches(self) -> Iterable[tuple[Any, Any]]:
+        """The sensitivity data. Raises `ValueError` where there is none."""
+        if self.sensitivity is None:
+            raise ValueError("this search compares outputs: give calibration or sensitivity data")
+        return self.sensitivity
+
+    def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
+        """What a layer costs at a rank (None for dense), one value a bound: whole numbers but for the latency."""
+        return tuple(self._cost(bound, name, rank) for bound in self.bounds)
+
+    def _cost(self, bound: CostName, name: str, rank: int | None) -> float:
+        layer = self.layers[name]
+        d_out, d_in = layer.out_features, layer.in_features
+        params = d_out * d_in if rank is None else rank * (d_out + d_in)
+        match bound:
+            case "flops":
+                assert self.rows is not None
+                return 2 * self.rows[name] * params
+            case "params":
+                return params
+            case "latency":
+                assert self.latency is not None
+                return self.latency.seconds(name, rank)
+
+    def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
+        return tuple(map(math.fsum, zip(*(self.cost(name, rank) for name, rank in plan.items()), strict=True)))
+
+    @cached_property
+    def dense(self) -> tuple[float, ...]:
+        return self.spent(dict.fromkeys(self.layers))
+
+    @cached_property
+    def budget(self) -> tuple[float, ...]:
+        """What may be spent on the layers, the ratios taken as they are written: 0.7 of 10 is 7.
+
+        Raises `ValueError` for a latency that leaves the layers nothing.
+        """
+        return tuple(
+            self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
+            for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
+        )
+
+    def _latency_budget(self, ratio: float) -> float:
+        assert self.latency is not None
+        dense, rest = self.latency.dense, self.latency.rest
+        budget = ratio * dense - rest
+        if budget <= 0:
+            raise ValueError(
+                f"of the network's {1000 * dense:.4g} ms it takes {1000 * rest:.4g} outside the layers to compress: "
+                f"{1000 * ratio * dense:.4g} ms, a ratio of {ratio:.3g}, cannot be met; allow more than that"
+            )
+        return budget
+
+    def fits(self, plan: Mapping[str, int | None]) -> bool:
+        return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
+
+    def share(self, name: str, rank: int | None) -> float:
+        """A layer's cost as a share of what all layers cost dense, summed over the bounds."""
+        return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
+
+    def full_rank(self, name: str) -> int:
+        """The rank at which a layer's two factors cost what the layer costs: ratio 1 (1 where none is as cheap)."""
+        return max(1, break_even_rank(self.layers[name].out_features, self.layers[name].in_features))
+
+    def ranks_of_ratios(self, ratios: Iterable[float]) -> dict[str, list[int]]:
+        """For each layer the ranks of some ratios, each rank once, in ascending order."""
+        return {
+            name: sorted({rank_of_ratio(layer.out_features, layer.in_features, ratio) for ratio in ratios})
+            for name, layer in self.layers.items()
+        }

@@ -1,0 +1,1 @@
+"""Sensitivities of layers: measured, predicted to second order, interpolated."""

@@ -1,0 +1,90 @@
+"""Sensitivity to second order: KL(original ‖ compressed) = ½ vec(ΔW)ᵀ F vec(ΔW), without running a compressed network.
+
+The discarded part of a layer is a sum over components j: ΔW_r = Σ_{j >= r} u_j v_jᵀ, so every rank comes at once.
+Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from facts.decomposition.truncation import Decomposition
+from facts.moments.batch import LayerBatch
+from facts.moments.data_pass import DataPass
+from facts.moments.losses import Loss, SampledLabels
+from facts.moments.memory import within_memory
+from facts.search.problem import AllocationProblem
+from facts.utils import distributed
+from facts.utils.batches import batch_size
+from facts.utils.cache import calibration_key, content_key
+from facts.utils.progress import with_progress
+
+Labels = Literal["sampled", "given"]
+SECONDS = "/seconds"  # beside the layers' names in the cache, which hold no slash
+
+
+def kronecker_profile(decomposition: Decomposition) -> Tensor:
+    """Errors `[k + 1]` at the ranks 0 .. k in float64, with the estimator's own A ⊗ B for the Fisher: half the energy
+    that the rank discards."""
+    return 0.5 * _tail_sums(decomposition.energies.double())
+
+
+def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tuple[dict[str, Tensor], float]:
+    """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
+
+    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is
+    ½ mean (Σ_{j >= r} c_j)². One forward and backward pass; `sampled` draws each label from the network's own output
+    (the true Fisher), `given` takes those of the data (the empirical one). Also returns the seconds that were saved,
+    where the cache had the profiles. Raises `ValueError` for outputs that are no class logits, if labels are drawn.
+    """
+    start = time.perf_counter()
+    batches = problem.sensitivity_batches()
+    if problem.cache:
+        file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
+        tensors = problem.cache.load(file)
+        if None not in distributed.all_gather(tensors and True) and tensors:
+            return {name: tensors[name] for name in problem.layers}, tensors[SECONDS].item()
+    loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
+    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), problem.memory)
+    if cache := problem.cache:
+        seconds = torch.tensor(time.perf_counter() - start)
+        distributed.on_main_rank(lambda: cache.save(file, {**profiles, SECONDS: seconds}))
+    return profiles, 0.0
+
+
+def _measured(
+    problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
+) -> dict[str, Tensor]:
+    """The mean over samples of ½ (Σ_{j >= r} c_j)² for every layer, on the CPU."""
+    decompositions = problem.decompositions
+    device = next(problem.model.parameters()).device
+    totals = {
+        name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=device)
+        for name in problem.layers
+    }
+    num_samples = torch.zeros(1, dtype=torch.int64)
+
+    def add(name: str, batch: LayerBatch) -> None:
+        left, right = (factor.to(batch.x) for factor in (decompositions[name].left, decompositions[name].right))
+        slopes = ((batch.g @ left) * (batch.x @ right.T)).sum(dim=1)
+        totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
+
+    def counted(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        for inputs, targets in batches:
+            num_samples.add_(batch_size(inputs))
+            yield inputs, targets
+
+    blocks = problem.memory.blocks(problem.model, problem.layers.values())
+    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts, blocks)
+    data_pass.run(counted(with_progress(distributed.shard(batches), "Fisher profile")))
+    distributed.all_reduce([num_samples, *totals.values()])
+    return {name: total.cpu() / num_samples for name, total in totals.items()}
+
+
+def _tail_sums(values: Tensor) -> Tensor:
+    """Σ_{j >= r} of the last axis `[..., k]`, for r = 0 .. k: `[..., k + 1]`."""
+    return F.pad(values.flip(-1).cumsum(dim=-1).flip(-1), (0, 1))

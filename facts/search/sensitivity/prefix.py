@@ -1,0 +1,119 @@
+"""A network run again and again with one layer changed, without computing anew what comes before that layer."""
+
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from facts.modules.modes import replaced_forwards
+from facts.modules.networks import run
+
+
+@dataclass
+class _Trace:
+    """The calls of one module in the original forward pass: when the first began, the last ended, and their outputs.
+
+    `within` are, for each call, the modules that were running. A module `must_run` again if more came of it than its
+    outputs: it changed its inputs in place, or gave on a part of them that was changed later.
+    """
+
+    began: int
+    ended: int = 0
+    outputs: list[Any] = field(default_factory=list)
+    within: list[set[str]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    must_run: bool = False
+
+
+class Prefix:
+    """The original forward pass on one batch, remembered module by module.
+
+    Every module whose calls had all ended before a layer first began gives, when that layer is changed, the output that
+    it gave before. Only modules are remembered, so what a `forward` computes between them is computed again. Memory is
+    that of all the modules' outputs.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any):
+        self.model, self.inputs = model, inputs
+        self.modules = dict(model.named_modules())
+        self.copied: set[str] = set()
+        self.outputs = self._record()
+        while changed := {name for name, trace in self.traces.items() if _versions(trace.outputs) != trace.versions}:
+            self.copied |= changed  # the network went on to change these outputs in place: keep copies
+            self.outputs = self._record()
+
+    def _record(self) -> Any:
+        """Run the original network once."""
+        self.traces: dict[str, _Trace] = {}
+        self.clock = 0
+        self.running: list[str] = []
+        watched = {module: partial(self._watch, name, module.forward) for name, module in self.modules.items() if name}
+        with replaced_forwards(watched):
+            return run(self.model, _copy(self.inputs))
+
+    def _watch(self, name: str, forward: Callable, *args: Any, **kwargs: Any) -> Any:
+        """One call of a module, by its forward function alone: whatever hooks do to the output, they will do again."""
+        self.clock += 1
+        trace = self.traces.setdefault(name, _Trace(began=self.clock))
+        trace.within.append(set(self.running))
+        self.running.append(name)
+        inputs = (args, kwargs)
+        before = _versions(inputs)
+        output = forward(*args, **kwargs)
+        trace.must_run |= _versions(inputs) != before
+        trace.must_run |= name in self.copied and not _memory(output).isdisjoint(_memory(inputs))
+        self.running.pop()
+        self.clock += 1
+        trace.ended = self.clock
+        trace.outputs.append(_copy(output) if name in self.copied else output)
+        trace.versions += _versions(trace.outputs[-1])
+        return output
+
+    @contextmanager
+    def before(self, layer: str) -> Iterator[Callable[[Callable[[Tensor], Tensor]], Any]]:
+        """Within the block, what is yielded runs the network with that layer's forward pass replaced.
+
+        Raises `ValueError` for a layer that does not run.
+        """
+        if layer not in self.traces:
+            raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
+        began = self.traces[layer].began
+        known = {name: trace for name, trace in self.traces.items() if trace.ended < began and not trace.must_run}
+        outputs = {name: self._outputs_outside(trace, known.keys()) for name, trace in known.items()}
+
+        def run_with(forward: Callable[[Tensor], Tensor]) -> Any:
+            forwards = {name: self._replay(name, known_outputs) for name, known_outputs in outputs.items()}
+            with replaced_forwards({self.modules[name]: new for name, new in {**forwards, layer: forward}.items()}):
+                return run(self.model, _copy(self.inputs))  # a network may change its input in place
+
+        yield run_with
+
+    @staticmethod
+    def _outputs_outside(trace: _Trace, known: Set[str]) -> list[Any]:
+        """The outputs of the calls that will happen: not those within modules that do not run again."""
+        return [output for output, within in zip(trace.outputs, trace.within, strict=True) if within.isdisjoint(known)]
+
+    def _replay(self, name: str, outputs: list[Any]) -> Callable[..., Any]:
+        remaining = iter(outputs)
+        return lambda *args, **kwargs: _copy(next(remaining)) if name in self.copied else next(remaining)
+
+
+def _copy(output: Any) -> Any:
+    return tree_map_only(Tensor, torch.clone, output)
+
+
+def _versions(value: Any) -> list[int]:
+    return [tensor._version for tensor in _tensors(value)]
+
+
+def _memory(value: Any) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in _tensors(value)}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(value) if isinstance(leaf, Tensor))

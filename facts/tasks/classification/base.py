@@ -1,0 +1,80 @@
+"""Image classification: what is the same for all data sets."""
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from facts.modules.modes import autocast
+from facts.tasks.class_logits import ClassLogits
+from facts.utils import distributed
+from facts.utils.batches import to_device
+from facts.utils.progress import with_progress
+
+Count = Annotated[int, Field(ge=1)]
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Classification(ClassLogits):
+    """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
+
+    `num_calibration` images give the factors; on `num_sensitivity` others searches compare outputs. Analyses take
+    `num_factors_per_class` evaluation images of each class for the factors that they look at, and others,
+    `num_held_out_per_class`, to compare with (paper, supplement on the comparison).
+    """
+
+    num_calibration: Count
+    num_sensitivity: Count
+    num_factors_per_class: Count = 16
+    num_held_out_per_class: Count = 2
+    batch_size: Count = 64
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, *model.pretrained_cfg["input_size"])
+
+    @abstractmethod
+    def evaluation(self, model: nn.Module) -> Iterable[Batch]:
+        """Batches of images that no other part of the task sees."""
+
+    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
+        return {"top1": top1(model, self.evaluation(model), precision)}
+
+
+def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """Percent of samples whose largest logit is their label."""
+    device = next(model.parameters()).device
+    counts = torch.zeros(2, device=device, dtype=torch.int64)  # correct ones, and all
+    model.eval()
+    for batch in with_progress(distributed.shard(batches), "evaluation"):
+        images, labels = to_device(batch, device)
+        with torch.inference_mode(), autocast(device, precision):
+            counts[0] += (model(images).argmax(dim=-1) == labels).sum()
+        counts[1] += len(labels)
+    distributed.all_reduce([counts])
+    correct, total = counts.tolist()
+    return 100 * correct / total
+
+
+def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:
+    """Disjoint index sets, in shuffled order, with `counts` samples of every class each.
+
+    Raises `ValueError` where a class has too few.
+    """
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    one_hot = F.one_hot(labels[order])
+    fewest = one_hot.sum(dim=0).min().item()
+    if fewest < sum(counts):
+        raise ValueError(
+            f"num_factors_per_class + num_held_out_per_class needs {sum(counts)} evaluation images of every class; one "
+            f"has {fewest}"
+        )
+    place = (one_hot.cumsum(dim=0) * one_hot).sum(dim=1) - 1  # how many of its class came before
+    ends = list(itertools.accumulate(counts, initial=0))
+    return [order[(start <= place) & (place < end)] for start, end in itertools.pairwise(ends)]

@@ -1,0 +1,99 @@
+"""Batches of decoded images, without those that cannot be decoded."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import BytesIO
+
+import timm.data
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from facts.tasks.classification.base import Batch
+from facts.tasks.classification.imagenet_files import ImageFiles
+from facts.tasks.classification.imagenet_files.base import first_few
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decoded(Dataset):
+    """Transformed images with their labels; in place of an image that cannot be decoded, its name."""
+
+    files: ImageFiles
+    transform: Callable[[Image.Image], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        data = self.files.read(index)
+        try:
+            image = Image.open(BytesIO(data)).convert("RGB")
+        except (OSError, SyntaxError, ValueError):  # what PIL raises for broken files, by format
+            return self.files.names[index]
+        return self.transform(image), int(self.files.labels[index])
+
+
+def collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Batch | None, list[str]]:
+    """The batch of the images, if there are any, and the names of those that could not be decoded."""
+    images = [sample for sample in samples if not isinstance(sample, str)]
+    return default_collate(images) if images else None, [sample for sample in samples if isinstance(sample, str)]
+
+
+@dataclass(frozen=True)
+class ImageBatches:
+    """Batches under a key that spares hashing the pixels. `make_loader` is called when the first one is asked for.
+
+    It makes the loader of every `size`-th batch from number `rank` on, so that several processes can share the work.
+    Images that cannot be decoded are left out and logged, each once. More than one in a thousand, and more than one,
+    are a `ValueError`; of several processes each counts its own, against a thousandth of all.
+    """
+
+    make_loader: Callable[[int, int], DataLoader]
+    content_key: str
+    mixup: timm.data.Mixup | None = None
+    rank: int = 0
+    size: int = 1
+    corrupt: set[str] = field(default_factory=set)
+    shares: dict[tuple[int, int], "ImageBatches"] = field(default_factory=dict)
+
+    @cached_property
+    def loader(self) -> DataLoader:
+        return self.make_loader(self.rank, self.size)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def shard(self, rank: int, size: int) -> "ImageBatches":
+        """Every `size`-th batch from number `rank` on, by workers that stay; the others are not decoded."""
+        return self.shares.setdefault((rank, size), replace(self, rank=rank, size=size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, corrupt in self.loader:
+            total = len(self.loader.dataset) * self.size  # type: ignore[arg-type]  # nearly: shares are almost alike
+            note_corrupt(corrupt, self.corrupt, total)
+            if batch is None:
+                continue
+            yield mixed(batch, self.mixup)
+
+
+def mixed(batch: Batch, mixup: timm.data.Mixup | None) -> Batch:
+    """The batch with its images mixed in pairs, without one that has no partner, if they are to be mixed at all."""
+    images, labels = batch
+    even = len(images) // 2 * 2
+    return mixup(images[:even], labels[:even]) if mixup else batch
+
+
+def note_corrupt(names: list[str], known: set[str], total: int) -> None:
+    """Add to the `known` ones of `total` images. Raises `ValueError` where they are too many."""
+    for name in set(names) - known:
+        known.add(name)
+        log.warning("%s cannot be decoded and is left out (%d so far)", name, len(known))
+    if len(known) > max(1, total / 1000):
+        raise ValueError(
+            f"{len(known)} of {total} images cannot be decoded: {first_few(known)}; at most one in a thousand may be "
+            "left out; fetch them again"
+        )

@@ -1,0 +1,163 @@
+"""Image classification on pictures of one's own, a folder a class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+from torch import nn
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from facts.tasks.classification.base import Count
+from facts.tasks.classification.image_batches import ImageBatches
+from facts.tasks.classification.imagenet import Augmentation, ImageNet, Transform
+from facts.tasks.classification.imagenet_files import ImageFiles, synsets
+from facts.tasks.classification.imagenet_files.folders import Folders
+from facts.tasks.classification.training_batches import TrainingBatches
+from facts.utils.cache import content_key
+
+TRAINING, EVALUATION = "train", ("val", "validation", "test")
+
+
+@plain_dataclass(frozen=True, eq=False)
+class Pictures(Folders):
+    """Images below `folder`, known by name, size and time of change; `labels` [N] are positions of classes."""
+
+    @classmethod
+    def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
+        """Those in the class folders of a part of `root`; where there are no classes, those in the part itself."""
+        pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
+        paths = [path for path in part.glob(pattern) if _is_image(path)]
+        paths = sorted(path for path in paths if not classes or path.parent.name in positions)
+        return cls(
+            names=[str(path.relative_to(root)) for path in paths],
+            labels=np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64),
+            places=np.array([(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]).reshape(-1, 2),
+            folder=root,
+        )
+
+    @property
+    def content_key(self) -> str:
+        return content_key(self.names, self.places.tolist(), self.labels.tolist())
+
+
+class ImagesAlone(ImageBatches):
+    """The images of batches whose labels mean nothing to the network."""
+
+    def __iter__(self):
+        return (images for images, _ in super().__iter__())
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ImageFolder(ImageNet):
+    """Images in `root/<class>/`; or in `root/train/<class>/` and, to evaluate on, in `val`, `validation` or `test`.
+
+    Where one of these parts is there alone, or none, half of the images are kept for evaluation, the same half for
+    every `seed`. A folder of such a name that holds no folders, with other folders beside it, is a class. Folders
+    without images are none. A label is the position of a class among the sorted ones; where the network has 1,000
+    classes and all folders are called by synsets of ImageNet-1k, that of the synset. Where the network has another
+    number of classes than there are folders, its data are images alone, and there is nothing to evaluate on.
+    `num_calibration` and `num_sensitivity` are upper bounds; searches compare outputs on images that give the factors
+    too.
+    """
+
+    num_calibration: Count = 512
+    transform: Transform = "timm"
+
+    @cached_property
+    def training_images(self) -> Pictures:
+        return self._splits[0]
+
+    @cached_property
+    def validation_images(self) -> Pictures:
+        return self._splits[1]
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The names of the folders with images, sorted."""
+        folders = (path for part in self._parts for path in _folders_in(part))
+        return sorted({path.name for path in folders if any(map(_is_image, path.iterdir()))})
+
+    def labels(self, model: nn.Module) -> np.ndarray | None:
+        """The network's label `[C]` for each class; None where the folders are no classes of the network."""
+        if self.classes and model.num_classes == len(synsets()) and set(self.classes) <= set(synsets()):
+            return np.searchsorted(synsets(), self.classes)
+        return np.arange(len(self.classes)) if self.classes and len(self.classes) == model.num_classes else None
+
+    def inspect(self) -> str:
+        used = f"{len(self.training_images):,} images to calibrate on, {len(self.validation_images):,} to evaluate on"
+        return f"{used}, {len(self.classes)} classes at {self.root}"
+
+    def content_key(self, model: nn.Module) -> str:
+        labels = self.labels(model)
+        return content_key(super().content_key(model), self.classes, None if labels is None else labels.tolist())
+
+    def evaluation(self, model: nn.Module) -> ImageBatches:
+        """Raises `ValueError` where the folders are no classes of the network."""
+        self._labelled(self.validation_images, model)
+        return super().evaluation(model)
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
+        """Raises `ValueError` where the folders are no classes of the network."""
+        batches = super().training(model, epoch, seed)
+        files = self._labelled(batches.batches.files, model)
+        return replace(batches, batches=replace(batches.batches, files=files))
+
+    def chosen_indices(self) -> dict[str, list[int]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(self.training_images), generator=generator).tolist()
+        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[: self.num_calibration]}
+
+    @cached_property
+    def _parts(self) -> list[Path]:
+        """One folder, or that of training and that of evaluation. Raises `FileNotFoundError`."""
+        if not self.root.is_dir():
+            raise FileNotFoundError(f"no folder {self.root}: give one that holds a folder of images for each class")
+        found = {path.name: path for path in _folders_in(self.root)}
+        others = found.keys() - {TRAINING, *EVALUATION}
+        parts = {name: path for name, path in found.items() if not others or _folders_in(path)}
+        training, evaluation = ([parts[name] for name in names if name in parts] for names in ([TRAINING], EVALUATION))
+        return [*training, *evaluation[:1]] or [self.root]
+
+    @cached_property
+    def _splits(self) -> tuple[Pictures, Pictures]:
+        """Images to calibrate on, and to evaluate on. Raises `ValueError` where there are none."""
+        splits = [Pictures.within(self.root, part, self.classes) for part in self._parts]
+        if empty := [part for part, images in zip(self._parts, splits, strict=True) if not len(images)]:
+            raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
+        if len(splits) == 1:
+            order = torch.randperm(len(splits[0]), generator=torch.Generator().manual_seed(0))
+            splits = [splits[0].selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
+        return splits[0], splits[1]
+
+    def _labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles:
+        labels = self.labels(model)
+        if labels is None:
+            raise ValueError(
+                f"these images need labels: {self.root} has {len(self.classes)} class folders, and the network "
+                f"{model.num_classes} classes. Give a folder for each class, or call folders by ImageNet's synsets"
+            )
+        return replace(images, labels=labels[images.labels])
+
+    def _batches(
+        self, model: nn.Module, images: ImageFiles, indices: Sequence[int] | None, augmentation: Augmentation = "none"
+    ) -> ImageBatches:
+        if self.labels(model) is not None:
+            return super()._batches(model, self._labelled(images, model), indices, augmentation)
+        batches = super()._batches(model, images, indices, augmentation)
+        return ImagesAlone(batches.make_loader, batches.content_key)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Those that are not hidden."""
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMG_EXTENSIONS

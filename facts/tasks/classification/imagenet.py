@@ -1,0 +1,175 @@
+"""ImageNet-1k, from class folders, from the original tar files or from parquet shards."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import timm.data
+import torch
+from PIL import Image
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from facts.tasks.classification.base import Classification, Count, balanced
+from facts.tasks.classification.image_batches import Decoded, ImageBatches, collate
+from facts.tasks.classification.imagenet_files import ImageFiles, find_images
+from facts.tasks.classification.training_batches import AugmentedBatches, TrainingBatches
+from facts.utils.cache import content_key
+
+Augmentation = Literal["none", "train", "train_cutmix"]
+Transform = Literal["paper", "timm"]
+TrainingAugmentation = Literal["crop", "deit"]
+
+# The defaults of DeiT's code, as those of Mixup below are. But for mmax9: at magnitude 10, of one draw in forty, timm
+# asks Pillow for images of no bits, which Pillow 13 refuses.
+DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ImageNet(Classification):
+    """ImageNet-1k in `root`: class folders, else the original tar files, else Hugging Face's parquet shards.
+
+    A label is the position of the class among the sorted synsets. Of one seeded shuffle of the training images, sorted
+    by synset and file name, the first `num_sensitivity` are left for rank searches, the next `num_calibration` give the
+    factors (paper, section 5.1). `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for
+    another input size; `timm` does what the checkpoint was evaluated with. `augmentation: train` calibrates on timm's
+    training transform instead, `train_cutmix` with CutMix on top. `training_augmentation` is that of finetuning, which
+    sees all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix;
+    `crop` crops, flips and jitters colours.
+
+    Tar files are read in place, with an index beside them. Images chosen from parquet shards are copied into the
+    temporary folder, 2 GB of them at the paper's number, all of them, 140 GB, for finetuning.
+    """
+
+    root: Path
+    num_calibration: Count = 16384
+    num_sensitivity: Count = 512
+    transform: Transform = "paper"
+    augmentation: Augmentation = "none"
+    training_augmentation: TrainingAugmentation = "deit"
+    num_workers: Annotated[int, Field(ge=0)] = 8
+    seed: int = 0
+
+    num_evaluation: ClassVar[int] = 50_000
+
+    @cached_property
+    def training_images(self) -> ImageFiles:
+        return find_images(self.root, "train")
+
+    @cached_property
+    def shuffled_images(self) -> ImageFiles:
+        """The training images, made quick to read in any order."""
+        return self.training_images.gathered(range(len(self.training_images)))
+
+    @cached_property
+    def validation_images(self) -> ImageFiles:
+        return find_images(self.root, "val")
+
+    def inspect(self) -> str:
+        self.chosen_indices()
+        training, validation = len(self.training_images), len(self.validation_images)
+        return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
+
+    def content_key(self, model: nn.Module) -> str:
+        elsewhere = ("root", "num_workers")
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in elsewhere}
+        files = (self.training_images.content_key, self.validation_images.content_key)
+        return content_key(*files, settings, timm.data.resolve_model_data_config(model))
+
+    def calibration(self, model: nn.Module) -> ImageBatches:
+        return self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
+
+    def sensitivity(self, model: nn.Module) -> ImageBatches:
+        return self._batches(model, self.training_images, self.chosen_indices()["sensitivity"])
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
+        config, mixup = timm.data.resolve_model_data_config(model), None
+        deit = self.training_augmentation == "deit"
+        if deit:
+            mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=model.num_classes)
+        transform = timm.data.create_transform(**config, is_training=True, **(DEIT_TRANSFORM if deit else {}))
+        batches = AugmentedBatches(self.shuffled_images, transform, mixup, self.batch_size, (seed, epoch))
+        return TrainingBatches(batches, self.num_workers, range(len(batches)))
+
+    def analysis(self, model: nn.Module) -> tuple[ImageBatches, ImageBatches]:
+        images = self.validation_images
+        counts = (self.num_factors_per_class, self.num_held_out_per_class)
+        parts = balanced(torch.from_numpy(images.labels), counts, self.seed)
+        factors, held_out = (self._batches(model, images, part.tolist()) for part in parts)
+        return factors, held_out
+
+    def evaluation(self, model: nn.Module) -> ImageBatches:
+        return self._batches(model, self.validation_images, None)
+
+    def chosen_indices(self) -> dict[str, list[int]]:
+        """Positions of the images for `sensitivity` and for `calibration` among the sorted training images.
+
+        Raises `ValueError` where there are too few.
+        """
+        available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
+        if available < needed:
+            raise ValueError(
+                f"{self.root} holds {available} training images; num_sensitivity + num_calibration needs {needed}"
+            )
+        order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed)).tolist()
+        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[self.num_sensitivity : needed]}
+
+    def chosen_images(self) -> dict[str, dict[str, list]]:
+        """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order, to be saved."""
+        names = self.training_images.names
+        return {
+            use: {"indices": indices, "names": [names[index] for index in indices]}
+            for use, indices in self.chosen_indices().items()
+        }
+
+    def _batches(
+        self,
+        model: nn.Module,
+        images: ImageFiles,
+        indices: Sequence[int] | None,
+        augmentation: Augmentation = "none",
+    ) -> ImageBatches:
+        """Batches of the images at `indices`, or of all of them in whatever order they are read the quickest."""
+        config = timm.data.resolve_model_data_config(model)
+        how = (self.transform, augmentation, config, self.batch_size, self.seed)
+        mixup = None
+        if augmentation == "train_cutmix":
+            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=model.num_classes)
+
+        def loader(rank: int, size: int) -> DataLoader:
+            total = len(images if indices is None else indices)
+            own = [position for position in range(total) if position // self.batch_size % size == rank]
+            files = images.as_stored().selected(own) if indices is None else images.gathered([indices[i] for i in own])
+            return DataLoader(
+                Decoded(files, make_transform(config, self.transform, augmentation)),
+                batch_size=self.batch_size,
+                num_workers=self.num_workers,
+                collate_fn=collate,
+                pin_memory=torch.cuda.is_available(),
+                persistent_workers=self.num_workers > 0,  # searches read the same batches again and again
+                generator=torch.Generator().manual_seed(self.seed),
+            )
+
+        return ImageBatches(loader, content_key(images.content_key, indices, *how), mixup)
+
+
+def make_transform(config: dict, transform: Transform, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
+    """From a PIL image to the tensor that a model of this data configuration expects."""
+    if augmentation != "none":
+        return timm.data.create_transform(**config, is_training=True)
+    if transform == "timm":
+        return timm.data.create_transform(**config, is_training=False)
+    size = config["input_size"][-1]
+    return transforms.Compose(
+        [
+            transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC),
+            transforms.CenterCrop(size),
+            transforms.ToTensor(),
+            transforms.Normalize(config["mean"], config["std"]),
+        ]
+    )

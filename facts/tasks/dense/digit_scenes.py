@@ -1,0 +1,111 @@
+"""Scenes of scikit-learn's digits, each on a disc, in the files of COCO and of ADE20K: data that need no download."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
+from facts.tasks.classification.digits import Split, split_indices
+from facts.utils.files import locked
+
+SIZE = 2 * SIDE
+NUM_SCENES: dict[Split, int] = {"train": 800, "test": 150}
+CLASSES = ("ground", *map(str, range(10)))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An image `[H, W, 3]` of bytes, and its digits: their classes, and the pixels `[H, W]` of each."""
+
+    image: np.ndarray
+    labels: list[int]
+    masks: list[np.ndarray]
+
+
+@cache
+def scenes(split: Split) -> tuple[Scene, ...]:
+    """Each with one to four digits of one split on discs, at most one in each quarter of the image."""
+    draw = np.random.default_rng(split == "test")
+    digits = load_digits()
+    indices = split_indices(split).numpy()
+    return tuple(_compose(draw, digits.images[indices] / 16, digits.target[indices]) for _ in range(NUM_SCENES[split]))
+
+
+def _compose(draw: np.random.Generator, digits: np.ndarray, labels: np.ndarray) -> Scene:
+    ground = draw_ground(draw)
+    quarters = draw.choice(4, draw.integers(1, 5), replace=False)
+    numbers = draw.choice(len(digits), len(quarters), replace=False)
+    image, masks = np.ones((SIZE, SIZE, 3)) * ground, np.zeros((len(numbers), SIZE, SIZE), bool)
+    for number, quarter, mask in zip(numbers, quarters, masks, strict=True):
+        top, left = SIDE * np.array(divmod(quarter, 2))
+        place = np.s_[top : top + SIDE, left : left + SIDE]
+        image[place], mask[place] = draw_disc(draw, digits[number], ground)
+    return Scene(photographed(draw, image), labels[numbers].tolist(), list(masks))
+
+
+def write_coco(root: Path) -> None:
+    """The scenes in the layout of COCO 2017, where they are not there yet."""
+    from pycocotools import mask as rle
+
+    for folder, split in _missing(root):
+        name = {"train": "train2017", "test": "val2017"}[split]
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for number, scene in enumerate(scenes(split)):
+            file = _write(scene.image, folder / name / f"{number:03}.png")
+            images.append({"id": number, "file_name": file, "height": SIZE, "width": SIZE})
+            for label, mask in zip(scene.labels, scene.masks, strict=True):
+                encoded = rle.encode(np.asfortranarray(mask, np.uint8))
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": number,
+                        "category_id": label,
+                        "bbox": rle.toBbox(encoded).tolist(),
+                        "area": int(mask.sum()),
+                        "iscrowd": 0,
+                        "segmentation": {**encoded, "counts": encoded["counts"].decode()},
+                    }
+                )
+        categories = [{"id": label, "name": str(label)} for label in range(10)]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (folder / "annotations").mkdir(exist_ok=True)
+        (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(content))
+
+
+def write_ade20k(root: Path) -> None:
+    """The scenes in the layout of ADE20K, where they are not there yet; class 0 is the ground, digit d is d + 1."""
+    for folder, split in _missing(root):
+        name = {"train": "training", "test": "validation"}[split]
+        for number, scene in enumerate(scenes(split)):
+            classes = np.zeros((SIZE, SIZE), np.uint8)
+            for label, mask in zip(scene.labels, scene.masks, strict=True):
+                classes[mask] = label + 1
+            _write(scene.image, folder / "images" / name / f"{number:03}.png")
+            _write(classes, folder / "annotations" / name / f"{number:03}.png")
+
+
+def _missing(root: Path) -> Iterator[tuple[Path, Split]]:
+    """The splits, and a folder to write them into that becomes `root` once both are there; none where it exists."""
+    with locked(root.with_suffix(".lock")):
+        if root.exists():
+            return
+        temporary = root.with_suffix(".partial")
+        shutil.rmtree(temporary, ignore_errors=True)
+        for split in NUM_SCENES:
+            yield temporary, split
+        temporary.rename(root)
+
+
+def _write(pixels: np.ndarray, path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+    return path.name

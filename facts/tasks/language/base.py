@@ -1,0 +1,179 @@
+"""Language modelling: what is the same for all texts."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from facts.modules.modes import autocast
+from facts.modules.networks import run
+from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
+from facts.tasks.class_logits import ClassLogits
+from facts.tasks.language.benchmarks import accuracies
+from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
+from facts.utils import distributed
+from facts.utils.batches import to_device
+from facts.utils.cache import content_key
+from facts.utils.progress import with_progress
+from facts.utils.random import seed_of
+
+Count = Annotated[int, Field(ge=1)]
+Batch = tuple[Tensor, Tensor]
+Split = Literal["training", "evaluation"]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Language(ClassLogits):
+    """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
+
+    A text is cut into windows of `sequence_length` tokens that do not overlap; what is left over at its end is dropped.
+    Of the training text's windows, shuffled by `seed`, the first `num_sensitivity` are for searches, and the
+    `num_calibration` after them give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
+    `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
+    `num_questions` bounds each benchmark (default: all of them).
+    """
+
+    sequence_length: Annotated[int, Field(ge=2)] = 2048
+    num_calibration: Count = 256
+    num_sensitivity: Count = 16
+    analysis_length: Annotated[int, Field(ge=2)] = 128
+    num_factors: Count = 128
+    num_held_out: Count = 128
+    batch_size: Count = 1
+    num_questions: Count | None = None
+    seed: int = 0
+
+    @abstractmethod
+    def text(self, split: Split) -> str:
+        """The whole text of a split."""
+
+    @abstractmethod
+    def benchmarks(self) -> Sequence[str | Mapping[str, Any]]:
+        """Tasks of lm-eval, by name or by configuration."""
+
+    @property
+    def benchmark_folder(self) -> str | None:
+        """Where configurations of other benchmarks lie than those of lm-eval itself."""
+        return None
+
+    @property
+    @abstractmethod
+    def benchmarks_key(self) -> str:
+        """A hash of the questions, as far as they are known."""
+
+    def tokens(self, split: Split, model: nn.Module) -> Tensor:
+        """The tokens `[L]` of a text."""
+        return tokenized(self.text(split), tokenizer_of(model))
+
+    def content_key(self, model: nn.Module) -> str:
+        settings = {field.name: getattr(self, field.name) for field in fields(Language)}
+        return content_key(
+            settings, self.tokens("training", model), self.tokens("evaluation", model), self.benchmarks_key
+        )
+
+    def calibration(self, model: nn.Module) -> list[Batch]:
+        return self._training_parts(model)[1]
+
+    def sensitivity(self, model: nn.Module) -> list[Batch]:
+        return self._training_parts(model)[0]
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
+        """As many windows of the training text as fit wherever the first begins, which differs between epochs."""
+        generator = torch.Generator().manual_seed(seed_of(seed, epoch))
+        tokens, length = self.tokens("training", model), self.sequence_length
+        num_starts = max(1, min(length, len(tokens) - length + 1))
+        start = torch.randint(num_starts, (), generator=generator)
+        found = windows(tokens[start:], length)[: (len(tokens) - num_starts + 1) // length]
+        whole = len(found) // self.batch_size * self.batch_size  # a smaller last batch is left out
+        return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
+
+    def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        numbers = {"num_factors": self.num_factors, "num_held_out": self.num_held_out}
+        return self._parts("evaluation", model, self.analysis_length, numbers)
+
+    def evaluation(self, model: nn.Module) -> list[Batch]:
+        return self._batches(windows(self.tokens("evaluation", model), self.sequence_length))
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, self.sequence_length)
+
+    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
+        """`perplexity`, beside those by counting tokens (`unigram_perplexity`, `bigram_perplexity`), and in percent
+        `accuracy`, the mean over benchmarks, with each one's own."""
+        batches, size = self.evaluation(model), model.config.vocab_size
+        counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
+        figures = {
+            "perplexity": perplexity(model, batches, precision),
+            "unigram_perplexity": unigram_perplexity(*counted),
+            "bigram_perplexity": bigram_perplexity(*counted),
+        }
+        if self.benchmarks():
+            folder, num_questions = self.benchmark_folder, self.num_questions
+            settings: dict[str, Any] = {"folder": folder, "num_questions": num_questions, "precision": precision}
+            found = distributed.on_main_rank(
+                lambda: accuracies(model, tokenizer_of(model), self.benchmarks(), self.batch_size, **settings)
+            )
+            figures["accuracy"] = sum(found.values()) / len(found)
+            figures |= {f"accuracy_{name}": value for name, value in found.items()}
+        return figures
+
+    def _training_parts(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        numbers = {"num_sensitivity": self.num_sensitivity, "num_calibration": self.num_calibration}
+        return self._parts("training", model, self.sequence_length, numbers)
+
+    def _parts(
+        self, split: Split, model: nn.Module, length: int, numbers: dict[str, int]
+    ) -> tuple[list[Batch], list[Batch]]:
+        """Two disjoint parts of a text, of so many windows each. Raises `ValueError` where it has fewer."""
+        found, needed = windows(self.tokens(split, model), length), sum(numbers.values())
+        if len(found) < needed:
+            raise ValueError(
+                f"{' + '.join(numbers)} needs {needed} windows of {length} tokens; the {split} text has {len(found)}"
+            )
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
+        first, second = found[order[:needed]].split(list(numbers.values()))
+        return self._batches(first), self._batches(second)
+
+    def _batches(self, found: Tensor) -> list[Batch]:
+        return [(tokens, next_tokens(tokens)) for tokens in found.split(self.batch_size)]
+
+
+def tokenizer_of(model: nn.Module) -> Any:
+    """The network's tokenizer. Raises `ValueError` where it has none."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to that of transformers")
+    return tokenizer
+
+
+@lru_cache(maxsize=4)
+def tokenized(text: str, tokenizer: Any) -> Tensor:
+    """The tokens `[L]` of a text, with those that the tokenizer puts at its beginning and end."""
+    return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+
+
+def windows(tokens: Tensor, length: int) -> Tensor:
+    """Tokens `[L]` cut into windows `[N, length]`, the rest left out. Raises `ValueError` where there is not one."""
+    if len(tokens) < length:
+        raise ValueError(f"a text of {len(tokens)} tokens has not one window of {length}: lower the length")
+    return tokens[: len(tokens) // length * length].view(-1, length)
+
+
+def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """exp of the mean loss of all next tokens; the first token of a window is never one."""
+    device = next(model.parameters()).device
+    total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
+    model.eval()
+    for batch in with_progress(distributed.shard(batches), "perplexity"):
+        tokens, targets = to_device(batch, device)
+        with torch.inference_mode(), autocast(device, precision):
+            total += summed_cross_entropy(run(model, tokens), targets)
+        count += (batch[1] != NOTHING).sum()
+    distributed.all_reduce([total, count])
+    return (total.cpu() / count).exp().item()

@@ -1,0 +1,82 @@
+"""Multiple-choice benchmarks, by lm-eval."""
+
+import copy
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from facts.utils.hub import hub
+from facts.utils.silence import silence
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+ACCURACY = "acc,none"  # by the choices' likelihoods as they are, not divided by their lengths
+
+
+def accuracies(
+    model: nn.Module,
+    tokenizer: Any,
+    benchmarks: Sequence[str | Mapping[str, Any]],
+    batch_size: int,
+    *,
+    folder: str | None = None,
+    num_questions: int | None = None,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, float]:
+    """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
+
+    Names are those of the YAML files in `folder`, or without one lm-eval's own. Raises `ImportError` without lm-eval,
+    `ConnectionError` where questions are neither here nor to be had, `ValueError` for a benchmark that is unknown or
+    has no accuracy.
+    """
+    manager = find_benchmarks(benchmarks, folder)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
+    with hub(), silence():
+        network = HFLM(
+            pretrained=model,
+            tokenizer=copy.deepcopy(tokenizer),  # it would be given a token for padding
+            backend="causal",
+            batch_size=batch_size,
+            mixed_precision_dtype=None if precision == torch.float32 else precision,
+        )
+        found = simple_evaluate(
+            network,
+            tasks=list(benchmarks),
+            task_manager=manager,
+            limit=num_questions,
+            bootstrap_iters=0,
+            log_samples=False,
+            random_seed=None,
+            numpy_random_seed=None,
+            torch_random_seed=None,
+        )["results"]
+    if without := [name for name in names if ACCURACY not in found[name]]:
+        raise ValueError(f"lm-eval gives no accuracy of {', '.join(without)}: name benchmarks of multiple choice")
+    return {name: 100 * found[name][ACCURACY] for name in names}
+
+
+def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
+    """What knows these benchmarks. Raises `ImportError` without lm-eval, `ValueError` where one is unknown."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ImportError(f"benchmarks need lm-eval ({error}): pip install 'facts[llm]'") from error
+    names = [task for task in benchmarks if isinstance(task, str)]
+    with silence():
+        manager = TaskManager(include_path=folder, include_defaults=bool(names) and folder is None)
+    known = set(manager.all_tasks)
+    if unknown := [name for name in names if name not in known]:
+        where = f"in {folder}, which describes {', '.join(sorted(known)) or 'none'}" if folder else "in lm-eval"
+        raise ValueError(f"no benchmark is called {', '.join(unknown)} {where}")
+    return manager
+
+
+def lm_eval_version() -> str:
+    return importlib.metadata.version("lm_eval")

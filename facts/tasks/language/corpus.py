@@ -1,0 +1,99 @@
+"""Texts and benchmarks from files, or from Hugging Face's hub."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from huggingface_hub import constants
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from facts.tasks.language.base import Language, Split
+from facts.tasks.language.benchmarks import find_benchmarks, lm_eval_version
+from facts.utils.cache import content_key
+from facts.utils.hub import answers, hub
+
+HUB = "hub:"
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Corpus(Language):
+    """A text to calibrate on and one to evaluate on, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
+
+    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities of
+    the two differ. `benchmark_names` are lm-eval's, or those of the YAML files in `benchmark_folder`.
+    """
+
+    training_text: str
+    evaluation_text: str
+    benchmark_names: tuple[str, ...] = ()
+    benchmark_folder: str | None = None
+
+    num_evaluation: ClassVar[int] = 146  # windows of 2,048 tokens in WikiText-2's test text
+
+    def inspect(self) -> str:
+        texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+        if not self.benchmark_names:
+            return texts
+        find_benchmarks(self.benchmark_names, self.benchmark_folder)
+        if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
+            raise ConnectionError(
+                "the questions of lm-eval's benchmarks are at the hub, which does not answer. Connect the machine to "
+                "huggingface.co once, or set HF_HUB_OFFLINE=1 where they were fetched before, or give benchmarks of "
+                "your own in benchmark_folder, or benchmark_names=[]"
+            )
+        return f"{texts}, {len(self.benchmark_names)} benchmarks"
+
+    def text(self, split: Split) -> str:
+        return read_text(self.training_text if split == "training" else self.evaluation_text)
+
+    def benchmarks(self) -> tuple[str, ...]:
+        return self.benchmark_names
+
+    @property
+    def benchmarks_key(self) -> str:
+        """A hash of the names, of the files in the folder, and of lm-eval's version; not of questions elsewhere."""
+        folder = Path(self.benchmark_folder or "")
+        files = sorted(folder.rglob("*")) if self.benchmark_folder else []
+        contents = {
+            path.relative_to(folder): path.read_bytes()
+            for path in files
+            if path.is_file() and path.parent.name != "__pycache__"
+        }
+        return content_key(self.benchmark_names, contents, lm_eval_version() if self.benchmark_names else None)
+
+
+def read_text(source: str) -> str:
+    """The text of a file or of a data set at the hub. Raises an `OSError` where there is none, or `ValueError`."""
+    if source.startswith(HUB):
+        return fetched_text(source)
+    return Path(source).expanduser().read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=2)
+def fetched_text(source: str) -> str:
+    """The rows of a data set at the hub. Raises `ConnectionError` where it is neither here nor to be had."""
+    parts = source.removeprefix(HUB).split("/")
+    if len(parts) != 4:
+        raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
+    owner, name, configuration, split = parts
+    with hub():
+        from datasets import load_dataset
+
+        try:
+            return "\n\n".join(load_dataset(f"{owner}/{name}", configuration, split=split)["text"])
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{source} is not on this machine and could not be fetched ({error}). Connect the machine to "
+                'huggingface.co once, or give the text as a file: evaluation_text="wiki.test.raw"'
+            ) from error
+
+
+def _found(source: str) -> str:
+    """What is known of a text without fetching it. Raises an `OSError` where it is neither here nor to be had."""
+    if source.startswith(HUB):
+        return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")
+    return f"{path} ({path.stat().st_size:,} bytes)"

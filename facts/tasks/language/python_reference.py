@@ -1,0 +1,57 @@
+"""The reference of Python in English that the standard library carries for `help()`: a text that needs no download."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pydoc_data.topics import topics
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from facts.tasks.language.base import Language, Split
+from facts.tasks.language.questions import KINDS, benchmark, questions
+from facts.utils.cache import content_key
+
+EVERY, FIRST = 6, 1  # of the topics in alphabetical order, those to evaluate on
+
+
+@cache
+def paragraphs(split: Split) -> tuple[str, ...]:
+    """The paragraphs of a split's topics. One that stands in several topics counts where it is first."""
+    known, chosen = set(), []
+    for number, topic in enumerate(sorted(topics)):
+        for paragraph in re.split(r"\n\s*\n", topics[topic]):
+            words = " ".join(paragraph.split())
+            if words and words not in known:
+                known.add(words)
+                if (number % EVERY == FIRST) == (split == "evaluation"):
+                    chosen.append(paragraph.strip("\n"))
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class PythonReference(Language):
+    """Every sixth topic to evaluate on, the others to train and calibrate on; the text is that of this Python.
+
+    Benchmarks are made of the evaluation text (`facts.tasks.questions`): `num_questions` of each kind.
+    """
+
+    sequence_length: Annotated[int, Field(ge=2)] = 128
+    num_questions: Annotated[int, Field(ge=1)] = 150
+
+    num_evaluation: ClassVar[int] = 235
+
+    def inspect(self) -> str:
+        sizes = {split: len(self.text(split)) for split in ("training", "evaluation")}
+        return "{training:,} characters to train on and {evaluation:,} others, part of Python".format(**sizes)
+
+    def text(self, split: Split) -> str:
+        return "\n\n".join(paragraphs(split)) + "\n"
+
+    def benchmarks(self) -> list[Mapping[str, Any]]:
+        return [benchmark(kind, paragraphs("evaluation"), self.num_questions, self.seed) for kind in KINDS]
+
+    @property
+    def benchmarks_key(self) -> str:
+        return content_key([questions(kind, paragraphs("evaluation"), self.num_questions, self.seed) for kind in KINDS])

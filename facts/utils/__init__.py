@@ -1,0 +1,1 @@
+"""Tools that know nothing of the method: files, caches, processes, random draws, batches, progress."""

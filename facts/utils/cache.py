@@ -1,0 +1,88 @@
+"""Tensors that were computed before, kept in a folder under the content they came from."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from facts.modules.networks import settings_of
+from facts.utils.files import replacing, writable_folder
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    """A folder of safetensors files. A file that cannot be read is dropped and computed again."""
+
+    def __init__(self, folder: Path):
+        self.folder = writable_folder(Path(folder))
+
+    def load(self, name: str) -> dict[str, Tensor] | None:
+        path = self._path(name)
+        try:
+            return load_file(path)
+        except FileNotFoundError:
+            return None
+        except SafetensorError as error:
+            log.warning("the cache file %s is damaged (%s): it is dropped and computed again", path, error)
+            path.unlink(missing_ok=True)
+            return None
+
+    def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        with replacing(self._path(name)) as path:
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+
+def content_key(*parts: Any) -> str:
+    """A short hash of models, tensors, nested lists and mappings of them, and of anything with a stable `repr`."""
+    digest = hashlib.sha256()
+    for part in parts:
+        _update(digest, part)
+    return digest.hexdigest()[:16]
+
+
+def _update(digest: "hashlib._Hash", part: Any) -> None:
+    match part:
+        case Tensor():
+            tensor = part.detach().cpu().contiguous()
+            digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        case nn.Module():
+            digest.update(type(part).__name__.encode())
+            _update(digest, part.state_dict())
+            _update(digest, settings_of(part))
+        case Mapping():
+            for key, value in part.items():
+                digest.update(str(key).encode())
+                _update(digest, value)
+        case list() | tuple():
+            digest.update(f"[{len(part)}".encode())
+            for value in part:
+                _update(digest, value)
+        case _:
+            digest.update(repr(part).encode())
+
+
+def calibration_key(calibration: Iterable) -> str:
+    """The data's own `content_key`, where it knows one, or the hash of every batch."""
+    own = getattr(calibration, "content_key", None)
+    return own if own is not None else content_key(*calibration)
+
+
+def name_of(function: Callable, argument: str) -> str:
+    """Module and name. Raises `ValueError` for one without a name of its own, which could not be told from another."""
+    name = getattr(function, "__qualname__", "<unnamed>")
+    if "<" in name:
+        raise ValueError(
+            f"cache= needs {argument}= to have a name of its own: define it as a function at the top of a module"
+        )
+    return f"{function.__module__}.{name}"

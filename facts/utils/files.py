@@ -1,0 +1,148 @@
+"""Files that are whole or not there, written under another name first and then renamed; and locks on files."""
+
+import errno
+import logging
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the same folder that becomes `path` when the block succeeds and disappears when it fails.
+
+    Raises `OSError` that says what to do where the disk is full.
+    """
+    with needing_room(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+        try:
+            yield temporary
+            _to_disk(temporary)
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def staging(path: Path) -> Iterator[Path]:
+    """`path` in a temporary folder beside it, for a writer that may leave other files there, which `path` refers to.
+
+    All of them move here when the block succeeds, `path` last, and disappear when it fails. Raises `OSError` that says
+    what to do where the folder cannot be written or the disk is full.
+    """
+    folder = writable_folder(path.parent)
+    with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
+        staged = Path(temporary) / path.name
+        yield staged
+        others = [file for file in staged.parent.iterdir() if file != staged]
+        for file in (*others, staged):
+            _to_disk(file)
+        if others:
+            path.unlink(missing_ok=True)  # the older one must not refer to newer files, should this end in between
+        for file in (*others, staged):
+            file.replace(folder / file.name)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+@contextmanager
+def needing_room(path: Path) -> Iterator[None]:
+    """For a block that writes `path`: raises `OSError` that says what to do where the disk is full."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        if number not in NO_ROOM:
+            raise
+        free = shutil.disk_usage(path.parent).free / 2**30
+        raise OSError(
+            number,
+            f"no room for {path} ({os.strerror(number)}; {free:.2f} GiB are free there): free some, or choose a folder "
+            "on another disk (for results, for the cache, TMPDIR for temporary files), and start again; what is "
+            "finished is kept",
+        ) from error
+
+
+def _error_number(error: OSError | SafetensorError) -> int | None:
+    """The system's; safetensors has it in its text alone, and none where the tensors are at fault."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = re.search(r"os error (\d+)", str(error))
+    return int(match[1]) if match else None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class ScratchFolder:
+    """A temporary folder `path` that is removed when nothing refers to this object any more."""
+
+    def __init__(self):
+        self.path = Path(tempfile.mkdtemp(prefix="facts-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def writable_folder(path: Path) -> Path:
+    """`path`, made if need be. Raises `OSError` that says what to do where nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise OSError(f"cannot write to the folder {path} ({error.strerror}); choose another one or free it") from error
+
+
+class HeldElsewhere(Exception):
+    """A lock that was not to be waited for is held already."""
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file `path` for the block, against all processes and machines that see it.
+
+    The lock is the kernel's (`flock`), not a file that exists: it falls with the process that holds it, however that
+    ends, and with its machine. Linux passes it on to the server on NFS, CIFS and GPFS, and on Lustre and BeeGFS where
+    they are mounted or set up with user locks. The empty file stays, since removing it would let two in at once.
+
+    Raises `HeldElsewhere` without `wait`, and `OSError` where the file system has no locks.
+    """
+    writable_folder(path.parent)
+    # A soft lock instead would outlive a holder that was killed.
+    lock = FileLock(path, fallback_to_soft=False, poll_interval=POLL_SECONDS)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if not wait:
+                raise HeldElsewhere(f"{path} is held by another process") from None
+            log.info("waiting for another process, which holds %s", path)
+            lock.acquire()
+    except OSError as error:
+        where = "choose a folder of your own, on a file system with flock"
+        raise OSError(f"cannot lock {path} ({error.strerror}); {where}") from error
+    try:
+        yield
+    finally:
+        lock.release()

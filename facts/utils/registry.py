@@ -1,0 +1,59 @@
+"""Methods by name: each is a file in a folder, called by the file's name."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+PACKAGE = Path(__file__).parents[1]
+
+
+class Description(NamedTuple):
+    """A method in words, as its file's docstring has them: the first line without its source, and the rest."""
+
+    summary: str
+    details: str
+
+
+def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
+    """By file name, the method that each file of a package defines: its first class that is a `base`."""
+    methods = {}
+    for name in _names(package):
+        module = import_module(f"{package}.{name}")
+        own = (thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__)
+        methods[name] = next(thing for thing in own if isinstance(thing, type) and issubclass(thing, base))
+    return methods
+
+
+def describe_methods(package: str) -> dict[str, Description]:
+    """By file name, what the docstring of each file of a package says. Nothing is imported.
+
+    The docstring begins with `NAME: summary (source).`
+    """
+    descriptions = {}
+    for name in _names(package):
+        text = ast.get_docstring(ast.parse((_folder(package) / f"{name}.py").read_text(encoding="utf-8"))) or ""
+        first, _, rest = text.partition("\n")
+        summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
+        descriptions[name] = Description(summary, rest.strip())
+    return descriptions
+
+
+def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
+    """An instance: `value` itself, or the default one of the class it names. Raises `ValueError` with the choices."""
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}; choose one of {', '.join(known)}, or pass an instance")
+    return known[value]()
+
+
+def _names(package: str) -> Iterator[str]:
+    return (path.stem for path in sorted(_folder(package).glob("[!_]*.py")))
+
+
+def _folder(package: str) -> Path:
+    return PACKAGE.joinpath(*package.split(".")[1:])

@@ -1,0 +1,55 @@
+"""A result says what it is when it is printed."""
+
+import torch
+
+import facts
+from facts.compression.result import CompressionResult, Summary
+from facts.cost.count import Cost
+from tests.networks import image_batches, make_model
+
+
+def test_what_is_printed():
+    summary = Summary(
+        before=Cost(2_156_000_000, 5_526_000),
+        after=Cost(1_103_000_000, 2_854_000),
+        repaired={},
+        seconds={"decomposition": 11.71, "search": 0.04},
+        estimator="PELA()",
+        search="Uniform(rank_multiple=1)",
+        bounds={"flops": 0.5, "latency": 2 / 3},
+        latency={"dense": 0.03, "allowed": 0.02, "predicted": 0.019, "measured": 0.018},
+    )
+    skipped = {f"blocks.{i}.norm": "its name holds `norm`" for i in range(5)} | {"fc": "it makes the outputs"}
+    plan = {"a": 96, "b": 24, "c": None}
+    lines = repr(CompressionResult(torch.nn.Identity(), plan, summary, skipped)).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        "Identity: 2 layers low-rank (ranks 24 to 96), 1 left dense",
+        "",
+        "              original    compressed    remaining",
+        "----------  ----------  ------------  -----------",
+        "FLOPs          2.156 G       1.103 G        51.2%",
+        "parameters     5.526 M       2.854 M        51.6%",
+        "latency          30 ms         18 ms        60.0%",
+        "",
+        "PELA(), Uniform(rank_multiple=1)",
+        "allowed the layers: 0.5 of their flops, 0.6667 of their latency",
+        "took: decomposition 11.7 s, search 0.0 s",
+        "skipped blocks.0.norm, blocks.1.norm, blocks.2.norm and 2 more: its name holds `norm`",
+        "skipped fc: it makes the outputs",
+    ]
+
+
+def test_nothing_known_of_flops():
+    result = facts.compress(make_model(), estimator="pela", ratio=1)
+    lines = repr(result).splitlines()
+    assert lines[0] == "EveryShape: 0 layers low-rank, 6 left dense"
+    assert not any(line.startswith(("FLOPs", "latency")) for line in lines)
+    assert "skipped head: its name holds `head`" in lines
+
+
+def test_the_summary_knows_the_method():
+    batches = image_batches([3], dtype=torch.float32)
+    summary = facts.compress(make_model(torch.float32), batches, estimator="svd_llm", ratio=0.7).summary
+    assert summary.estimator == "SVDLLM()"
+    assert summary.search == "Uniform(rank_multiple=1)"
+    assert summary.bounds == {"flops": 0.7}

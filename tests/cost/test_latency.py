@@ -1,0 +1,168 @@
+"""Measured latency as a cost: on a clock that every multiplication of a linear layer moves, so that times are exact."""
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+
+from facts.cost import latency
+from facts.cost.latency import LatencyTable, module_seconds
+from facts.cost.timing import Timing, TimingPolicy
+from facts.modules.lowrank import LowRankLinear
+from facts.search import Uniform
+
+QUICK = TimingPolicy(num_turns=2, min_seconds=0)
+TANH = 1000.0
+
+
+class Clock:
+    """Seconds that have passed; `together` is how much longer low-rank layers take in a network timed as a whole."""
+
+    seconds, together = 0.0, 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """One second for each number of a weight that an input meets, `TANH` for each activation."""
+    clock, factor = Clock(), [1.0]
+
+    def ticking(kind, seconds):
+        forward = kind.forward
+
+        def counted(self, x):
+            clock.seconds += seconds(self) * len(x)
+            return forward(self, x)
+
+        monkeypatch.setattr(kind, "forward", counted)
+
+    def batch_seconds(networks, inputs, timing, precision):
+        times, factor[0] = {}, clock.together
+        for name, network in networks.items():
+            start = clock.seconds
+            network(inputs)
+            times[name] = Timing((clock.seconds - start,) * 2)
+        factor[0] = 1.0
+        return times
+
+    ticking(nn.Linear, lambda layer: layer.weight.numel())
+    ticking(LowRankLinear, lambda layer: factor[0] * (layer.left.numel() + layer.right.numel()))
+    ticking(nn.Tanh, lambda _: TANH)
+    monkeypatch.setattr(latency, "_now", lambda device: clock.seconds)
+    monkeypatch.setattr("facts.compression.allocation.batch_seconds", batch_seconds)
+    return clock
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
+
+
+def make_table(model, inputs, **fields):
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return LatencyTable(model, layers, dict.fromkeys(layers, 1), inputs, **fields)
+
+
+def test_times_of_the_network_and_of_its_layers(clock):
+    table = make_table(make_model(), torch.randn(4, 64))
+    assert table.dense == 4 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
+    assert table.rest == 4 * 2 * TANH
+    for name, d_out in (("0", 64), ("2", 64), ("4", 32)):
+        assert table.seconds(name, None) == 4 * 64 * d_out
+        for rank in (1, 3, 8, 13, 16):  # measured ranks and others
+            assert table.seconds(name, rank) == pytest.approx(4 * rank * (64 + d_out))
+
+
+def test_layers_of_one_shape_share_their_median(clock, monkeypatch):
+    slower = {"0": 1.0, "2": 3.0}
+    times = [{**{name: seconds + turn for name, seconds in slower.items()}, "4": 0.0, "": 9.0} for turn in range(3)]
+    runs = iter([run for run in times for _ in range(6)])  # dense, and five ranks
+    monkeypatch.setattr(latency, "module_seconds", lambda *_: next(runs))
+    table = make_table(make_model(), torch.randn(4, 64), num_turns=2)
+    assert table.seconds("0", None) == table.seconds("2", 8) == 3.5  # the median of 2, 4, 3, 5: the first turn warms up
+    assert (table.seconds("4", None), table.dense, table.rest) == (0, 9, 2)
+
+
+def test_all_calls_of_a_module_count(clock):
+    layer = nn.Linear(8, 8)
+    seconds = module_seconds(nn.Sequential(layer, layer), ["", "0"], torch.randn(2, 8))
+    assert seconds == {"": 2 * 2 * 64, "0": 2 * 2 * 64}
+
+
+def test_the_network_is_left_as_it_is():
+    model = make_model().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert make_table(model, torch.randn(4, 64), num_turns=1).dense > 0
+    assert all(isinstance(model[number], nn.Linear) and model[number].training for number in (0, 2, 4))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors", "asvd"])
+@pytest.mark.parametrize("ratio", [0.7, 0.5])
+def test_a_latency_budget_is_kept_and_spent(clock, search, ratio):
+    """The share is that of the whole network, whose activations take as long as before."""
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    result = facts.compress(make_model(), batches, search=search, ratio=ratio, cost="latency", timing=QUICK)
+    found = result.summary.latency
+    assert found["allowed"] == ratio * found["dense"]
+    assert 0.9 * found["allowed"] < found["predicted"] <= found["allowed"]
+    assert found["measured"] == pytest.approx(found["predicted"])
+
+
+@pytest.mark.parametrize(("together", "num_searches"), [(1.0, 1), (1.01, 1), (1.2, 2), (0.8, 2)])
+def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, monkeypatch, together, num_searches):
+    searches = []
+    allocate = Uniform.allocate
+    monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
+    clock.together = together
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    found = facts.compress(make_model(), batches, ratio=0.7, cost="latency", timing=QUICK).summary.latency
+    assert len(searches) == num_searches
+    assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
+    assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
+
+
+@pytest.mark.parametrize(("seconds", "factor"), [(0, 0.5), (10**9, 2)])
+def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
+    table = make_table(make_model(), torch.randn(4, 64))
+    plan = dict.fromkeys(table.layers, 8)
+    before = table.predicted(plan)
+    table.correct(plan, seconds)
+    assert table.predicted(plan) - table.rest == pytest.approx(factor * (before - table.rest))
+
+
+def test_latency_beside_another_bound(clock):
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    settings = {"search": "cors", "ratio": 0.7, "cost": "latency", "timing": QUICK}
+    summary = facts.compress(make_model(), batches, **settings, bounds={"params": 0.6}).summary
+    for cost in ("latency", "params"):
+        assert 0 < summary.spent[cost] <= summary.budget[cost]
+
+
+def test_what_is_not_bounded_is_not_measured():
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    assert facts.compress(make_model(), batches, ratio=0.7).summary.latency == {}
+
+
+def test_noise_of_the_given_shape_where_there_is_no_data(clock):
+    settings = {"estimator": "pela", "ratio": 0.7, "cost": "latency", "timing": QUICK}
+    found = facts.compress(make_model(), input_shape=(5, 64), **settings).summary.latency
+    assert found["dense"] == 5 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
+    with pytest.raises(ValueError, match="latency is measured on a batch: give calibration data or input_shape"):
+        facts.compress(make_model(), **settings)
+
+
+def test_a_budget_below_what_no_layer_can_change(clock):
+    settings = {"cost": "latency", "timing": QUICK, "layers": ["0", "2", "4"]}
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    for search in ("cors", "uniform"):
+        with pytest.raises(ValueError, match=r"outside the layers to compress: .* ms, a ratio of 0.1, cannot be met"):
+            facts.compress(make_model(), batches, search=search, ratio=0.1, **settings)
+    with pytest.raises(ValueError, match="no allocation costs as little as the budget"):
+        facts.compress(make_model(), batches, search="cors", ratio=0.17, **settings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_times_on_a_gpu():
+    table = make_table(make_model().cuda(), torch.randn(4, 64, device="cuda"))
+    assert 0 < table.seconds("0", 8) < table.dense

@@ -1,0 +1,40 @@
+import time
+from functools import partial
+
+import pytest
+from pydantic import ValidationError
+
+from facts.cost.timing import Timing, TimingPolicy
+
+
+def test_the_median_and_the_spread_of_turns():
+    timing = Timing((1.0, 2.0, 3.0, 4.0, 100.0))
+    assert timing.median == 3
+    assert timing.spread == pytest.approx((4 - 2) / 3)
+
+
+def test_a_ratio_is_that_of_the_same_turns():
+    """The machine slows down tenfold in the last turn, and both with it."""
+    assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
+    assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
+
+
+def test_functions_take_turns():
+    calls = []
+    policy = TimingPolicy(num_turns=3, min_seconds=0)
+    found = policy.times({name: partial(calls.append, name) for name in "ab"})
+    assert {name: len(timing.seconds) for name, timing in found.items()} == {"a": 3, "b": 3}
+    turns = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
+    assert "".join(turns) == "abababab"  # once to warm up, then three times
+
+
+def test_times_are_those_of_a_call():
+    """A sleep takes at least as long as it says."""
+    (timing,) = TimingPolicy(num_turns=2, min_seconds=0).times({"sleep": partial(time.sleep, 0.02)}).values()
+    assert min(timing.seconds) >= 0.02
+
+
+@pytest.mark.parametrize("field", [{"num_turns": 1}, {"num_warmups": -1}, {"min_seconds": -1}, {"surprise": 1}])
+def test_bad_fields_are_refused_by_name(field):
+    with pytest.raises(ValidationError, match=next(iter(field))):
+        TimingPolicy(**field)

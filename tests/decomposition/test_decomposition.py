@@ -1,0 +1,143 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import facts
+from facts.decomposition.truncation import decompose
+from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
+from facts.moments.shrinkage import shrink
+from tests.networks import relative_error
+from tests.oracles.truncation import discarded_energies, literal_algorithm_1, metric_error, plain_svd
+
+# Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
+EXACT = 1e-9
+ROW, COL = 0.7, 0.1
+
+
+def random_factor(size):
+    vectors = torch.randn(3 * size, size, dtype=torch.float64) * torch.linspace(0.1, 3, size, dtype=torch.float64)
+    return vectors.T @ vectors / len(vectors)
+
+
+def estimated(name, m=6, n=8):
+    inputs = torch.randn(12, 5, n, dtype=torch.float64) @ random_factor(n)
+    grads = torch.randn(12, 5, m, dtype=torch.float64) @ random_factor(m)
+    # GFWSVD's factors have full rank only where there are several groups.
+    estimator = GFWSVD(group_size=1) if name == "gfwsvd" else name
+    return facts.estimate_factors(estimator, inputs, grads)
+
+
+def shrunk(factor, amount):
+    return None if factor is None else shrink(factor, amount)
+
+
+@pytest.mark.parametrize("amounts", [(ROW, COL), (0.0, 0.02)])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_truncation_error_is_the_discarded_energy(name, amounts):
+    """In the (A, B) metric, at every rank, measured with symmetric roots."""
+    weight, factors = torch.randn(6, 8, dtype=torch.float64), estimated(name)
+    row, col = amounts
+    A, B = shrunk(factors.A, col), shrunk(factors.B, row)
+    expected = discarded_energies(weight, A, B)
+    energies = decompose(weight, factors, shrinkage_row=row, shrinkage_col=col).energies
+    tolerance = EXACT * float(energies.sum())
+    torch.testing.assert_close(energies.sum() - energies.cumsum(dim=0), expected, rtol=0, atol=tolerance)
+    for rank in range(1, 7):
+        left, right = facts.low_rank_factors(weight, factors, rank, shrinkage_row=row, shrinkage_col=col)
+        assert left.shape == (6, rank)
+        assert right.shape == (rank, 8)
+        error = metric_error(weight - left @ right, A, B)
+        assert float(error) == pytest.approx(float(expected[rank - 1]), abs=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (8, 6), (7, 7)])
+def test_no_other_reading_is_better(shape):
+    m, n = shape
+    weight = torch.randn(m, n, dtype=torch.float64)
+    A, B = random_factor(n), random_factor(m)
+    for rank in range(1, min(shape)):
+        left, right = facts.low_rank_factors(weight, KroneckerFactors(A=A, B=B), rank)
+        ours = metric_error(weight - left @ right, A, B)
+        assert ours < metric_error(weight - literal_algorithm_1(weight, A, B, rank), A, B)
+        assert ours < metric_error(weight - plain_svd(weight, rank), A, B)
+        one_sided = facts.low_rank_factors(weight, KroneckerFactors(A=A), rank)
+        assert ours < metric_error(weight - one_sided[0] @ one_sided[1], A, B)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
+def test_full_rank_gives_the_weight_back(name, shape):
+    weight = torch.randn(shape, dtype=torch.float64)
+    left, right = facts.low_rank_factors(weight, estimated(name, *shape), 6, shrinkage_row=ROW, shrinkage_col=COL)
+    assert relative_error(left @ right, weight) < EXACT
+
+
+def test_pela_is_the_plain_svd():
+    weight = torch.randn(6, 8, dtype=torch.float64)
+    left, right = facts.low_rank_factors(weight, KroneckerFactors(), 3)
+    assert relative_error(left @ right, plain_svd(weight, 3)) < 1e-12
+
+
+def test_singular_values_are_shared_evenly():
+    """Without factors the columns of the left and the rows of the right side have equal norms, √σ."""
+    weight = torch.randn(6, 8, dtype=torch.float64)
+    left, right = facts.low_rank_factors(weight, KroneckerFactors(), 6)
+    expected = torch.linalg.svdvals(weight).sqrt()
+    torch.testing.assert_close(left.norm(dim=0), expected)
+    torch.testing.assert_close(right.norm(dim=1), expected)
+
+
+def test_singular_values_are_shared_evenly_in_the_metric():
+    """With factors the same holds of L_Bᵀ W_A and W_B L_A."""
+    weight, A, B = torch.randn(6, 8, dtype=torch.float64), random_factor(8), random_factor(6)
+    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
+    left = torch.linalg.cholesky(B).T @ decomposition.left
+    right = decomposition.right @ torch.linalg.cholesky(A)
+    expected = decomposition.energies**0.25
+    torch.testing.assert_close(left.norm(dim=0), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(right.norm(dim=1), expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_scale_of_the_factors_does_not_matter(scale):
+    weight, A, B = torch.randn(6, 8, dtype=torch.float64), random_factor(8), random_factor(6)
+    first, second = (
+        torch.mm(*facts.low_rank_factors(weight, KroneckerFactors(A=a, B=b), 3, shrinkage_row=ROW, shrinkage_col=COL))
+        for a, b in ((A, B), (scale * A, B / scale**2))
+    )
+    assert relative_error(first, second) < EXACT
+
+
+def test_lower_ranks_are_slices():
+    weight = torch.randn(6, 8)
+    decomposition = decompose(weight, KroneckerFactors(A=random_factor(8)))
+    left, right = decomposition.truncate(2)
+    assert left.equal(decomposition.left[:, :2])
+    assert right.equal(decomposition.right[:2])
+    assert decomposition.energies.equal(decomposition.energies.sort(descending=True).values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
+    weight = torch.randn(6, 8).to(dtype)
+    left, right = facts.low_rank_factors(weight, KroneckerFactors(A=random_factor(8).float()), 6)
+    assert left.dtype == right.dtype == dtype
+    # Two roundings to the weight's type, or the condition number of A in float64.
+    assert relative_error(left.double() @ right.double(), weight.double()) < max(4 * torch.finfo(dtype).eps, EXACT)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 7])
+def test_rank_out_of_range(rank):
+    with pytest.raises(ValueError, match=rf"rank must lie in 1 \.\. 6 for this layer, got {rank}"):
+        facts.low_rank_factors(torch.randn(6, 8), KroneckerFactors(), rank)
+
+
+@given(m=st.integers(1, 9), n=st.integers(1, 9), tokens=st.integers(1, 4), name=st.sampled_from(list(ESTIMATORS)))
+def test_any_shape_comes_back_at_full_rank(m, n, tokens, name):
+    inputs, grads = (torch.randn(3, tokens, size, dtype=torch.float64) for size in (n, m))
+    factors = facts.estimate_factors(name, inputs, grads)
+    weight = torch.randn(m, n, dtype=torch.float64)
+    left, right = facts.low_rank_factors(weight, factors, min(m, n), shrinkage_row=ROW, shrinkage_col=COL)
+    # Few samples and one-sided shrinkage of 0.1: condition numbers of some hundreds.
+    assert relative_error(left @ right, weight) < EXACT

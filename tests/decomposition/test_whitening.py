@@ -1,0 +1,153 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from facts import estimate_factors
+from facts.decomposition.truncation import decompose
+from facts.estimators import GFWSVD, SVDLLM, KroneckerFactors
+from facts.estimators.whitening import lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage, square_root
+from facts.moments.shrinkage import shrink
+from tests.networks import relative_error
+
+
+def with_spectrum(*eigenvalues):
+    """A dense symmetric matrix with these eigenvalues."""
+    q, _ = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), dtype=torch.float64))
+    matrix = q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ q.T
+    return (matrix + matrix.T) / 2
+
+
+def test_no_factor_is_the_identity():
+    root = square_root(None, 0.5)
+    assert root.lower is None
+    assert not root.repaired
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_root_of_a_good_factor(dtype):
+    """The root is float64 whatever the factor's type, and as exact as that."""
+    factor = with_spectrum(3, 2, 1).to(dtype)
+    root = square_root(factor, 0.0)
+    assert not root.repaired
+    assert root.lower.dtype == torch.float64
+    assert root.lower.equal(root.lower.tril())
+    symmetric = (factor.double() + factor.double().T) / 2
+    assert relative_error(root.lower @ root.lower.T, symmetric) < 1e-14
+
+
+@pytest.mark.parametrize("amount", [0.0, 0.1, 0.7, 1.0])
+def test_shrinkage_is_the_papers(amount):
+    matrix = with_spectrum(5, 3, 1)
+    expected = (1 - amount) * matrix + amount * torch.eye(3, dtype=torch.float64) * matrix.trace() / 3
+    torch.testing.assert_close(shrink(matrix, amount), expected)
+    root = square_root(matrix, amount)
+    torch.testing.assert_close(root.lower @ root.lower.T, expected)
+
+
+def test_shrinkage_comes_before_the_test_for_definiteness():
+    root = square_root(with_spectrum(4, 1, 0), 0.1)
+    assert not root.repaired
+
+
+BAD = {"singular": (4, 1, 0), "indefinite": (4, 1, -0.5), "rank one": (4, 0, 0), "nearly singular": (1, 1, -1e-17)}
+
+
+@pytest.mark.parametrize("repair", [lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage])
+@pytest.mark.parametrize("spectrum", BAD.values(), ids=BAD)
+def test_bad_factors_are_repaired_and_marked(spectrum, repair):
+    factor = with_spectrum(*spectrum)
+    if torch.linalg.cholesky_ex(factor).info == 0:  # rounding has the last word on a singular matrix
+        factor = factor - 1e-12 * torch.eye(3, dtype=torch.float64)
+    root = square_root(factor, 0.0, repair)
+    assert root.repaired
+    assert root.lower.isfinite().all()
+    assert (root.lower.diagonal() > 0).all()
+
+
+@pytest.mark.parametrize("factor", [torch.zeros(3, 3), -torch.eye(3), torch.diag(torch.tensor([1.0, -1.0, 0.0]))])
+def test_a_factor_without_energy_becomes_the_identity(factor):
+    root = square_root(factor, 0.3)
+    assert root.lower is None
+    assert root.repaired
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_default_lift_follows_the_scale(scale):
+    matrix = scale * with_spectrum(2, 1, -0.25)
+    lifted = lift_spectrum(matrix)
+    smallest = float(torch.linalg.eigvalsh(lifted)[0])
+    assert smallest == pytest.approx(1e-6 * float(matrix.trace()) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("smallest", [-0.5, -1e-3, 0.0])
+def test_rule_of_svd_llm(smallest):
+    """A + (1e-6 - λ_min) I, to the rounding error of the eigenvalue."""
+    matrix = with_spectrum(3, 1, smallest)
+    expected = matrix + (1e-6 - torch.linalg.eigvalsh(matrix)[0]) * torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(lift_spectrum_to_1e_6(matrix), expected, rtol=0, atol=1e-14)
+
+
+def test_rule_of_svd_llm_survives_large_factors():
+    """1e-6 is below the rounding error of a factor of size 1e12; the lift is as much larger as it has to be."""
+    matrix = 1e12 * with_spectrum(3, 1, -1e-3)
+    root = square_root(matrix, 0.0, lift_spectrum_to_1e_6)
+    assert root.repaired
+    assert relative_error(root.lower @ root.lower.T, matrix + 1e9 * torch.eye(3, dtype=torch.float64)) < 1e-12
+
+
+@pytest.mark.parametrize(("smallest", "expected"), [(-0.1, 0.2), (-0.3, 0.3), (-0.5, 0.4), (-8.0, 0.9)])
+def test_rule_of_gfwsvd(smallest, expected):
+    """The first of 0.2, 0.3, ... that lifts λ_min above zero: (1 - a) λ_min + a mean > 0."""
+    rest = (3 - smallest) / 2  # the mean eigenvalue is 1
+    matrix = with_spectrum(rest, rest, smallest)
+    if expected > 0.2:
+        assert torch.linalg.eigvalsh(shrink(matrix, expected - 0.1))[0] < 0
+    torch.testing.assert_close(raise_shrinkage(matrix), shrink(matrix, expected))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_and_infinity_are_refused(value):
+    factor = torch.eye(3)
+    factor[1, 2] = value
+    with pytest.raises(ValueError, match="the factor holds NaN or infinity"):
+        square_root(factor, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("A", "B", "expected"),
+    [
+        (torch.eye(3), torch.eye(2), 0),
+        (torch.zeros(3, 3), torch.eye(2), 1),
+        (torch.ones(3, 3), -torch.eye(2), 2),
+        (None, None, 0),
+    ],
+)
+def test_decomposition_counts_repairs(A, B, expected):
+    weight = torch.randn(2, 3)
+    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
+    assert decomposition.num_repaired == expected
+    torch.testing.assert_close(decomposition.left @ decomposition.right, weight)
+
+
+def test_repairs_by_method():
+    """Which rule a method uses travels with its factors."""
+    inputs, grads = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    assert estimate_factors(SVDLLM(), inputs, grads).repair is lift_spectrum_to_1e_6
+    assert estimate_factors(GFWSVD(), inputs, grads).repair is raise_shrinkage
+    assert estimate_factors("facts", inputs, grads).repair is lift_spectrum
+
+
+@given(
+    size=st.integers(1, 12),
+    rank=st.integers(1, 12),
+    exponent=st.integers(-10, 10),
+    repair=st.sampled_from([lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage]),
+)
+def test_any_gram_matrix_has_a_root(size, rank, exponent, repair):
+    vectors = 10.0**exponent * torch.randn(rank, size, dtype=torch.float64)
+    root = square_root(vectors.T @ vectors, 0.0, repair)
+    assert root.lower.isfinite().all()
+    assert (root.lower.diagonal() > 0).all()

@@ -1,0 +1,438 @@
+"""Finetuning by distillation: its loss, its steps, and that an interruption leaves no trace."""
+
+import copy
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from pydantic import ValidationError
+from torch import nn
+
+import facts
+from experiments.config import CONF
+from experiments.train_mini import mini_recipe
+from facts.finetuning import Finetuning, finetune
+from facts.finetuning.state import State
+from facts.moments.losses import squared_error, summed_cross_entropy
+from facts.tasks import Digits, Task
+from facts.tasks.classification.base import Classification
+from facts.utils.cache import content_key
+from tests.networks import image_batches, make_model, relative_error
+
+ROOT = Path(CONF).parent
+
+
+class Given:
+    """A task of given images, the same in every epoch; `before_batch()` is called before each batch is handed out."""
+
+    loss = staticmethod(summed_cross_entropy)
+    distillation_error = Classification.distillation_error
+
+    def __init__(self, sizes, dtype=torch.float64, before_batch=lambda: None):
+        self.batches, self.before_batch = image_batches(sizes, dtype=dtype), before_batch
+
+    def training(self, model, epoch, seed=0):
+        return Watched(self.batches, self.before_batch)
+
+    def content_key(self, model):
+        return content_key(self.batches)
+
+
+class Watched:
+    def __init__(self, batches, before_batch):
+        self.batches, self.before_batch = batches, before_batch
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, part):
+        return Watched(self.batches[part], self.before_batch)
+
+    def __iter__(self):
+        for batch in self.batches:
+            self.before_batch()
+            yield batch
+
+
+class Reads:
+    """Counts the batches that are handed out; in place of number `at` it calls `act`."""
+
+    def __init__(self, at=None, act=None):
+        self.at, self.act, self.count = at, act, 0
+
+    def __call__(self):
+        self.count += 1
+        if self.count == self.at:
+            self.act()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_student(dtype=torch.float64):
+    """Another network than the teacher `make_model()`, with dropout and low-rank layers."""
+    student = facts.compress(make_model(dtype, seed=1), estimator="pela", ratio=0.6).model
+    student.head = nn.Sequential(nn.Dropout(0.5), student.head)
+    return student
+
+
+def finetuned(task, folder=None, dtype=torch.float64, **fields):
+    student = make_student(dtype)
+    outcome = finetune(student, make_model(dtype), task, recipe(**fields), folder)
+    return student, outcome
+
+
+def recipe(**fields):
+    return Finetuning(**{"learning_rate": 1e-2, **fields})
+
+
+def same_weights(first, second):
+    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
+    return all(a == b and x.equal(y) for (a, x), (b, y) in pairs)
+
+
+def one_loss(student, teacher, **fields):
+    [(images, labels)] = image_batches([5])
+    loss = Finetuning(**fields).loss(Given([5]), student, teacher, images, labels)
+    return loss, student(images), teacher(images), labels
+
+
+def test_the_loss_is_the_formula():
+    loss, outputs, original, labels = one_loss(make_model(seed=1), make_model(), alpha=0.3, temperature=2.0)
+    expected = 0.0
+    for z, t, label in zip(outputs.tolist(), original.tolist(), labels.tolist(), strict=True):
+        p, q, soft = (
+            [math.exp(value / tau) / sum(math.exp(v / tau) for v in values) for value in values]
+            for values, tau in ((t, 2.0), (z, 2.0), (z, 1.0))
+        )
+        expected += 0.7 * -math.log(soft[label])
+        expected += 0.3 * 2.0**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_distillation_it_is_the_task_s_loss_and_needs_no_teacher():
+    loss, outputs, _, labels = one_loss(make_model(seed=1), make_model(), alpha=0.0)
+    assert loss.equal(summed_cross_entropy(outputs, labels))
+    [(images, labels)] = image_batches([5])
+    Finetuning(alpha=0.0).loss(Given([5]), make_model(), None, images, labels)
+
+
+def test_with_distillation_alone_the_teacher_itself_has_nothing_to_learn():
+    student = make_model()
+    loss, *_ = one_loss(student, make_model(), alpha=1.0)
+    loss.backward()
+    assert abs(loss.item()) < 1e-15
+    assert max(parameter.grad.abs().max() for parameter in student.parameters()) < 1e-15
+
+
+def test_at_high_temperatures_it_is_the_squared_distance_of_the_logits():
+    loss, outputs, original, _ = one_loss(make_model(seed=1), make_model(), alpha=1.0, temperature=1e4)
+    gap = outputs - original
+    distance = (gap - gap.mean(dim=1, keepdim=True)).square().sum() / (2 * gap.shape[1])
+    assert loss.item() == pytest.approx(distance.item(), rel=1e-3)
+
+
+def test_outputs_that_are_no_logits_are_compared_by_the_task_s_own_error():
+    class Features(Given):
+        distillation_error = Task.distillation_error
+        output_error = staticmethod(squared_error)
+
+    original, changed = torch.rand(3, 4), torch.rand(3, 4)
+    task = Features([1])
+    assert task.distillation_error(original, changed, 1.0).equal(squared_error(original, changed))
+    with pytest.raises(ValueError, match="outputs of Features are no class logits: temperature must be 1"):
+        task.distillation_error(original, changed, 2.0)
+
+
+def test_parts_of_a_batch_make_the_step_of_the_whole():
+    """And the last step of an epoch may have fewer of them."""
+    whole, parts = make_model(seed=1), make_model(seed=1)
+    first = finetune(whole, make_model(), Given([6, 4]), recipe())
+    second = finetune(parts, make_model(), Given([2, 3, 1, 2, 2]), recipe(accumulate=3))
+    for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
+        assert relative_error(ours, theirs) < 1e-10
+    assert second.losses == pytest.approx(first.losses, rel=1e-12)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The parameter groups of every step of AdamW: learning rates and gradients."""
+    seen, step = [], torch.optim.AdamW.step
+
+    def noted(self, *arguments):
+        groups = [
+            (group["lr"], [parameter.grad.clone() for parameter in group["params"]]) for group in self.param_groups
+        ]
+        seen.append(groups)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    return seen
+
+
+def gradients(step):
+    return torch.cat([gradient.flatten() for _, gradients in step for gradient in gradients])
+
+
+def test_the_rate_falls_along_a_cosine_step_by_step(steps):
+    finetuned(Given([2, 2]), num_epochs=2, min_learning_rate=2e-3)
+    expected = [2e-3 + 8e-3 * (1 + math.cos(math.pi * number / 4)) / 2 for number in range(4)]
+    for step, rate in zip(steps, expected, strict=True):
+        assert [lr for lr, _ in step] == pytest.approx([rate, rate])
+
+
+def test_a_step_takes_the_gradient_of_the_mean_loss(steps):
+    student, teacher, task = make_model(seed=1), make_model(), Given([2, 3])
+    images, labels = (torch.cat(parts) for parts in zip(*task.batches, strict=True))
+    (recipe().loss(task, student, teacher, images, labels) / 5).backward()
+    expected = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
+    finetune(student, teacher, task, recipe(accumulate=2))
+    assert relative_error(gradients(steps[0]).sort().values, expected.sort().values) < 1e-12
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_gradients_are_clipped_to_a_norm(steps, precision):
+    finetuned(Given([4], torch.float32), dtype=torch.float32, clip_grad=1e-2, precision=precision)
+    assert gradients(steps[0]).norm().item() == pytest.approx(1e-2, rel=1e-4)
+
+
+def test_every_parameter_is_trained_and_the_teacher_is_not():
+    student, teacher = make_student().requires_grad_(False), make_model().train()
+    before, before_teacher = copy.deepcopy(student), copy.deepcopy(teacher)
+    finetune(student, teacher, Given([4, 4]), recipe())
+    assert any("left" in name for name, _ in student.named_parameters())
+    for (name, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):
+        assert not ours.equal(theirs), name
+    assert same_weights(teacher, before_teacher) and teacher.training and not student.training
+
+
+def test_the_statistics_of_batch_norm_stay():
+    student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
+    finetune(student, make_model(), Given([4, 4]), recipe())
+    assert student[1].running_mean.equal(torch.zeros(4).double()) and not student[1].bias.equal(torch.zeros(4))
+
+
+def test_the_statistics_of_batch_norm_follow_where_the_recipe_says_so():
+    student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
+    images, _ = Given([4]).batches[0]
+    with torch.no_grad():
+        mean = student[0](images).mean(dim=(0, 2, 3))
+    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=True))
+    torch.testing.assert_close(student[1].running_mean, 0.1 * mean)  # BatchNorm's own momentum, one step
+    assert not student[1].training
+
+
+def test_a_backbone_can_learn_more_slowly():
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(192, 16))
+    student = nn.Sequential(OrderedDict(backbone=backbone, head=nn.Linear(16, 4))).double()
+    before = copy.deepcopy(student)
+    finetune(student, make_model(), Given([4]), recipe(weight_decay=0.0, backbone_scale=0.1))
+    steps = {
+        name: (ours - theirs).abs().max().item()
+        for (name, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True)
+    }
+    assert steps.pop("head.weight") == pytest.approx(0.01, rel=1e-3)  # AdamW's first step is the rate
+    assert steps.pop("head.bias") == pytest.approx(0.01, rel=1e-3)
+    assert list(steps.values()) == pytest.approx([0.001, 0.001], rel=1e-3)
+
+
+def test_random_draws_elsewhere_are_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    student, teacher = make_student(), make_model()
+    torch.manual_seed(3)
+    finetune(student, teacher, Given([4]), recipe())
+    assert torch.rand(1).equal(expected)
+
+
+SIZES = [3, 2, 3, 1, 2]  # with two batches a step, three steps an epoch
+RUNS = {"num_epochs": 2, "accumulate": 2, "save_every": 2}
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at):
+    fields = {**RUNS, "precision": precision, "dtype": torch.float32}
+    expected, outcome = finetuned(Given(SIZES, torch.float32), **fields)
+    with pytest.raises(KeyboardInterrupt):
+        finetuned(Given(SIZES, torch.float32, Reads(at, interrupt)), tmp_path, **fields)
+    reads = Reads()
+    student, again = finetuned(Given(SIZES, torch.float32, reads), tmp_path, **fields)
+    # Steps end with batches 2, 4, 5, 7, 9, 10; checkpoints are written after the second, third, fourth and sixth.
+    assert reads.count == 10 - max(number for number in (0, 4, 5, 7) if number < at)
+    assert same_weights(student, expected) and again.losses == outcome.losses
+
+
+def test_a_checkpoint_holds_the_scale_of_the_loss():
+    """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
+    state, again = (State(make_student(torch.float32), recipe(precision="float16")) for _ in range(2))
+    changed = {
+        "scale": 512.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "_growth_tracker": 7,
+    }
+    state.scaler.load_state_dict(changed)
+    again.restore(state.tensors())
+    assert again.scaler.state_dict() == changed
+
+
+def test_a_killed_process_leaves_no_trace(tmp_path):
+    command = "finetuned(Given(SIZES, before_batch=Reads(8, kill)), sys.argv[1], **RUNS)"
+    job = subprocess.run(
+        [sys.executable, "-c", f"from tests.finetuning.test_finetuning import *; {command}", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert job.returncode == -signal.SIGKILL, job.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    reads = Reads()
+    student, _ = finetuned(Given(SIZES, before_batch=reads), tmp_path, **RUNS)
+    assert reads.count == 3
+    assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
+
+
+def test_a_run_that_was_through_is_not_run_again(tmp_path):
+    expected, first = finetuned(Given(SIZES), tmp_path, **RUNS)
+    student, second = finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **RUNS)
+    assert same_weights(student, expected) and second == first
+
+
+@pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
+def test_what_is_not_the_same_starts_anew(tmp_path, change):
+    """And leaves the other's checkpoint alone."""
+    finetuned(Given(SIZES), tmp_path, **RUNS)
+    student, teacher, task, fields = make_student(), make_model(), Given(SIZES), RUNS
+    match change:
+        case "recipe":
+            fields = {**RUNS, "temperature": 2.0}
+        case "student":
+            student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
+        case "teacher":
+            teacher = make_model(seed=2)
+        case "data":
+            task = Given(SIZES[::-1])
+    reads = task.before_batch = Reads()
+    finetune(student, teacher, task, recipe(**fields), tmp_path)
+    assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
+
+
+def test_how_often_checkpoints_are_written_changes_nothing(tmp_path):
+    finetuned(Given(SIZES), tmp_path, **RUNS)
+    finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **{**RUNS, "save_every": 1})
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_precision_is_near_and_the_weights_stay_float32(precision):
+    fields = {"dtype": torch.float32, "num_epochs": 3}
+    task = Given([4, 4], torch.float32)
+    student, outcome = finetuned(task, precision=precision, **fields)
+    expected = finetuned(task, **fields)[1].losses
+    assert outcome.losses == pytest.approx(expected, rel=0.02) and outcome.losses != expected
+    assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    task = Given([2, 2])
+    task.batches[1][0][0] = torch.nan
+    with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: lower learning_rate, or take precision"):
+        finetuned(task)
+
+
+def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
+    def refuse(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    student = make_student()
+    student.register_forward_pre_hook(refuse)
+    with pytest.raises(
+        MemoryError, match=r"a batch of 3 .*divide the task.s batch_size, and multiply Finetuning\(accumulate=\)"
+    ):
+        finetune(student, make_model(), Given([3]), recipe())
+
+
+def test_data_without_a_batch_are_an_error():
+    task = Given([2])
+    task.batches = []
+    with pytest.raises(ValueError, match=r"not one whole batch to train on: lower its batch_size"):
+        finetuned(task)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_epochs", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.inf),
+        ("min_learning_rate", -1.0),
+        ("weight_decay", -0.1),
+        ("alpha", 1.1),
+        ("temperature", 0.0),
+        ("accumulate", 0),
+        ("clip_grad", 0.0),
+        ("precision", "float8"),
+        ("save_every", 0),
+        ("seed", -1),
+        ("warmup", 5),
+    ],
+)
+def test_a_bad_field_is_named(field, value):
+    with pytest.raises(ValidationError, match=field):
+        Finetuning(**{field: value})
+
+
+def test_a_rate_cannot_fall_upwards():
+    with pytest.raises(ValidationError, match=r"min_learning_rate 0.1 is what learning_rate 0.01 falls to"):
+        recipe(min_learning_rate=0.1)
+
+
+@pytest.mark.parametrize("profile", ["paper", "mini"])
+@pytest.mark.parametrize(("name", "epochs", "rate"), [("low_rank", 1, 8.7e-6), ("pruned", 5, 1e-4)])
+def test_configurations(cell_config, name, epochs, rate, profile):
+    config = cell_config(f"finetuning={name}").finetuning
+    built = instantiate(config[profile], _convert_="all")
+    assert config.name == name and built.num_epochs == epochs
+    if profile == "paper":
+        assert built == Finetuning(
+            num_epochs=epochs, learning_rate=rate, accumulate=32, precision="float16", save_every=50
+        )
+
+
+def test_an_epoch_brings_a_compressed_network_back(cell_config):
+    """DeiT-B's small stand-in with half of its FLOPs by plain SVD, which costs it many of its test digits."""
+    teacher, task = mini_recipe("deit_b").build(), Digits()
+    student = facts.compress(teacher, task.calibration(teacher), estimator="pela", ratio=0.5).model
+    before = task.evaluate(student)["top1"]
+    config = cell_config("finetuning=low_rank").finetuning
+    finetune(student, teacher, task, instantiate(config.mini, _convert_="all"))
+    after = task.evaluate(student)["top1"]
+    assert after > before + 10 and after > 95, (before, after)
+
+
+@pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
+def test_every_family_can_be_finetuned(name):
+    """Every parameter learns, and statistics of BatchNorm stay."""
+    teacher, task = mini_recipe(name).build(), Given([1])
+    task.batches = image_batches([8, 8], num_classes=10, shape=Digits().input_shape(teacher)[1:], dtype=torch.float32)
+    student = facts.compress(teacher, task.batches, estimator="pela", ratio=0.5).model
+    before = copy.deepcopy(student)
+    finetune(student, teacher, task, recipe(precision="bfloat16"))
+    for (parameter, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):
+        assert not ours.equal(theirs), parameter
+    for (buffer, ours), theirs in zip(student.named_buffers(), before.buffers(), strict=True):
+        assert ours.equal(theirs), buffer

@@ -1,0 +1,143 @@
+"""PyTorch's own attention, whose weights no layer's `forward` meets, by linear layers."""
+
+import itertools
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import facts
+from facts.modules.attention import LinearAttention, can_be_linear
+from facts.modules.linear_calls import with_linear_layers
+from tests.networks import relative_error
+
+N, T, S, HEADS, DIM = 3, 5, 7, 4, 24
+
+
+def masks(kind, floating):
+    truth = {
+        "none": {},
+        "tokens": {"attn_mask": torch.rand(T, S) < 0.3},
+        "heads": {"attn_mask": torch.rand(N * HEADS, T, S) < 0.3},
+        "keys": {"key_padding_mask": torch.arange(S).expand(N, S) >= torch.tensor([[7], [5], [3]])},
+    }
+    chosen = truth["tokens"] | truth["keys"] if kind == "both" else truth[kind]
+    for mask in chosen.values():
+        mask[..., 0] = False  # something is left to attend to
+    if not floating:
+        return chosen
+    return {name: torch.zeros_like(mask, dtype=torch.float64).masked_fill(mask, -2.5) for name, mask in chosen.items()}
+
+
+@pytest.mark.parametrize("kind", ["none", "tokens", "heads", "keys", "both"])
+@pytest.mark.parametrize("floating", [False, True])
+def test_computes_what_the_original_does(kind, floating):
+    """Outputs and weights, whatever the layout, to rounding in float64."""
+    for batch_first, bias, need_weights, average in itertools.product((False, True), repeat=4):
+        original = nn.MultiheadAttention(DIM, HEADS, bias=bias, batch_first=batch_first).double().eval()
+        query, key, value = (torch.randn(N, size, DIM, dtype=torch.float64) for size in (T, S, S))
+        inputs = [x if batch_first else x.transpose(0, 1) for x in (query, key, value)]
+        options = {**masks(kind, floating), "need_weights": need_weights, "average_attn_weights": average}
+        expected, actual = (module(*inputs, **options) for module in (original, LinearAttention(original)))
+        assert relative_error(actual[0], expected[0]) < 1e-13
+        assert (actual[1] is None) == (expected[1] is None)
+        assert actual[1] is None or relative_error(actual[1], expected[1]) < 1e-13
+
+
+def test_one_sequence_without_a_batch():
+    original = nn.MultiheadAttention(DIM, HEADS).double().eval()
+    x = torch.randn(T, DIM, dtype=torch.float64)
+    for expected, actual in zip(original(x, x, x), LinearAttention(original)(x, x, x), strict=True):
+        assert actual.shape == expected.shape
+        assert relative_error(actual, expected) < 1e-13
+
+
+def test_dropout_is_that_of_training():
+    attention = LinearAttention(nn.MultiheadAttention(DIM, HEADS, dropout=0.5, batch_first=True))
+    x = torch.randn(N, T, DIM)
+    for need_weights in (False, True):
+        first, second = (attention.train()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+        assert not first.equal(second)
+        first, second = (attention.eval()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+        assert first.equal(second)
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8}], ids=str)
+def test_what_it_cannot_stand_for_stays(options):
+    attention = nn.MultiheadAttention(DIM, HEADS, **options)
+    assert not can_be_linear(attention)
+    assert with_linear_layers(nn.Sequential(attention))[0] is attention
+
+
+class Encoder(nn.Module):
+    """Tokens `[N, T, DIM]` with their padding through PyTorch's own encoder."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.batch_first = batch_first
+        layer = nn.TransformerEncoderLayer(DIM, HEADS, 32, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=batch_first)
+        self.head = nn.Linear(DIM, 3)
+
+    def forward(self, x):
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        padding[:, -1] = True
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1), src_key_padding_mask=padding)
+        return self.head(x.mean(dim=1 if self.batch_first else 0))
+
+
+class TestEncoder:
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+    def test_all_its_layers_are_compressed(self):
+        """In evaluation PyTorch would take a way that reads weights and calls no layer."""
+        model = Encoder(batch_first=True).eval()
+        x = torch.randn(4, T, DIM)
+        result = facts.compress(model, [(x, torch.tensor([0, 1, 2, 0]))], estimator="pela", ratio=0.5)
+        assert len(result.plan) == 2 * 6
+        calls = []
+        for name in result.plan:
+            result.model.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
+        hooked = result.model(x)
+        assert len(calls) == 12
+        for name in result.plan:
+            result.model.get_submodule(name)._forward_hooks.clear()
+        with torch.no_grad():
+            assert relative_error(result.model(x), hooked) < 1e-6  # float32, kernels with and without gradients
+
+    def test_tokens_before_samples_are_not_mistaken_for_them(self):
+        model = Encoder(batch_first=False).eval()
+        x = torch.randn(T, T, DIM)  # as many samples as tokens
+        result = facts.compress(model, [(x, torch.zeros(T, dtype=torch.int64))], ratio=0.5)
+        assert all(".self_attn." in name for name in result.plan)
+        reason = "its inputs do not have the samples for their first axis"
+        assert result.skipped["encoder.layers.0.linear1"] == result.skipped["encoder.layers.1.linear2"] == reason
+
+
+def test_torchvision():
+    """Its vision transformer, and its Swin, which reads the weights of its attention."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 32, 32)
+    vit = torchvision.models.VisionTransformer(32, 16, 2, 2, 32, 64, num_classes=10).eval()
+    nn.init.normal_(vit.heads.head.weight)
+    before = vit(images)
+    result = facts.compress(vit, [(images, torch.tensor([1, 2]))], ratio=0.8)
+    assert len(result.plan) == 2 * 6
+    assert result.skipped == {"heads.head": "its name holds `head`"}
+    assert vit(images).equal(before)
+    whole = facts.compress(vit, [(images, torch.tensor([1, 2]))], ratio=1)
+    assert relative_error(whole.model(images), before) < 1e-5  # float32, another order of sums
+
+    swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=10).eval()
+    result = facts.compress(swin, [(images, torch.tensor([1, 2]))], ratio=0.8)
+    assert "features.1.0.mlp.0" in result.plan
+    reason = "it is never called: its weight goes unused, or is read by other code"
+    assert result.skipped["features.1.0.attn.qkv"] == reason
+
+
+def test_what_other_code_reads_of_it():
+    original = nn.MultiheadAttention(DIM, HEADS)
+    attention = LinearAttention(original)
+    for name in ("embed_dim", "kdim", "vdim", "head_dim", "num_heads", "_qkv_same_embed_dim"):
+        assert getattr(attention, name) == getattr(original, name)
+    assert attention.in_proj_weight.equal(original.in_proj_weight)

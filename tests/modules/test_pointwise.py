@@ -1,0 +1,125 @@
+"""1x1 convolutions compressed as linear layers."""
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.pointwise import PointwiseConvolution, is_pointwise
+from tests.networks import relative_error
+
+
+class Convolutions(nn.Module):
+    """Images `[N, 3, 8, 8]` through 1x1 convolutions and others."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.expand = nn.Conv2d(12, 24, 1)
+        self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.strided = nn.Conv2d(24, 16, 1, stride=2, bias=False)
+        self.grouped = nn.Conv2d(16, 16, 1, groups=2)
+        self.fc = nn.Linear(16, 20)
+        self.head = nn.Linear(20, 4)
+
+    def forward(self, images):
+        x = torch.relu(self.depthwise(torch.relu(self.expand(self.stem(images)))))
+        x = torch.relu(self.grouped(torch.relu(self.strided(x))))
+        return self.head(torch.relu(self.fc(x.mean(dim=(2, 3)))))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Convolutions()
+
+
+@pytest.fixture
+def batches():
+    torch.manual_seed(1)
+    return [(torch.randn(4, 3, 8, 8), torch.randint(4, (4,))) for _ in range(2)]
+
+
+@pytest.mark.parametrize("stride", [1, 2, (2, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_computes_what_the_convolution_does(stride, bias):
+    """To rounding in float64, on images of odd sizes; and the convolution comes back to the bit."""
+    convolution = nn.Conv2d(5, 7, 1, stride=stride, bias=bias).double()
+    images = torch.randn(2, 5, 9, 11, dtype=torch.float64)
+    pointwise = PointwiseConvolution(convolution)
+    assert relative_error(pointwise(images), convolution(images)) < 1e-14
+    again = pointwise.convolution()
+    assert again(images).equal(convolution(images))
+    assert {name: tensor.shape for name, tensor in again.state_dict().items()} == {
+        name: tensor.shape for name, tensor in convolution.state_dict().items()
+    }
+
+
+def test_which_are_pointwise(model):
+    assert [name for name, module in model.named_modules() if is_pointwise(module)] == ["expand", "strided"]
+
+
+def test_only_by_choice(model, batches):
+    result = facts.compress(model, batches)
+    assert list(result.plan) == ["fc"]
+    reason = "it is a 1x1 convolution: convolutions=True takes it too"
+    assert result.skipped == {"expand": reason, "strided": reason, "head": "its name holds `head`"}
+    assert type(result.model.expand) is nn.Conv2d
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors", "cors_fisher"])
+def test_compressed(model, batches, search):
+    result = facts.compress(model, batches, convolutions=True, search=search, ratio=0.7)
+    assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
+    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
+    assert result.model(batches[0][0]).isfinite().all()
+    assert result.skipped == {"head": "its name holds `head`"}
+    for name, rank in result.plan.items():
+        layer = result.model.get_submodule(name.removesuffix(".linear"))
+        if name.endswith(".linear"):
+            assert type(layer) is (nn.Conv2d if rank is None else PointwiseConvolution)
+        else:
+            assert isinstance(layer, nn.Linear if rank is None else LowRankLinear)
+
+
+def test_the_weights_are_those_of_the_linear_layer(model, batches):
+    """One convolution by FACTS, and the factors that `estimate_factors` gives for its pixels as tokens."""
+    result = facts.compress(model, batches, convolutions=True, estimator="svd_llm", ratio=0.6)
+    seen = []
+    model.expand.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    with torch.no_grad():
+        for images, _ in batches:
+            model(images)
+    tokens = torch.cat(seen).movedim(1, -1).flatten(1, 2)
+    factors = facts.estimate_factors("svd_llm", tokens, torch.zeros(8, 64, 24))
+    left, right = facts.low_rank_factors(model.expand.weight.flatten(1), factors, result.plan["expand.linear"])
+    assert relative_error(result.model.expand.linear.weight, left @ right) < 1e-4  # float32
+
+
+def test_ratio_one_gives_the_convolutions_back(model, batches):
+    result = facts.compress(model, batches, convolutions=True, ratio=1)
+    assert list(result.model.state_dict()) == list(model.state_dict())
+    assert result.model(batches[0][0]).equal(model(batches[0][0]))
+
+
+def test_taken_where_there_is_no_linear_layer(batches):
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 12, 1), nn.Flatten(), nn.LazyLinear(4))
+    model(batches[0][0])
+    assert list(facts.compress(model, batches).plan) == ["0.linear", "2.linear"]
+    with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it is a 1x1 convolution"):
+        facts.compress(model, batches, convolutions=False)
+
+
+def test_named(model, batches):
+    result = facts.compress(model, batches, layers=["strided", "fc"])
+    assert list(result.plan) == ["strided.linear", "fc"]
+    assert result.skipped == {"expand": "it was not named", "head": "it was not named"}
+
+
+def test_its_outputs_lie_in_memory_as_those_of_a_convolution():
+    convolution = nn.Conv2d(5, 7, 1)
+    images = torch.randn(2, 5, 4, 4)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        given = images.contiguous(memory_format=layout)
+        assert PointwiseConvolution(convolution)(given).stride() == convolution(given).stride()

@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch import nn
+
+from facts.compression.selection import select_layers
+from facts.moments import GradGram, InputGram, collect_moments
+from facts.moments.batch import split_samples
+from facts.moments.capture import capturing
+from facts.moments.losses import summed_cross_entropy
+from facts.utils.batches import batch_size
+from tests.networks import make_model
+from tests.oracles.samples import model_samples
+
+
+class InPlace(nn.Module):
+    """Changes the input and the output of a layer after it ran, as residual and activation code may do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.layer = nn.Linear(12, 12)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = torch.relu_(self.layer(x))
+        x += y
+        return x.mean(dim=1)
+
+
+@pytest.mark.parametrize("with_grads", [True, False])
+def test_changes_in_place_do_not_reach_the_moments(with_grads):
+    model = InPlace().double()
+    x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
+    wanted = [InputGram(), GradGram()] if with_grads else [InputGram()]
+    moments = collect_moments(model, {"layer": model.layer}, [(x, labels)], wanted)["layer"]
+    inputs = model.first(x).detach().flatten(0, 1)
+    torch.testing.assert_close(moments[InputGram()][0], inputs.T @ inputs)
+    if with_grads:
+        hidden = model.first(x).detach()
+        y = model.layer(hidden).detach().requires_grad_()
+        (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), labels), y)
+        torch.testing.assert_close(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1))
+
+
+def test_hands_over_each_layer_once_a_batch(model, batches):
+    handed, (images, labels) = [], batches[0]
+    with capturing(model, select_layers(model).layers, lambda name, x, g: handed.append((name, x, g))) as capture:
+        capture.start_batch(len(images))
+        summed_cross_entropy(model(images), labels).backward()
+        capture.finish_batch()
+    samples = model_samples(model, [(images, labels)], summed_cross_entropy)
+    assert sorted(name for name, _, _ in handed) == sorted(select_layers(model).layers)
+    for name, x, g in handed:
+        torch.testing.assert_close(x, torch.stack([sample.X for sample in samples[name][0]]))
+        torch.testing.assert_close(g, torch.stack([sample.G for sample in samples[name][0]]))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_model_is_as_it_was(fails):
+    model = make_model().train()
+    model.grid.eval()
+    model.head.bias.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    try:
+        with capturing(model, select_layers(model).layers, lambda *_: None):
+            assert not any(module.training for module in model.modules())
+            assert not any(parameter.requires_grad for parameter in model.parameters())
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(weights[name].equal(tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_samples", "expected"),
+    [
+        ((6, 5), 6, (6, 1, 5)),  # vectors
+        ((6, 4, 5), 6, (6, 4, 5)),  # tokens
+        ((6, 2, 3, 5), 6, (6, 6, 5)),  # grid
+        ((24, 4, 5), 6, (6, 16, 5)),  # four windows a sample
+        ((24, 5), 6, (6, 4, 5)),  # tokens in rows
+    ],
+)
+def test_split_samples_keeps_the_rows_of_a_sample_together(shape, num_samples, expected):
+    rows = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+    split = split_samples(rows, num_samples, "layer")
+    assert split.shape == expected
+    assert (split // (shape[0] // num_samples) == torch.arange(num_samples)[:, None, None]).all()
+
+
+@pytest.mark.parametrize("shape", [(7, 4, 5), (5,)])
+def test_split_samples_names_the_layer_it_cannot_split(shape):
+    with pytest.raises(ValueError, match=r"layer blocks\.0 sees a tensor of shape .* for a batch of 2 samples"):
+        split_samples(torch.zeros(shape), 2, "blocks.0")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        torch.zeros(3, 2),
+        (torch.zeros(3), torch.zeros(1)),
+        {"a": torch.zeros(3, 1)},
+        [{"a": torch.zeros(3)}],
+    ],
+)
+def test_batch_size_is_the_first_axis_of_the_first_tensor(inputs):
+    assert batch_size(inputs) == 3

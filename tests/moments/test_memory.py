@@ -1,0 +1,220 @@
+import gc
+import weakref
+
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+import facts
+from facts.compression.selection import select_layers
+from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA, SVDLLM
+from facts.moments import collect_moments
+from facts.moments.collect import MomentPass
+from facts.moments.execution import Execution
+from facts.moments.losses import summed_cross_entropy
+from facts.moments.memory import MemoryPolicy
+from facts.search import CoRSFisher
+from facts.utils.batches import in_parts
+from tests.networks import (
+    LAYERS,
+    KeyedBatches,
+    Runs,
+    image_batches,
+    make_in_place,
+    make_model,
+    make_sharing,
+    relative_error,
+)
+
+# Sums over float64 in another order; Lanczos: a relative residual of 1e-9.
+EXACT, LANCZOS = 1e-12, 1e-7
+
+
+def limited_model(at_once: int):
+    """A network on a device with memory for so many samples."""
+    model = make_model()
+
+    def refuse(module, args):
+        if len(args[0]) > at_once:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.register_forward_pre_hook(refuse)
+    return model
+
+
+def factors_of(model, estimator, policy=None):
+    moments = collect_moments(
+        model, select_layers(model).layers, image_batches([5, 5, 2]), estimator.moments, memory=policy or MemoryPolicy()
+    )
+    return {name: estimator.factors(values) for name, values in moments.items()}
+
+
+def assert_same(first, second, tolerance):
+    for name, factors in first.items():
+        for side in ("A", "B"):
+            ours, theirs = getattr(factors, side), getattr(second[name], side)
+            assert (ours is None) == (theirs is None)
+            assert ours is None or relative_error(ours, theirs) < tolerance, (name, side)
+
+
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "asvd"])
+def test_batches_in_parts_give_the_factors_of_whole_ones(name, caplog):
+    """All but ASVD, whose statistic is defined by batch. 5 samples in 2 parts are 3, too many; in 4 they are 2."""
+    estimator = ESTIMATORS[name]()
+    tolerance = LANCZOS if name == "gfwsvd" else EXACT
+    assert_same(factors_of(limited_model(2), estimator), factors_of(make_model(), estimator), tolerance)
+    assert "each batch in 4 parts" in caplog.text
+
+
+@pytest.mark.parametrize("search", ["cors", CoRSFisher(labels="given")])
+def test_searches_come_to_the_same_plan_with_batches_in_parts(search):
+    plans = [
+        facts.compress(model, image_batches([5, 5, 2]), search=search, ratio=0.6, input_shape=(1, 3, 8, 8)).plan
+        for model in (make_model(), limited_model(2))
+    ]
+    assert plans[0] == plans[1]
+
+
+def test_too_little_memory_for_any_part_says_what_lowers_the_need():
+    with pytest.raises(MemoryError, match=r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)"):
+        factors_of(limited_model(0), FACTS())
+
+
+def test_batches_stay_whole_where_the_policy_says_so():
+    with pytest.raises(MemoryError, match="1 parts"):
+        factors_of(limited_model(2), FACTS(), MemoryPolicy(halve_batches=False))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_moments_in_main_memory_are_those_on_the_device(name):
+    estimator = ESTIMATORS[name]()
+    tolerance = LANCZOS if name == "gfwsvd" else EXACT
+    on_host = factors_of(make_model(), estimator, MemoryPolicy(moments="host"))
+    assert_same(on_host, factors_of(make_model(), estimator), tolerance)
+
+
+def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
+    model = make_model()
+    layers = select_layers(model).layers
+    sizes = {name: 8 * layer.out_features**2 for name, layer in layers.items()}
+    room = sizes["grid"] + sizes["windows"]
+    data_pass = MomentPass(
+        model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, tmp_path, room
+    )
+    kept = {name for name in layers if all(name != other for _, other in data_pass.elsewhere)}
+    assert sum(sizes[name] for name in kept) <= room
+    assert kept == {"grid", "windows"}
+
+
+def test_parts_hold_every_sample_once():
+    batch = ({"images": torch.arange(5), "masks": [torch.arange(5) * 10]}, torch.arange(5) * 100)
+    for num_parts, expected in ((1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5)):
+        parts = list(in_parts(batch, num_parts))
+        assert [len(targets) for _, targets in parts] == expected
+        joined = torch.cat([inputs["masks"][0] for inputs, _ in parts])
+        assert torch.equal(joined, torch.arange(5) * 10)
+
+
+def test_a_batch_that_cannot_be_divided_says_so_and_stays_whole_where_it_need_not_be():
+    batch = (torch.zeros(4, 2), {"scale": torch.tensor(2.0)})
+    assert next(in_parts(batch, 1)) is batch
+    with pytest.raises(ValueError, match=r"4 samples holds a tensor of shape \[\]"):
+        list(in_parts(batch, 2))
+
+
+@pytest.fixture
+def no_collector():
+    """What is freed is freed at once, not when Python next looks for cycles."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(("make", "checkpoint"), [(make_model, False), (make_sharing, True), (make_in_place, True)])
+def test_a_pass_that_is_over_keeps_no_memory(tmp_path, no_collector, make, checkpoint):
+    """On a GPU its moments would be in the next pass's way."""
+    model = make()
+    layers = select_layers(model).layers
+    blocks = MemoryPolicy(checkpoint_blocks=checkpoint).blocks(model, layers.values())
+    data_pass = MomentPass(
+        model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32, tmp_path, blocks=blocks
+    )
+    data_pass.run(image_batches([3, 2]))
+    gone = weakref.ref(data_pass)
+    del data_pass
+    assert gone() is None
+
+
+class TestLayersAtOnce:
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [({}, ["abcde"]), ({"layers_at_once": 2}, ["ab", "cd", "e"]), ({"layers_at_once": 9}, ["abcde"])],
+    )
+    def test_groups_hold_all_layers_in_order(self, policy, expected):
+        assert MemoryPolicy(**policy).groups("") == []
+        assert MemoryPolicy(**policy).groups("abcde") == [list(group) for group in expected]
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5])
+    def test_a_number_out_of_range_is_refused(self, number):
+        with pytest.raises(ValidationError, match="layers_at_once"):
+            MemoryPolicy(layers_at_once=number)
+
+    @pytest.mark.parametrize(
+        "estimator",
+        [FACTS(), FACTS(num_iterations=2), GFWSVD(group_size=2), SVDLLM(), PELA()],
+        ids=lambda estimator: type(estimator).__name__,
+    )
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_decompositions_are_those_of_one_pass(self, estimator, cached, tmp_path):
+        """From the moments, from the cache's moments, and from the cache's decompositions."""
+        model, batches = make_model(), KeyedBatches(image_batches([5, 5, 2]))
+        whole = facts.prepare(model, batches).decompositions(estimator)
+        calibration = facts.prepare(
+            model, batches, execution=Execution(memory=MemoryPolicy(layers_at_once=4)), cache=tmp_path if cached else None
+        )
+        results = [calibration.decompositions(estimator)]
+        if cached:
+            num_reads = batches.num_reads
+            results.append(calibration.decompositions(estimator))
+            (file,) = tmp_path.glob("*/*.safetensors")  # one for all layers
+            file.unlink()
+            results.append(calibration.decompositions(estimator))
+            assert batches.num_reads == num_reads
+        for result in results:
+            assert list(result) == list(LAYERS)
+            for name in LAYERS:
+                for part in ("left", "right", "energies"):
+                    assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
+
+    @pytest.mark.parametrize("estimator", [FACTS(), FACTS(num_iterations=2)])
+    def test_no_more_layers_have_their_moments_in_memory(self, estimator, no_collector, monkeypatch):
+        collected, num_held = [], []
+        real = facts.Calibration.moments
+
+        def watched(calibration, wanted, only):
+            held = {name for name, storages in collected if not all(storage.expired() for storage in storages)}
+            num_held.append(len(held | set(only)))
+            moments = real(calibration, wanted, only)
+            for name, layer in moments.items():
+                tensors = tree_leaves(list(layer.totals.values()))
+                collected.append((name, [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]))
+            return moments
+
+        monkeypatch.setattr(facts.Calibration, "moments", watched)
+        execution = Execution(memory=MemoryPolicy(layers_at_once=2))
+        facts.prepare(make_model(), image_batches([3]), execution=execution).decompositions(estimator)
+        assert num_held == [2] * 3 * estimator.num_passes
+        assert {name for name, _ in collected} == {*LAYERS}
+
+    def test_blocks_are_checkpointed_wherever_the_layers_of_a_group_lie(self):
+        """All run twice for the first group, in whose first layer the graph begins, and the last two for the second."""
+        model = make_sharing()
+        execution = Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
+        runs = [Runs(block.layer) for block in model.blocks]
+        calibration = facts.prepare(model, image_batches([3]), execution=execution)
+        assert list(calibration.groups()) == [["stem", "blocks.0.layer"], ["blocks.1.layer", "blocks.2.layer"]]
+        calibration.decompositions(FACTS())
+        assert [block.number for block in runs] == [2 + 1, 2 + 2, 2 + 2]

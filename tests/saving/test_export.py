@@ -1,0 +1,181 @@
+"""Exported files give the network's outputs, hold its low-rank factors and nothing else, or are not written."""
+
+import copy
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import facts
+from experiments.train_mini import mini_recipe
+from tests.disk import room_for
+from tests.networks import make_model
+
+# Every kind of block once, for time: what else the networks hold is more of the same.
+SHORT = {
+    "deit_b": {"depth": 1},
+    "swin_b": {"depths": [2], "num_heads": [2]},
+    "convnext_b": {"depths": [1, 1, 1, 1]},
+    "mambavision_b": {"depths": [0, 0, 2, 0], "windows": [2, 2]},
+}
+
+
+def run_onnx(path, batch):
+    return torch.from_numpy(onnxruntime.InferenceSession(path).run(["output"], {"input": batch.numpy()})[0])
+
+
+def run_program(path, batch):
+    return torch.export.load(path).module()(batch)
+
+
+EXAMPLE = torch.full((1, 24), 0.12345)
+EXPORTS = {"onnx": (facts.export_onnx, run_onnx), "pt2": (facts.export_program, run_program)}
+
+
+def assert_same(path, model, shape):
+    run = EXPORTS[path.suffix[1:]][1]
+    for size in (1, 4):
+        batch = torch.randn(size, *shape)
+        with torch.no_grad():
+            expected = model(batch)
+        assert (run(path, batch) - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def perceptron():
+    return nn.Sequential(
+        nn.Linear(24, 400), nn.Dropout(), nn.Tanh(), nn.Linear(400, 280), nn.Tanh(), nn.Linear(280, 12)
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """A compressed network that was saved and loaded, in training mode, and the folder of its two files."""
+    folder = tmp_path_factory.mktemp("exported")
+    facts.save_compressed(facts.compress(perceptron(), estimator="pela"), folder / "saved")
+    result = facts.load_compressed(folder / "saved", model=perceptron())
+    result.model.train()
+    for kind, (export, _) in EXPORTS.items():
+        export(result, EXAMPLE, folder / f"model.{kind}")
+    return result, folder
+
+
+@pytest.fixture(params=EXPORTS)
+def target(request, tmp_path):
+    """An export function and a path for its file in a folder that is not there yet."""
+    return EXPORTS[request.param][0], tmp_path / "files" / f"model.{request.param}"
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_four_families(name, tmp_path):
+    arguments = {**mini_recipe(name).arguments, **SHORT[name]}
+    model = mini_recipe(name, weights="random", arguments=arguments).build()
+    shape = model.pretrained_cfg["input_size"]
+    result = facts.compress(model, estimator="pela", input_shape=shape)
+    for kind, (export, _) in EXPORTS.items():
+        export(result, torch.randn(2, *shape), tmp_path / f"model.{kind}")
+        assert_same(tmp_path / f"model.{kind}", result.model, shape)
+
+
+class TestOneNetwork:
+    @pytest.mark.parametrize("kind", EXPORTS)
+    def test_a_loaded_network_exports_the_same(self, loaded, kind):
+        result, folder = loaded
+        assert all(module.training for module in result.model.modules())
+        assert_same(folder / f"model.{kind}", copy.deepcopy(result.model).eval(), (24,))
+
+    def test_each_layer_is_two_products_in_onnx(self, loaded):
+        result, folder = loaded
+        graph = onnx.load(folder / "model.onnx").graph
+        products = [node for node in graph.node if node.op_type in ("Gemm", "MatMul")]
+        assert len(products) == 2 * len(result.plan)
+        weights = [sorted(weight.dims) for weight in graph.initializer if len(weight.dims) == 2]
+        layers = [result.model.get_submodule(name) for name in result.plan]
+        factors = [sorted(factor.shape) for layer in layers for factor in (layer.left, layer.right)]
+        assert sorted(weights) == sorted(factors)
+
+    def test_the_program_holds_the_factors(self, loaded):
+        result, folder = loaded
+        state = torch.export.load(folder / "model.pt2").state_dict
+        assert state.keys() == result.model.state_dict().keys()
+        assert all(tensor.equal(state[name]) for name, tensor in result.model.state_dict().items())
+
+    @pytest.mark.parametrize("kind", EXPORTS)
+    def test_files_are_smaller_than_the_dense_weights(self, loaded, kind):
+        dense = sum(parameter.nbytes for parameter in perceptron().parameters())
+        assert (loaded[1] / f"model.{kind}").stat().st_size < 0.7 * dense
+
+    @pytest.mark.parametrize("kind", EXPORTS)
+    def test_files_hold_no_data_and_name_no_source_file(self, loaded, kind):
+        written = (loaded[1] / f"model.{kind}").read_bytes()
+        assert EXAMPLE[0, :2].numpy().tobytes() not in written
+        assert b".py" not in written
+
+
+def test_weights_beyond_one_file_lie_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
+    model = perceptron().eval()
+    facts.export_onnx(model, EXAMPLE, tmp_path / "model.onnx")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert_same(tmp_path / "model.onnx", model, (24,))
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x + 1, x + 2
+
+
+def test_other_outputs_leave_the_folder_as_it_was(target):
+    export, path = target
+    path.parent.mkdir()
+    path.write_text("before")
+    with pytest.raises(ValueError, match=r"gives other outputs than the network: .* nothing was written"):
+        export(Noisy(), EXAMPLE, path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name] and path.read_text() == "before"
+
+
+def test_a_network_of_two_outputs(tmp_path):
+    with pytest.raises(ValueError, match="Pair gives a tuple, and only what gives one tensor can be exported: wrap"):
+        facts.export_program(Pair(), EXAMPLE, tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize("example", ["images", [torch.ones(2, 24)], torch.ones(0, 24), torch.tensor(1.0)])
+def test_an_example_that_is_no_batch(target, example):
+    export, path = target
+    with pytest.raises(ValueError, match=r"must be a batch of at least one input, as one tensor \[N, ...\], got a"):
+        export(perceptron(), example, path)
+
+
+def test_only_float32_becomes_onnx(tmp_path):
+    with pytest.raises(ValueError, match=r"written in float32, and the network is in torch\.float64: export `model"):
+        facts.export_onnx(make_model(), torch.randn(2, 3, 8, 8), tmp_path / "model.onnx")
+    path = tmp_path / "model.pt2"
+    example = torch.randn(2, 24, dtype=torch.bfloat16)
+    facts.export_program(perceptron().bfloat16(), example, path)
+    assert run_program(path, example).dtype == torch.bfloat16
+
+
+def test_a_folder_that_cannot_be_written(target):
+    export, path = target
+    path.parent.write_text("")
+    with pytest.raises(OSError, match="cannot write to the folder"):
+        export(perceptron(), EXAMPLE, path)
+
+
+def test_a_disk_that_fills_up(target):
+    export, path = target
+    with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
+        export(perceptron(), EXAMPLE, path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_without_onnx_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("facts.saving.export.find_spec", lambda name: None if name == "onnx" else name)
+    with pytest.raises(ModuleNotFoundError, match=r"ONNX export needs onnx: pip install 'facts\[export\]'"):
+        facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx")

@@ -1,0 +1,199 @@
+"""Measured sensitivities equal the plain procedure, and are measured once."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.modules.lowrank import LowRankLinear
+from facts.moments.losses import kl_divergence, squared_error
+from facts.search import CoRS
+from facts.search.sensitivity.measured import Sensitivity
+from tests.networks import Runs, image_batches, make_model
+from tests.search.problems import by_weight_alone, every_rank, make_problem
+
+
+def kl(original, changed):
+    """Σ p (log p - log q), mean over samples, by the definition."""
+    p, q = original.softmax(dim=-1), changed.softmax(dim=-1)
+    return (p * (p / q).log()).sum(dim=-1).mean().item()
+
+
+@torch.no_grad()
+def plain(problem, name, rank, read):
+    """One whole pass of a copy with one layer replaced, over all samples at once."""
+    changed = copy.deepcopy(problem.model)
+    changed.set_submodule(name, LowRankLinear(*problem.decompositions[name].truncate(rank), problem.layers[name].bias))
+    images = torch.cat([images for images, _ in problem.sensitivity])
+    return read(problem.model, images), read(changed, images)
+
+
+def features(model, images, layer="head"):
+    seen = []
+    hook = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(images)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("sizes", [(7,), (4, 3), (1, 5, 1)])
+def test_errors_are_those_of_whole_passes(sizes):
+    problem = make_problem(sizes=sizes)
+    profile = Sensitivity(problem).profile(every_rank(problem))
+    for name, errors in profile.items():
+        for rank, error in errors.items():
+            expected = kl(*plain(problem, name, rank, lambda model, images: model(images)))
+            assert error == pytest.approx(expected, rel=1e-9, abs=1e-15), (name, rank)
+    assert max(errors[1] for errors in profile.values()) > 1e-5  # compression does show
+
+
+def test_features_are_what_the_last_linear_layer_sees():
+    problem = make_problem()
+    profile = Sensitivity(problem, of="features").profile({"grid": [2], "vector": [1, 3]})
+    for name, errors in profile.items():
+        for rank, error in errors.items():
+            original, changed = plain(problem, name, rank, features)
+            expected = ((changed - original).square().sum(1) / original.square().sum(1)).mean().item()
+            assert error == pytest.approx(expected, rel=1e-9)
+
+
+class DefinedInAnotherOrder(nn.Module):
+    """The last linear layer to run is the first to be defined; those that are defined last run before, or never do."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(12, 4), nn.Linear(12, 12)
+        self.middle = nn.Sequential(nn.Tanh(), nn.Linear(12, 12))
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)  # multiplies by its own layer's weight
+
+    def forward(self, images):
+        x = self.middle(self.first(images.flatten(2)[:, :, :12]))
+        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(dim=1))
+
+
+def test_features_are_those_of_the_layer_that_runs_last():
+    torch.manual_seed(0)
+    model = DefinedInAnotherOrder().double()
+    layers = {name: model.get_submodule(name) for name in ("first", "middle.1", "last")}
+    problem = make_problem(model=model, layers=layers, decompositions=by_weight_alone(layers))
+    profile = Sensitivity(problem, of="features").profile(dict.fromkeys(layers, (2,)))
+    for name in ("first", "middle.1"):
+        original, changed = plain(problem, name, 2, partial(features, layer="last"))
+        assert profile[name][2] == pytest.approx(squared_error(original, changed).item() / 7, rel=1e-9)
+    assert profile["last"][2] == 0  # it does not change what it sees
+
+
+comparisons = []
+
+
+def noted_divergence(original, changed):
+    comparisons.append(len(original))
+    return kl_divergence(original, changed)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path):
+    ranks = {"grid": [1, 2], "tokens": [3]}
+    problem = make_problem(cache=tmp_path, output_error=noted_divergence)
+    first = Sensitivity(problem)
+    profile = first.profile(ranks)
+    assert first.saved_seconds == 0
+    comparisons.clear()
+    again, runs = Sensitivity(problem), Runs(problem.model)
+    assert again.profile(ranks) == profile and not runs.number
+    assert again.saved_seconds > 0
+    more = again.profile({"grid": [1, 4]})
+    assert comparisons == [4, 3] and more["grid"][1] == profile["grid"][1]  # two batches, one new rank
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sensitivity": image_batches([4, 3], seed=9)}, {"output_error": squared_error}], ids=["data", "error"]
+)
+def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fields):
+    ranks = {"grid": [1]}
+    first = Sensitivity(make_problem(cache=tmp_path)).profile(ranks)
+    other = Sensitivity(make_problem(cache=tmp_path, **fields)).profile(ranks)
+    assert first["grid"][1] != other["grid"][1]
+    assert Sensitivity(make_problem(cache=tmp_path)).profile(ranks) == first
+
+
+def test_another_budget_and_another_search_cost_no_pass(tmp_path):
+    model, batches = make_model(), image_batches([8, 8])
+    first = facts.compress(model, batches, search="cors", ratio=0.7, cache=tmp_path)
+    runs = Runs(model)
+    again = facts.compress(model, batches, search=CoRS(interpolation="linear"), ratio=0.6, cache=tmp_path)
+    assert again.summary.profile == first.summary.profile and not runs.number
+    saved = CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
+    assert saved == 0 < CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
+
+
+def test_another_estimator_is_measured_for_itself(tmp_path):
+    """Its truncations are others, though the network and the data are the same."""
+    model, batches = make_model(), image_batches([8, 8])
+    profiles = [
+        facts.compress(model, batches, estimator=name, search="cors", ratio=0.7, cache=cache).summary.profile
+        for name, cache in (("pela", tmp_path), ("svd_llm", tmp_path), ("svd_llm", None))
+    ]
+    assert profiles[0] != profiles[1] == profiles[2]
+
+
+def test_an_error_without_a_name_cannot_be_cached(tmp_path):
+    with pytest.raises(ValueError, match="output_error= to have a name"):
+        Sensitivity(make_problem(cache=tmp_path, output_error=lambda a, b: (a - b).sum()))
+
+
+def nowhere(original, changed):
+    return original.sum() * float("nan")
+
+
+def test_an_error_that_is_not_a_number_names_layer_and_rank(tmp_path):
+    with pytest.raises(ValueError, match=r"layer grid at rank \[2\] is NaN"):
+        Sensitivity(make_problem(cache=tmp_path, output_error=nowhere)).profile({"grid": [2]})
+    assert not list(tmp_path.rglob("sensitivity-*"))
+
+
+@pytest.mark.parametrize(("data", "message"), [([], "sensitivity data is empty"), (None, "give calibration or")])
+def test_data_that_are_missing(data, message):
+    with pytest.raises(ValueError, match=message):
+        Sensitivity(make_problem(sensitivity=data)).profile({"grid": [1]})
+
+
+def test_errors_of_outputs_are_sums_over_samples():
+    original, changed = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
+    single = [kl_divergence(a[None], b[None]) for a, b in zip(original, changed, strict=True)]
+    assert kl_divergence(original, changed) == pytest.approx(sum(single).item())
+    expected = 3 * 5 * kl(original.double(), changed.double())  # three tokens a sample
+    assert kl_divergence(original, changed).item() == pytest.approx(expected)
+    assert squared_error(original, 3 * original).item() == pytest.approx(5 * 4)
+
+
+def test_networks_without_logits_are_compared_by_an_error_of_their_own():
+    model, batches = make_model(), image_batches([8, 8])
+    profile = facts.compress(model, batches, search="cors", ratio=0.7, output_error=squared_error).summary.profile
+    problem = make_problem(output_error=squared_error, sensitivity=batches)
+    for name, entries in profile.items():
+        for rank, _, error in entries:
+            original, changed = plain(problem, name, rank, lambda model, images: model(images))
+            assert error == pytest.approx(squared_error(original, changed).item() / 16, rel=1e-9, abs=1e-15)
+
+
+def test_one_bad_layer_is_named():
+    """A network that overflows once one layer is changed."""
+
+    class Overflowing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fine, self.steep = nn.Linear(12, 12), nn.Linear(12, 12, bias=False)
+            self.steep.weight.data = torch.eye(12)
+
+        def forward(self, images):
+            x = self.fine(images.flatten(1)[:, :12])
+            return x / (self.steep(x) == x)
+
+    model = Overflowing().double()
+    layers = {name: model.get_submodule(name) for name in ("fine", "steep")}
+    problem = make_problem(model=model, layers=layers, decompositions=by_weight_alone(layers))
+    with pytest.raises(ValueError, match=r"layer steep at rank \[1, 2\] is NaN or infinite"):
+        Sensitivity(problem).profile({"fine": [1, 2], "steep": [1, 2]})

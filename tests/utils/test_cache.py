@@ -1,0 +1,296 @@
+"""What was computed is kept, found again, never mixed up, and never trusted when damaged."""
+
+import copy
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+import torch
+
+import facts
+from facts.compression.selection import select_layers
+from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
+from facts.moments import GroupGradients, collect_moments
+
+from facts.utils.cache import Cache, calibration_key, content_key
+from tests.networks import EveryShape, image_batches, make_model
+
+
+def sum_of_outputs(outputs, targets):
+    return outputs.sum()
+
+
+class Counting(EveryShape):
+    """Counts the forward passes that compute something, not those that only count cost."""
+
+    calls = 0
+
+    def forward(self, images):
+        type(self).calls += not images.is_meta
+        return super().forward(images)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    Counting.calls = 0
+    return Counting()
+
+
+@pytest.fixture
+def batches():
+    return image_batches([3, 3, 1], dtype=torch.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "cache"
+
+
+def passes(model, batches, **options):
+    """Batches that went through the model during `compress`."""
+    Counting.calls = 0
+    result = facts.compress(model, batches, **options)
+    return result, Counting.calls
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def keys(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def weights(result):
+    return torch.cat([parameter.flatten() for parameter in result.model.parameters()])
+
+
+class TestCompress:
+    @pytest.mark.parametrize("name", ["facts", "svd_llm", "flar", "gfwsvd", "fwsvd"])
+    def test_second_call_needs_no_pass(self, model, batches, folder, name):
+        first, num_first = passes(model, batches, estimator=name, cache=folder)
+        second, num_second = passes(model, batches, estimator=name, cache=folder, ratio=0.5)
+        assert (num_first, num_second) == (3, 0)
+        assert weights(first).equal(weights(second))
+        assert first.summary.repaired == second.summary.repaired
+
+    @pytest.mark.parametrize("name", ["facts", "gfwsvd", "flar"])
+    def test_cache_does_not_change_the_result(self, model, batches, folder, name):
+        cached, _ = passes(model, batches, estimator=name, cache=folder)
+        plain, _ = passes(model, batches, estimator=name)
+        assert weights(cached).equal(weights(plain))
+
+    @pytest.mark.parametrize("name", ["facts", "gfwsvd"])
+    def test_other_shrinkage_and_ratio_share_the_moments(self, model, batches, folder, name):
+        estimator = {"facts": FACTS, "gfwsvd": GFWSVD}[name]
+        passes(model, batches, estimator=estimator(), cache=folder)
+        _, num = passes(model, batches, estimator=estimator(shrinkage_row=0.3), ratio=0.8, cache=folder)
+        assert num == 0
+
+    def test_only_what_is_missing_is_collected(self, model, batches, folder):
+        passes(model, batches, estimator="kfac_expand", cache=folder)
+        before = {path: path.stat().st_mtime_ns for path in files(folder)}
+        _, num = passes(model, batches, estimator="svd_llm", cache=folder)
+        assert num == 0  # SVD-LLM's moment is one of KFAC's
+        _, num = passes(model, batches, estimator="flar", cache=folder)
+        assert num == 3  # one more moment
+        assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+        new = {path.name.split("-")[0] for path in files(folder) if path not in before}
+        assert new == {"SVDLLM", "FLAR", "InputFourthMoment"}
+
+    def test_collecting_the_union_serves_all(self, model, batches, folder):
+        calibration = facts.prepare(model, batches, cache=folder)
+        estimators = [FACTS(), KFACExpand(), FLAR(), GFWSVD(), FWSVD(), SVDLLM()]
+        Counting.calls = 0
+        calibration.collect([m for e in estimators for m in e.moments])
+        assert Counting.calls == 3
+        for estimator in estimators:
+            assert passes(model, batches, estimator=estimator, cache=folder)[1] == 0
+
+    def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
+        cache = facts.prepare(model, batches, cache=folder).cache
+        under_way = Event()
+
+        def slowly():
+            for batch in batches:
+                under_way.set()
+                time.sleep(0.2)
+                yield batch
+
+        def collect(network, data):
+            moments = collect_moments(network, select_layers(network).layers, data, [GroupGradients(2)], cache=cache)
+            return torch.cat(list(moments["tokens"][GroupGradients(2)].chunks()))
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(collect, copy.deepcopy(model), slowly())
+            assert under_way.wait(30)
+            Counting.calls = 0
+            second = pool.submit(collect, copy.deepcopy(model), batches)
+            assert first.result().equal(second.result())
+        assert Counting.calls == 3
+
+    def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
+        with pytest.raises(ValueError, match="name of its own"):
+            facts.compress(model, batches, loss=lambda outputs, targets: outputs.sum(), cache=folder)
+
+    def test_other_content_is_another_key(self, model, batches, folder):
+        def num_keys(changed_model=model, data=batches, **options):
+            facts.compress(changed_model, data, estimator="svd_llm", cache=folder, **options)
+            return len(keys(folder))
+
+        assert num_keys() == 1
+        assert num_keys() == 1
+        assert num_keys(data=image_batches([3, 3, 1], dtype=torch.float32, seed=2)) == 2
+        assert num_keys(data=image_batches([4, 3], dtype=torch.float32)) == 3
+        assert num_keys(data=[(images, labels.roll(1)) for images, labels in batches]) == 4
+        assert num_keys(layers=["tokens", "rows"]) == 5
+        assert num_keys(precision=torch.bfloat16) == 6
+        assert num_keys(loss=sum_of_outputs) == 7
+        changed = make_model(torch.float32)
+        assert num_keys(changed_model=changed) == 8  # another class
+        changed.tokens.weight.data[0, 0] += 1e-6
+        assert num_keys(changed_model=changed) == 9
+
+    def test_no_other_result_is_read(self, model, batches, folder):
+        """A cache full of others' results changes nothing."""
+        for data in (batches, image_batches([3, 3, 1], dtype=torch.float32, seed=2)):
+            for name in ("facts", "svd_llm"):
+                cached, _ = passes(model, data, estimator=name, cache=folder)
+                plain, _ = passes(model, data, estimator=name)
+                assert weights(cached).equal(weights(plain))
+
+
+class TestDamage:
+    @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.99])
+    @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
+    def test_truncated_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, keep):
+        first, _ = passes(model, batches, cache=folder)
+        for other in folder.rglob("FACTS-*.safetensors"):
+            if pattern not in other.name and not pattern.startswith("FACTS"):
+                other.unlink()
+        (path,) = folder.rglob(pattern)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
+        second, num = passes(model, batches, cache=folder)
+        assert num == (0 if pattern.startswith("FACTS") else 3)
+        assert weights(first).equal(weights(second))
+        assert f"{path} is damaged" in caplog.text
+        assert path.read_bytes() == whole
+
+    @pytest.mark.parametrize("keep", [0, 0.5])
+    def test_truncated_gradients_are_collected_again(self, model, batches, folder, caplog, keep):
+        first, _ = passes(model, batches, estimator="gfwsvd", cache=folder)
+        for path in folder.rglob("GFWSVD-*.safetensors"):
+            path.unlink()
+        path = next(folder.rglob("*.gradients"))
+        whole = path.read_bytes()
+        path.write_bytes(whole[: int(keep * len(whole))])
+        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
+        assert num == 3
+        assert weights(first).equal(weights(second))
+        assert f"the gradients in {path} are cut short" in caplog.text
+        assert path.read_bytes() == whole
+
+    @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
+    def test_damaged_index_of_gradients(self, model, batches, folder, text):
+        first, _ = passes(model, batches, estimator="gfwsvd", cache=folder)
+        for path in folder.rglob("GFWSVD-*.safetensors"):
+            path.unlink()
+        next(folder.rglob("GroupGradients-*.json")).write_text(text)
+        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
+        assert num == 3
+        assert weights(first).equal(weights(second))
+
+    def test_a_pass_that_was_cut_short_leaves_nothing_to_trust(self, model, batches, folder):
+        """Gradients of the first two batches lie on disk, without an index; the next pass starts anew."""
+        estimator = GFWSVD(group_size=1)
+
+        def broken():
+            yield from batches[:2]
+            raise OSError("the third batch cannot be read")
+
+        calibration = facts.prepare(model, batches, cache=folder)
+        with pytest.raises(OSError, match="the third batch"):
+            collect_moments(model, calibration.layers, broken(), estimator.moments, cache=calibration.cache)
+        assert list(folder.rglob("*.gradients"))
+        result, num = passes(model, batches, estimator=estimator, cache=folder)
+        assert num == 3
+        assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator)))
+
+    def test_gradients_on_the_device_are_not_kept(self, model, batches, folder):
+        estimator = GFWSVD(store="device")
+        first, _ = passes(model, batches, estimator=estimator, cache=folder)
+        for path in folder.rglob("GFWSVD-*.safetensors"):
+            path.unlink()
+        second, num = passes(model, batches, estimator=estimator, cache=folder)
+        assert num == 3
+        assert weights(first).equal(weights(second))
+        moment = GroupGradients(store="device")
+        assert moment.load(Cache(folder), ["grid"], torch.device("cpu")) is None
+
+    def test_no_half_written_file_is_left(self, folder, monkeypatch):
+        cache = Cache(folder)
+        cache.save("a", {"x": torch.ones(3)})
+        monkeypatch.setattr("facts.utils.cache.save_file", lambda tensors, path: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cache.save("a", {"x": torch.zeros(3)})
+        assert [path.name for path in files(folder)] == ["a.safetensors"]
+        assert cache.load("a")["x"].equal(torch.ones(3))
+
+
+class TestUnwritable:
+    def test_path_of_a_file(self, model, batches, tmp_path):
+        path = tmp_path / "taken"
+        path.write_text("a file")
+        Counting.calls = 0
+        with pytest.raises(OSError, match=r"cannot write to the folder .*taken.*; choose another one or free it"):
+            facts.compress(model, batches, cache=path)
+        assert Counting.calls == 0
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_read_only_folder(self, model, batches, tmp_path):
+        tmp_path.chmod(0o500)
+        Counting.calls = 0
+        with pytest.raises(OSError, match="cannot write to the folder"):
+            facts.compress(model, batches, cache=tmp_path / "cache")
+        assert Counting.calls == 0
+
+
+class TestKeys:
+    def test_equal_content_has_the_same_key(self):
+        """Nothing of an object's identity goes in: a copy, as the next run makes one, has the key of the original."""
+        model = make_model()
+        parts = [FACTS(), GroupGradients(), torch.arange(3), {"a": [1, 2.5, None]}, model, torch.float32]
+        assert content_key(*parts) == content_key(*copy.deepcopy(parts))
+        assert "0x" not in repr([FACTS(), GroupGradients(), torch.float32])
+
+    @pytest.mark.parametrize(
+        ("left", "right"),
+        [
+            (torch.zeros(2, 3), torch.zeros(3, 2)),
+            (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+            ([[1], [2]], [[1, 2]]),
+            ([torch.zeros(2), torch.zeros(2)], [torch.zeros(4)]),
+            ({"a": 1}, {"b": 1}),
+            (FACTS(), FACTS(grad_clip=1.0)),
+            (FLAR(), SVDLLM()),
+        ],
+    )
+    def test_different_content_has_different_keys(self, left, right):
+        assert content_key(left) != content_key(right)
+        assert content_key(left) == content_key(left)
+
+    def test_key_reads_every_type_of_tensor(self):
+        tensors = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64)]
+        tensors += [torch.ones(2, 3).T, torch.ones(()), torch.ones(0)]
+        assert len({content_key(tensor) for tensor in tensors}) == len(tensors)
+
+    def test_data_may_know_its_own_key(self):
+        class Photos(list):
+            content_key = "photos-v1"
+
+        assert calibration_key(Photos()) == "photos-v1"
+        assert calibration_key([(torch.ones(2), torch.zeros(2))]) != calibration_key([(torch.ones(2), torch.ones(2))])

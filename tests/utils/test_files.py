@@ -1,0 +1,98 @@
+"""Locks: one holder at a time, whatever becomes of it. Files that refer to others: never to those of another."""
+
+import errno
+import fcntl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from facts.utils.files import HeldElsewhere, locked, staging
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_keeps_others_out_and_falls_with_a_killed_holder(tmp_path):
+    path = tmp_path / "cell.lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(HeldElsewhere, match=r"cell\.lock is held by another process"), locked(path, wait=False):
+            pytest.fail("two holders")
+        holder.kill()
+    with locked(path, wait=False):
+        assert path.exists()
+
+
+def test_a_lock_is_waited_for(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tmp_path / "cell.lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER.replace("60", "0.5"), path], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        start = time.perf_counter()
+        with locked(path):
+            assert time.perf_counter() - start > 0.3
+    assert "waiting for another process" in caplog.text
+
+
+def test_a_failure_inside_gives_the_lock_back(tmp_path):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "lock"):
+        1 / 0  # noqa: B018
+    with locked(tmp_path / "lock", wait=False):
+        pass
+
+
+def test_a_file_system_without_locks_is_one_clear_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="on a file system with flock"), locked(tmp_path / "lock"):
+        pytest.fail("no lock, and yet inside")
+
+
+def write(path, text):
+    """A file, and another one that it refers to, where `staging` says."""
+    with staging(path) as staged:
+        staged.write_text(text)
+        staged.with_suffix(".data").write_text(text)
+
+
+def contents(folder):
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_staged_files_move_together(tmp_path):
+    for text in ("first", "second"):
+        write(tmp_path / "folder" / "a.onnx", text)
+        assert contents(tmp_path / "folder") == {"a.onnx": text, "a.data": text}
+
+
+def test_what_fails_while_staged_changes_nothing(tmp_path):
+    write(tmp_path / "a.onnx", "first")
+    with pytest.raises(ZeroDivisionError), staging(tmp_path / "a.onnx") as staged:
+        staged.write_text("second")
+        1 / 0  # noqa: B018
+    assert contents(tmp_path) == {"a.onnx": "first", "a.data": "first"}
+
+
+def test_a_move_that_ends_in_between_mixes_no_files(tmp_path, monkeypatch):
+    write(tmp_path / "a.onnx", "first")
+    move = Path.replace
+
+    def moves_only_data(file, to):
+        if file.suffix == ".onnx":
+            raise KeyboardInterrupt
+        return move(file, to)
+
+    monkeypatch.setattr(Path, "replace", moves_only_data)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "a.onnx", "second")
+    assert contents(tmp_path) == {"a.data": "second"}
