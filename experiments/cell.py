@@ -12,7 +12,6 @@ from torch import nn
 from experiments.instantiation import as_json, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
-from facts import __version__
 from facts.analysis import Analysis
 from facts.compression.prepare import Calibration, prepare
 from facts.finetuning import Finetuning
@@ -23,6 +22,7 @@ from facts.moments.memory import MemoryPolicy
 from facts.tasks import Task
 from facts.utils.cache import content_key
 from facts.utils.files import writable_folder
+from facts.utils.version import __version__
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LABELS = ("given", "sampled")

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -10,21 +11,35 @@ from torch import nn
 from experiments.instantiation import instantiate
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
-from facts.compression.prepare import prepare
+from facts.compression.prepare import Calibration, prepare
 from facts.compression.result import Summary
 from facts.cost.count import Cost, count_cost
 from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
+from facts.moments.execution import Execution
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
 from facts.search.base import Plan, Search
+from facts.tasks import Task
 from facts.utils import distributed
 from facts.utils.progress import timed
 
-if TYPE_CHECKING:
-    from experiments.cell import Cell
+
+class Work(Protocol):
+    """The network, data and settings that a method works with: a `Cell` has them."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def task(self) -> Task: ...
+    @property
+    def calibration(self) -> Calibration: ...
+    @property
+    def execution(self) -> Execution: ...
+    @property
+    def folder(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,7 @@ class Method(ABC):
         return None
 
     @abstractmethod
-    def produce(self, cell: "Cell") -> Product:
+    def produce(self, work: Work) -> Product:
         """Make the network."""
 
     @abstractmethod
@@ -65,8 +80,8 @@ class Method(ABC):
 class Dense(Method):
     """The network as it is."""
 
-    def produce(self, cell: "Cell") -> Product:
-        return Product(cell.model, count_cost(cell.model, cell.task.input_shape(cell.model)))
+    def produce(self, work: Work) -> Product:
+        return Product(work.model, count_cost(work.model, work.task.input_shape(work.model)))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return {"estimator": None}
@@ -82,9 +97,9 @@ class LowRank(Method):
     timing: TimingPolicy
     options: dict[str, Any]
 
-    def produce(self, cell: "Cell") -> Product:
-        sensitivity = cell.task.sensitivity(cell.model)
-        result = compress_prepared(cell.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing)
+    def produce(self, work: Work) -> Product:
+        sensitivity = work.task.sensitivity(work.model)
+        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing)
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
 
@@ -118,13 +133,13 @@ class Pruned(Method):
     ratio: float
     cost: PrunedCost
 
-    def produce(self, cell: "Cell") -> Product:
-        shape = cell.task.input_shape(cell.model)
+    def produce(self, work: Work) -> Product:
+        shape = work.task.input_shape(work.model)
         seconds: dict[str, float] = {}
-        problem = PruningProblem(cell.calibration, self.ratio, shape, self.cost)
+        problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
             model = distributed.on_main_rank(lambda: self.pruner.prune(problem).cpu())
-        model = model.to(next(cell.model.parameters()).device)
+        model = model.to(next(work.model.parameters()).device)
         return Product(model, count_cost(model, shape), seconds=seconds)
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
@@ -138,19 +153,19 @@ class Staged(Method):
     compression: LowRank
     stages: Stages
 
-    def produce(self, cell: "Cell") -> Product:
+    def produce(self, work: Work) -> Product:
         low_rank = self.compression
 
         def compress(classifier: nn.Module, data: Any) -> Any:
-            prepared = prepare(classifier, data, execution=cell.execution)
+            prepared = prepare(classifier, data, execution=work.execution)
             return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
 
-        trained = train_in_stages(cell.model, cell.task, self.stages, compress, cell.folder / "finetuning")
-        cost = count_cost(trained.model, cell.task.input_shape(cell.model))
+        trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
+        cost = count_cost(trained.model, work.task.input_shape(work.model))
         return Product(trained.model, cost, trained.plan, seconds=trained.seconds)
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        classifier = recipe.classifier.origin()  # type: ignore[attr-defined]  # stages are for recipes that have one
+        classifier = recipe.classifier.provenance()  # type: ignore[attr-defined]  # stages are for recipes that have one
         return self.compression.options | {"stages": {"classifier": classifier, **self.stages.identity()}}
 
 

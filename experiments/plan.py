@@ -52,7 +52,7 @@ def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
 @lru_cache
 def weights_of(recipe: str) -> dict[str, str]:
     """The file of a recipe's weights with its hash: of gigabytes, so only once."""
-    return instantiate(OmegaConf.create(recipe)).origin()
+    return instantiate(OmegaConf.create(recipe)).provenance()
 
 
 def _latest(records: Iterable[Record]) -> dict[str, Record]:

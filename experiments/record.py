@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import torch
 
-from facts import __version__
 from facts.compression.result import Summary
 from facts.cost.count import Cost
 from facts.utils.files import replacing
+from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -64,7 +64,7 @@ def attempt(cell: Cell, number: int) -> Record:
         identity=cell.identity,
         model_hash=cell.model_hash,
         data_hash=cell.data_hash,
-        weights=cell.recipe.origin(),
+        weights=cell.recipe.provenance(),
         attempt=number,
     )
     group = config.experiment.name if config.experiment else None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import lazy_loader
 
-__version__ = "0.1.0"
+from facts.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.compression.compress import compress as compress

@@ -39,7 +39,7 @@ class ChangeEnergies(Moment):
     def shapes(self, d_in, d_out):
         return (), ()
 
-    def start(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out, file):
         return like.new_zeros(2, dtype=torch.float64), self.changes[layer].to(like)
 
     def add(self, total, batch):
@@ -47,7 +47,7 @@ class ChangeEnergies(Moment):
         errors = ((batch.g @ change) * batch.x).sum(dim=-1).double()
         energies += torch.stack([errors.sum(dim=1).square().sum(), errors.square().sum()])
 
-    def finish(self, total):
+    def finalize(self, total):
         return total[0].unbind()
 
 

@@ -1,6 +1,7 @@
 """The two structures that estimators keep or drop, at one layer: between tokens, and within each token."""
 
 from statistics import fmean
+from typing import Any
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass

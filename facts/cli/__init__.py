@@ -7,12 +7,12 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from facts import __version__
 from facts.cli.compress import compress
 from facts.cli.errors import Commands
 from facts.cli.evaluate import evaluate
 from facts.cli.inspect import inspect
 from facts.cli.pareto import pareto
+from facts.utils.version import __version__
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
 for command in (compress, evaluate, inspect, pareto):

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from facts import __version__
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.compression.data import Batch, as_batches
@@ -27,6 +26,7 @@ from facts.search import SEARCHES, Search
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
+from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 

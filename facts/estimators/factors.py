@@ -39,9 +39,9 @@ def estimate_factors(
         def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
             totals = {}
             for moment in (Counts(), *moments):
-                total = moment.start("layer", batch.x, d_in, d_out, Path(folder) / moment.key)
+                total = moment.init_state("layer", batch.x, d_in, d_out, Path(folder) / moment.key)
                 moment.add(total, batch)
-                totals[moment] = moment.finish(total)
+                totals[moment] = moment.finalize(total)
             return {"layer": LayerMoments(totals)}
 
         estimator, moments = see_data(estimator, collect)

@@ -58,7 +58,7 @@ class Recipe(ABC):
         folder = Path(self.weights).expanduser()
         return find_published(folder, self.repository) if folder.is_dir() else find_checkpoint(self.weights)
 
-    def origin(self) -> dict[str, str]:
+    def provenance(self) -> dict[str, str]:
         """What the weights of a built network were read from, to be compared with what is published."""
         path = self.checkpoint()
         return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}

@@ -148,9 +148,9 @@ class MomentPass:
         """The finished moments, by moment and layer."""
         self.accumulate(with_progress(distributed.shard(calibration), "calibration"))
         for moment, totals in self.totals.items():
-            moment.join(totals)
+            moment.all_reduce(totals)
         return {
-            moment: {name: moment.finish(totals.pop(name)) for name in self.layers}
+            moment: {name: moment.finalize(totals.pop(name)) for name in self.layers}
             for moment, totals in self.totals.items()
         }
 
@@ -161,9 +161,9 @@ class MomentPass:
     def _add(self, name: str, batch: LayerBatch) -> None:
         for moment, totals in self.totals.items():
             if (moment, name) in self.elsewhere:
-                part = self._start(moment, name, batch.x.device)
+                part = self._init_state(moment, name, batch.x.device)
                 moment.add(part, batch)
-                for total, addend in zip(moment.sums(totals[name]), moment.sums(part), strict=True):
+                for total, addend in zip(moment.reducible(totals[name]), moment.reducible(part), strict=True):
                     total += addend.to(total.device)
             else:
                 moment.add(totals[name], batch)
@@ -172,15 +172,15 @@ class MomentPass:
         """An empty total, on the layer's device or in main memory."""
         weight = self.layers[name].weight
         size = moment.num_held(*weight.shape[::-1]) * at_least_float32(weight[:0]).element_size()
-        if moment.movable and size > self.room:
+        if moment.can_offload and size > self.room:
             self.elsewhere.add((moment, name))
-            return self._start(moment, name, torch.device("cpu"))
+            return self._init_state(moment, name, torch.device("cpu"))
         self.room -= size
-        return self._start(moment, name, weight.device)
+        return self._init_state(moment, name, weight.device)
 
-    def _start(self, moment: Moment, name: str, device: torch.device) -> Any:
+    def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
         weight = self.layers[name].weight
         like = at_least_float32(weight[:0].detach()).to(device)
-        return moment.start(
+        return moment.init_state(
             name, like, weight.shape[1], weight.shape[0], self.folder / f"{moment.key}-{content_key(name)}"
         )

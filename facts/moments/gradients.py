@@ -131,7 +131,7 @@ class GroupGradients(Moment):
     group_size: int = 64
     store: Literal["disk", "device"] = "disk"
 
-    movable = False
+    can_offload = False
 
     def shapes(self, d_in, d_out):
         return ((d_out, d_in),)
@@ -146,7 +146,7 @@ class GroupGradients(Moment):
     def num_held(self, d_in, d_out):
         return d_in * d_out
 
-    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GroupMeans:
+    def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> GroupMeans:
         path = file.with_suffix(".gradients") if self.store == "disk" else None
         return GroupMeans(like.new_empty(0), (d_out, d_in), path)
 
@@ -158,11 +158,11 @@ class GroupGradients(Moment):
             total.add_samples(group, batch.g[start:end], batch.x[start:end])
             start = end
 
-    def join(self, totals: Mapping[str, GroupMeans]) -> None:
+    def all_reduce(self, totals: Mapping[str, GroupMeans]) -> None:
         for total in totals.values() if distributed.size() > 1 else ():
             total.join()
 
-    def finish(self, total: GroupMeans) -> GradientStore:
+    def finalize(self, total: GroupMeans) -> GradientStore:
         total.close_group()
         return total.store
 

@@ -27,7 +27,7 @@ class TokenPowerStep(ClippedGradMoment):
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out), ()
 
-    def start(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out, file):
         A, B = (factor.to(like) for factor in self.previous[layer])
         return like.new_zeros(d_in, d_in), like.new_zeros(d_out, d_out), A, B
 
@@ -43,9 +43,9 @@ class TokenPowerStep(ClippedGradMoment):
     def num_held(self, d_in, d_out):
         return 2 * (d_in**2 + d_out**2)
 
-    def sums(self, total):
+    def reducible(self, total):
         return total[:2]
 
-    def finish(self, total):
+    def finalize(self, total):
         inputs, grads, A, _ = total
         return mirror(inputs), mirror(grads), A.trace()

@@ -25,22 +25,22 @@ class ProbeMoment(Moment):
     num_probes: int
     seed: int = 0
 
-    movable = False  # drawing the probes for every batch would take longer than the batch
+    can_offload = False  # drawing the probes for every batch would take longer than the batch
 
     def shapes(self, d_in, d_out):
         return ((self.num_probes, d_out, d_in),)
 
-    def start(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out, file):
         probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(like)
         return torch.zeros_like(probes), probes
 
     def num_held(self, d_in, d_out):
         return 2 * self.num_probes * d_out * d_in
 
-    def sums(self, total):
+    def reducible(self, total):
         return total[:1]
 
-    def finish(self, total):
+    def finalize(self, total):
         return total[:1]
 
 

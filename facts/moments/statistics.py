@@ -24,7 +24,7 @@ class Moment(ABC):
     """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
 
     needs_grads: ClassVar[bool] = True
-    movable: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
+    can_offload: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
 
     @property
     def on_disk(self) -> bool:
@@ -48,7 +48,7 @@ class Moment(ABC):
         """How many numbers it takes where it grows."""
         return self.num_values(d_in, d_out, num_samples=0)
 
-    def start(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
+    def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
         """An empty sum for a layer, of `like`'s type and device; a moment too large for memory may use `file`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
 
@@ -56,15 +56,15 @@ class Moment(ABC):
     def add(self, total: Any, batch: LayerBatch) -> None:
         """Add one batch, in place."""
 
-    def sums(self, total: Any) -> tuple[Tensor, ...]:
+    def reducible(self, total: Any) -> tuple[Tensor, ...]:
         """The tensors of a total that grow with the data."""
         return total
 
-    def join(self, totals: Mapping[str, Any]) -> None:
+    def all_reduce(self, totals: Mapping[str, Any]) -> None:
         """Make the totals of all layers those of all processes, each of which saw its share of the data."""
-        distributed.all_reduce(tensor for total in totals.values() for tensor in self.sums(total))
+        distributed.all_reduce(tensor for total in totals.values() for tensor in self.reducible(total))
 
-    def finish(self, total: Any) -> Any:
+    def finalize(self, total: Any) -> Any:
         """The sum in the form that estimators read, in place where it is large."""
         return total
 
@@ -90,7 +90,7 @@ class Counts(Moment):
     def shapes(self, d_in, d_out):
         return ((2,),)
 
-    def start(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out, file):
         return (like.new_zeros(2, dtype=torch.float64),)  # whole numbers beyond float32's 2^24
 
     def add(self, total, batch):
@@ -101,7 +101,7 @@ class Counts(Moment):
 class SymmetricMoment(Moment):
     """A sum of symmetric matrices, of which only the lower half is computed."""
 
-    def finish(self, total: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def finalize(self, total: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(mirror(matrix) for matrix in total)
 
 

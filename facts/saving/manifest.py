@@ -10,9 +10,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from facts import __version__
 from facts.compression.result import Summary
 from facts.modules.networks import is_transformers
+from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
 
@@ -43,17 +43,17 @@ class Manifest:
         """Raises `FileNotFoundError` where there is none, `ValueError` where it is damaged or of a newer library."""
         path = folder / MANIFEST
         try:
-            description = TypeAdapter(cls).validate_json(path.read_bytes())
+            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}; give a folder that save_compressed wrote"
             ) from error
         except ValidationError as error:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
-        theirs = description.versions.get("facts", __version__)
+        theirs = manifest.versions.get("facts", __version__)
         if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):
             raise ValueError(f"{path} was written by facts {theirs}, and this is {__version__}: pip install -U facts")
-        return description
+        return manifest
 
     def text(self) -> str:
         return json.dumps(asdict(self), indent=1)

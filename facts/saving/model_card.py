@@ -40,27 +40,27 @@ def is_unchanged(card: bytes) -> bool:
     return bool(mark) and (text + _signature(text)).encode() == card
 
 
-def model_card(description: Manifest, num_bytes: int, source: str) -> str:
+def model_card(manifest: Manifest, num_bytes: int, source: str) -> str:
     """Markdown, headed by what Hugging Face's hub wants to know as YAML. It says nothing that is not known."""
-    original = (description.base_model or {}).get("name")
+    original = (manifest.base_model or {}).get("name")
     sections = [
-        f"---\n{_metadata(description, source).to_yaml()}\n---",
+        f"---\n{_metadata(manifest, source).to_yaml()}\n---",
         f"# {source}",
         f"{f'`{original}`' if original else 'A network'}, made smaller by low-rank layers: compressed with facts, by "
-        f"`{description.summary.estimator}` with ranks by `{description.summary.search}`.",
-        _table(description, num_bytes),
+        f"`{manifest.summary.estimator}` with ranks by `{manifest.summary.search}`.",
+        _table(manifest, num_bytes),
         "## How to load it",
-        _loading(description, source),
+        _loading(manifest, source),
         "## How it was made",
-        "\n".join(f"- {name}: {text}" for name, text in _method(description).items()),
-        _details("Ranks", tabulate(_ranks(description), headers=("layer", "rank"), tablefmt="github")),
+        "\n".join(f"- {name}: {text}" for name, text in _method(manifest).items()),
+        _details("Ranks", tabulate(_ranks(manifest), headers=("layer", "rank"), tablefmt="github")),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _metadata(description: Manifest, source: str) -> ModelCardData:
-    pipeline = _pipeline(description)
-    measured = {name: both["compressed"] for name, both in (description.metrics or {}).items() if "compressed" in both}
+def _metadata(manifest: Manifest, source: str) -> ModelCardData:
+    pipeline = _pipeline(manifest)
+    measured = {name: both["compressed"] for name, both in (manifest.metrics or {}).items() if "compressed" in both}
     results = [
         EvalResult(
             task_type=pipeline, dataset_type="unknown", dataset_name="not named", metric_type=name, metric_value=value
@@ -70,7 +70,7 @@ def _metadata(description: Manifest, source: str) -> ModelCardData:
     ]
     return ModelCardData(
         library_name="facts",
-        base_model=(description.base_model or {}).get("repository"),
+        base_model=(manifest.base_model or {}).get("repository"),
         tags=["facts", "low-rank", "compression"],
         pipeline_tag=pipeline,
         eval_results=results or None,
@@ -78,13 +78,13 @@ def _metadata(description: Manifest, source: str) -> ModelCardData:
     )
 
 
-def _pipeline(description: Manifest) -> str | None:
-    recipe = description.recipe or {}
+def _pipeline(manifest: Manifest) -> str | None:
+    recipe = manifest.recipe or {}
     return PIPELINES.get(recipe.get("toolbox", recipe.get("kind", "")))
 
 
-def _table(description: Manifest, num_bytes: int) -> str:
-    before, after, latency = description.summary.before, description.summary.after, description.summary.latency
+def _table(manifest: Manifest, num_bytes: int) -> str:
+    before, after, latency = manifest.summary.before, manifest.summary.after, manifest.summary.latency
     costs = [
         ("FLOPs (G)", before.flops, after.flops, 1e9),
         ("parameters (M)", before.params, after.params, 1e6),
@@ -92,30 +92,30 @@ def _table(description: Manifest, num_bytes: int) -> str:
         ("latency (ms)", latency.get("dense"), latency.get("measured"), 1e-3),
     ]
     rows = [
-        (name, _figure(old, unit), _figure(new, unit), f"{new / old:.1%}" if old else "")
+        (name, _number(old, unit), _number(new, unit), f"{new / old:.1%}" if old else "")
         for name, old, new, unit in costs
         if new
     ]
     rows += [
-        (name, _figure(both.get("original")), _figure(both.get("compressed")), "")
-        for name, both in (description.metrics or {}).items()
+        (name, _number(both.get("original")), _number(both.get("compressed")), "")
+        for name, both in (manifest.metrics or {}).items()
     ]
     headers = ("", "original", "compressed", "remaining")
     return tabulate(rows, headers, tablefmt="github", colalign=("left", *["right"] * 3), disable_numparse=True)
 
 
-def _figure(value: float | None, unit: float = 1) -> str:
+def _number(value: float | None, unit: float = 1) -> str:
     return "" if value is None else f"{value / unit:.4g}"
 
 
-def _loading(description: Manifest, source: str) -> str:
-    dense = "" if description.recipe else ", model=dense"
-    comment = "" if description.recipe else "  # `dense` is the network that was compressed, as it was built"
+def _loading(manifest: Manifest, source: str) -> str:
+    dense = "" if manifest.recipe else ", model=dense"
+    comment = "" if manifest.recipe else "  # `dense` is the network that was compressed, as it was built"
     return f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}).model{comment}\n```'
 
 
-def _method(description: Manifest) -> dict[str, str]:
-    summary, base = description.summary, description.base_model or {}
+def _method(manifest: Manifest) -> dict[str, str]:
+    summary, base = manifest.summary, manifest.base_model or {}
     known = {
         "estimator": f"`{summary.estimator}`",
         "search": f"`{summary.search}`",
@@ -126,15 +126,15 @@ def _method(description: Manifest) -> dict[str, str]:
         "its repository": base.get("repository"),
         "its weights": base.get("source") and f"`{base['source']}`, SHA-256 {base.get('sha256', 'not known')}",
         "licence": base.get("repository") and f"that of the original: see {base['repository']}",
-        "layers left alone": description.skipped and f"{len(description.skipped)} (`skipped` in `compression.json`)",
-        "versions": ", ".join(f"{name} {version}" for name, version in description.versions.items()),
-        f"SHA-256 of `{WEIGHTS}`": description.fingerprint,
+        "layers left alone": manifest.skipped and f"{len(manifest.skipped)} (`skipped` in `compression.json`)",
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+        f"SHA-256 of `{WEIGHTS}`": manifest.fingerprint,
     }
     return {name: str(text) for name, text in known.items() if text}
 
 
-def _ranks(description: Manifest) -> list[tuple[str, str]]:
-    return [(f"`{name}`", "dense" if rank is None else str(rank)) for name, rank in description.plan.items()]
+def _ranks(manifest: Manifest) -> list[tuple[str, str]]:
+    return [(f"`{name}`", "dense" if rank is None else str(rank)) for name, rank in manifest.plan.items()]
 
 
 def _details(title: str, content: str) -> str:

@@ -15,8 +15,8 @@ from facts.utils.hub import REPOSITORY
 
 def provenance_of(model: nn.Module) -> dict[str, str] | None:
     """`name` and `repository` of a network, the file of its weights (`source`) and its `sha256`, as far as known."""
-    if origin := getattr(model, "origin", None):  # of one that was saved and loaded
-        return origin
+    if known := getattr(model, "provenance", None):  # of one that was saved and loaded
+        return known
     if recipe := getattr(model, "recipe", None):
         return _of_recipe(recipe)
     if is_transformers(model):
@@ -29,7 +29,7 @@ def _of_recipe(recipe: Recipe) -> dict[str, str]:
     published = recipe.weights == "pretrained" or Path(recipe.weights).is_dir()
     repository = {"repository": recipe.repository} if published else {}
     try:
-        return {"name": recipe.name, **repository, **recipe.origin()}
+        return {"name": recipe.name, **repository, **recipe.provenance()}
     except FileNotFoundError:  # the file has gone since
         return {"name": recipe.name, **repository, "source": Path(recipe.weights).name}
 

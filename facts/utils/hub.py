@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from facts import __version__
+from facts.utils.version import __version__
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 DATA = ["model.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]

@@ -29,9 +29,9 @@ def random_layer(seed):
 
 def products_of(x, g, num_probes, seed):
     moment = FisherProducts(num_probes, seed)
-    total = moment.start("layer", x, x.shape[-1], g.shape[-1], None)
+    total = moment.init_state("layer", x, x.shape[-1], g.shape[-1], None)
     moment.add(total, LayerBatch(x, g))
-    return moment.finish(total)[0]
+    return moment.finalize(total)[0]
 
 
 def estimated(x, g, factors, num_probes, seed=0):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
+import facts
 from facts.analysis import Subject, TokenCoupling, TokenStore, collect_tokens, cross_token_coupling
 from facts.analysis.dependence import distance_correlations
 from facts.compression.selection import select_layers

@@ -32,9 +32,9 @@ def test_ledoit_wolf_amount_is_scikit_learns(model, batches, stretch):
 def literal(x):
     batch = LayerBatch(x, None)
     moment = LiteralShrunkGram()
-    total = moment.start("layer", batch.x, x.shape[-1], 1, None)
+    total = moment.init_state("layer", batch.x, x.shape[-1], 1, None)
     moment.add(total, batch)
-    return moment.finish(total)[0]
+    return moment.finalize(total)[0]
 
 
 def test_literal_amount_is_rounding_error():

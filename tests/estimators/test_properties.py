@@ -80,10 +80,10 @@ def test_gradients_are_read_in_chunks(store, monkeypatch):
 def test_group_gradients_are_means_of_samples_in_order(tmp_path):
     inputs, grads = tensors(7, 3, 5, 4)
     moment = GroupGradients(group_size=3)
-    total = moment.start("layer", inputs, 5, 4, tmp_path / "layer")
+    total = moment.init_state("layer", inputs, 5, 4, tmp_path / "layer")
     for part in (slice(0, 2), slice(2, 7)):
         moment.add(total, LayerBatch(inputs[part], grads[part], first_sample=part.start))
-    (stored,) = moment.finish(total).chunks()
+    (stored,) = moment.finalize(total).chunks()
     expected = torch.stack(
         [
             torch.einsum("kti,ktj->ij", grads[p], inputs[p]) / len(inputs[p])

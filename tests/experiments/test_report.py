@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 from experiments import extras
 from experiments.config import CONF, Experiment
 from experiments.output.report import write_report
-from experiments.output.report.outcome import outcome_of
+from experiments.output.report.experiment_result import read_result
 from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.reproduce import every_experiment, report_on_all
 from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
@@ -112,7 +112,7 @@ def test_packages_that_are_missing_are_named_with_the_command(tmp_path, monkeypa
         columns={"N": []},
         rows={"A": []},
     )
-    (gap,) = outcome_of(experiment, {}, tmp_path).gaps
+    (gap,) = read_result(experiment, {}, tmp_path).gaps
     assert gap.reason == "lm_eval not installed: `make install-llm`"
 
 
@@ -133,9 +133,9 @@ def test_figures_and_charts_are_in_the_page(page, tmp_path):
 
 def test_bars_are_ranks_over_full_ranks(tmp_path):
     write_results(tmp_path)
-    outcome = outcome_of(EXPERIMENTS[1], {}, tmp_path)
-    for full, shares in ((full_ranks(outcome.records.values()), (0.25, 0.5, 0.75, 1)), ({}, (1 / 3, 2 / 3, 1, 1))):
-        plan, other = plan_tables(outcome, full)
+    result = read_result(EXPERIMENTS[1], {}, tmp_path)
+    for full, shares in ((full_ranks(result.records.values()), (0.25, 0.5, 0.75, 1)), ({}, (1 / 3, 2 / 3, 1, 1))):
+        plan, other = plan_tables(result, full)
         assert (plan.network, plan.methods, other.network) == ("Net", [BOTH], "Other")
         assert tuple(plan.layers) == LAYERS
         assert tuple(bar.share for (bar,) in plan.layers.values()) == pytest.approx(shares)

@@ -32,7 +32,7 @@ def test_one_file(kind, tmp_path):
     loaded = recipe.build()
     assert torch.equal(run(loaded, TOKENS), run(model, TOKENS))
     assert not hasattr(loaded, "tokenizer") and not loaded.training
-    assert recipe.origin()["sha256"] == weights.sha256(tmp_path / "model.safetensors")
+    assert recipe.provenance()["sha256"] == weights.sha256(tmp_path / "model.safetensors")
 
 
 def test_several_files(tmp_path):
@@ -41,7 +41,7 @@ def test_several_files(tmp_path):
     recipe = replace(recipe, weights=str(index))
     assert len(weights.weight_files(index)) > 1
     assert torch.equal(run(recipe.build(), TOKENS), run(model, TOKENS))
-    assert len(recipe.origin()["sha256"].split()) == len(weights.weight_files(index))
+    assert len(recipe.provenance()["sha256"].split()) == len(weights.weight_files(index))
     weights.weight_files(index)[0].unlink()
     with pytest.raises(FileNotFoundError):
         recipe.build()

@@ -139,7 +139,7 @@ def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
         torch.save({"epoch": 300, "args": argparse.Namespace(lr=0.1), "state_dict": tensors}, path)
     recipe = tiny(weights=str(tmp_path))
     assert_loaded(recipe.build(), tensors)
-    assert recipe.origin() == {"source": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert recipe.provenance() == {"source": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def test_a_folder_without_the_file_says_which_names_were_looked_for(tmp_path):
@@ -150,7 +150,7 @@ def test_a_folder_without_the_file_says_which_names_were_looked_for(tmp_path):
 
 
 def test_random_weights_say_so():
-    assert tiny(weights="random").origin() == {"source": "random"}
+    assert tiny(weights="random").provenance() == {"source": "random"}
 
 
 SWIN = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}

@@ -21,9 +21,9 @@ def test_both_routes_give_the_same(moment, num_samples, tokens, n, m, through_to
     for route in (True, False):
         batch = LayerBatch(x, g)
         batch.tokens_are_cheaper = route
-        total = moment.start("layer", x, n, m, None)
+        total = moment.init_state("layer", x, n, m, None)
         moment.add(total, batch)
-        totals.append(moment.finish(total))
+        totals.append(moment.finalize(total))
     for left, right in zip(*totals, strict=True):
         assert relative_error(left, right) < 1e-13  # float64 sums in another order
 

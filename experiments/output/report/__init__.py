@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.config import Experiment
+from experiments.output.report.experiment_result import Properties, read_result
 from experiments.output.report.markdown import markdown
-from experiments.output.report.outcome import Properties, outcome_of
 from experiments.output.report.page import page
 from facts.utils.files import replacing
 
 
 def write_report(experiments: Iterable[Experiment], properties: dict[str, Properties], folder: Path) -> None:
     """`report.html` and `report.md` in `folder`; `properties` are those that an experiment's table shows, by name."""
-    outcomes = [outcome_of(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
-    for name, text in (("report.md", markdown(outcomes, folder.name)), ("report.html", page(outcomes, folder.name))):
+    results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
+    for name, text in (("report.md", markdown(results, folder.name)), ("report.html", page(results, folder.name))):
         with replacing(folder / name) as path:
             path.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from experiments.output.report.outcome import Outcome
+from experiments.output.report.experiment_result import ExperimentResult
 
 INK = "#010203"  # stands for the colour of the text around the chart
 SERIES = (
@@ -76,13 +76,13 @@ def svg_of(name: str, draw: Callable[[Figure], None], height: float) -> str:
     return svg
 
 
-def pareto_charts(outcomes: list[Outcome]) -> list[Chart]:
+def pareto_charts(results: list[ExperimentResult]) -> list[Chart]:
     """For each network of the tables that are alike but for their budget: the ranked metric against the FLOPs."""
-    alike: dict[tuple, list[Outcome]] = {}
-    for outcome in outcomes:
-        experiment = outcome.experiment
+    alike: dict[tuple, list[ExperimentResult]] = {}
+    for result in results:
+        experiment = result.experiment
         if "gflops" in experiment.metrics:
-            alike.setdefault((*experiment.rows, *experiment.columns, experiment.ranked_by), []).append(outcome)
+            alike.setdefault((*experiment.rows, *experiment.columns, experiment.ranked_by), []).append(result)
     return [
         chart
         for group in alike.values()
@@ -92,7 +92,7 @@ def pareto_charts(outcomes: list[Outcome]) -> list[Chart]:
     ]
 
 
-def _pareto(group: list[Outcome], column: str) -> Chart | None:
+def _pareto(group: list[ExperimentResult], column: str) -> Chart | None:
     experiment = group[0].experiment
     dense = next((row for row, overrides in experiment.rows.items() if "estimator=none" in overrides), "")
     panels = {source: _curves(group, column, dense, source) for source in ("ours", "paper")}
@@ -118,18 +118,15 @@ def _pareto(group: list[Outcome], column: str) -> Chart | None:
     return Chart(column, caption, svg_of(f"pareto-{column}", draw, height=3.5))
 
 
-def _curves(group: list[Outcome], column: str, dense: str, source: str) -> Mapping[str, Points]:
+def _curves(group: list[ExperimentResult], column: str, dense: str, source: str) -> Mapping[str, Points]:
     """By method the points of `ours` or the `paper`, FLOPs in percent of the dense network's."""
     curves: dict[str, Points] = {}
-    for outcome in group:
+    for result in group:
         values = [
-            [
-                getattr(outcome.entries[row, column, metric], source)
-                for metric in ("gflops", outcome.experiment.ranked_by)
-            ]
-            for row in outcome.experiment.rows
+            [getattr(result.entries[row, column, metric], source) for metric in ("gflops", result.experiment.ranked_by)]
+            for row in result.experiment.rows
         ]
-        by_row = dict(zip(outcome.experiment.rows, values, strict=True))
+        by_row = dict(zip(result.experiment.rows, values, strict=True))
         whole = by_row[dense][0] if dense in by_row else None
         for row, (gflops, value) in by_row.items():
             if whole is not None and gflops is not None and value is not None:
@@ -137,18 +134,18 @@ def _curves(group: list[Outcome], column: str, dense: str, source: str) -> Mappi
     return {row: sorted(points) for row, points in curves.items()}
 
 
-def sensitivity_charts(outcomes: list[Outcome]) -> dict[str, list[Chart]]:
+def sensitivity_charts(results: list[ExperimentResult]) -> dict[str, list[Chart]]:
     """By network, each profile once that an integer program decided by, with the cells that rest on it."""
-    uses: dict[str, list[tuple[Outcome, str, str]]] = {}
-    for outcome in outcomes:
-        for (row, column), record in outcome.records.items():
+    uses: dict[str, list[tuple[ExperimentResult, str, str]]] = {}
+    for result in results:
+        for (row, column), record in result.records.items():
             if record.summary and record.profile and record.summary.solution:
-                uses.setdefault(repr((record.model_hash, record.profile)), []).append((outcome, row, column))
+                uses.setdefault(repr((record.model_hash, record.profile)), []).append((result, row, column))
     charts: dict[str, list[Chart]] = {}
     for number, places in enumerate(uses.values()):
-        outcome, row, column = places[0]
-        record = outcome.records[row, column]
-        caption = "; ".join(f"{outcome.experiment.name}: {row}" for outcome, row, _ in places)
+        result, row, column = places[0]
+        record = result.records[row, column]
+        caption = "; ".join(f"{result.experiment.name}: {row}" for result, row, _ in places)
         svg = svg_of(f"sensitivity-{number}", partial(_draw_profile, profile=record.profile), height=3.3)
         charts.setdefault(column, []).append(Chart(row, caption, svg))
     return charts

@@ -2,24 +2,24 @@
 
 import pandas as pd
 
-from experiments.output.report.outcome import Outcome, distinct
+from experiments.output.report.experiment_result import ExperimentResult, distinct
 from experiments.output.report.provenance import Provenance, seconds_by_estimator
 
 
-def markdown(outcomes: list[Outcome], profile: str) -> str:
+def markdown(results: list[ExperimentResult], profile: str) -> str:
     lines = [
         f"# Results, profile `{profile}`",
         "",
         "All of it on one page, with charts: [report.html](report.html)",
         "",
     ]
-    for outcome in outcomes:
-        experiment = outcome.experiment
+    for result in results:
+        experiment = result.experiment
         files = {"table": f"tables/{experiment.name}.md"} if experiment.metrics else {}
         if experiment.figure:
             files["figure"] = f"figures/{experiment.name}.png"
         lines.append(f"- {experiment.title}: {', '.join(f'[{kind}]({file})' for kind, file in files.items())}")
-    records = distinct(outcomes)
+    records = distinct(results)
     if not records:
         return "\n".join([*lines, "", "No record of a cell is here.", ""])
     provenance = Provenance.of(records)

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments.output.report.charts import pareto_charts, sensitivity_charts
-from experiments.output.report.outcome import Outcome, distinct
+from experiments.output.report.experiment_result import ExperimentResult, distinct
 from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.output.report.provenance import Provenance, seconds_by_estimator, seconds_by_experiment
 from experiments.output.tables import in_paper
@@ -29,9 +29,9 @@ class Group:
     sources: list[str]
 
 
-def page(outcomes: list[Outcome], profile: str) -> str:
+def page(results: list[ExperimentResult], profile: str) -> str:
     """The whole document."""
-    records = distinct(outcomes)
+    records = distinct(results)
     environment = Environment(
         loader=PackageLoader("experiments.output.report"),
         autoescape=True,
@@ -43,37 +43,37 @@ def page(outcomes: list[Outcome], profile: str) -> str:
     full = full_ranks(records)
     return environment.get_template("page.html").render(
         profile=profile,
-        parts=parts(outcomes),
-        outcomes=outcomes,
-        counts=Counter(cell.status for outcome in outcomes for cell in outcome.cells.values()),
-        compared=any(outcome.compared for outcome in outcomes),
-        groups={outcome.experiment.name: groups(outcome) for outcome in outcomes},
-        plans={outcome.experiment.name: plan_tables(outcome, full) for outcome in outcomes},
-        pareto=pareto_charts(outcomes),
-        sensitivities=sensitivity_charts(outcomes),
+        parts=parts(results),
+        results=results,
+        counts=Counter(cell.status for result in results for cell in result.cells.values()),
+        compared=any(result.compared for result in results),
+        groups={result.experiment.name: groups(result) for result in results},
+        plans={result.experiment.name: plan_tables(result, full) for result in results},
+        pareto=pareto_charts(results),
+        sensitivities=sensitivity_charts(results),
         num_records=len(records),
-        num_unread=len({e.fingerprint for o in outcomes for e in o.cells.values() if e.fingerprint}) - len(records),
+        num_unread=len({e.fingerprint for o in results for e in o.cells.values() if e.fingerprint}) - len(records),
         provenance=Provenance.of(records) if records else None,
-        timings=[seconds_by_experiment(outcomes), seconds_by_estimator(records)] if records else [],
+        timings=[seconds_by_experiment(results), seconds_by_estimator(records)] if records else [],
     )
 
 
-def parts(outcomes: list[Outcome]) -> dict[str, list[Outcome]]:
+def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
     """The experiments under headings, the paper's tables first."""
-    tables = [outcome for outcome in outcomes if outcome.experiment.metrics]
+    tables = [result for result in results if result.experiment.metrics]
     chosen = {
-        "Tables of the paper": [outcome for outcome in tables if in_paper(outcome.entries.values())],
-        "Tables beyond the paper": [outcome for outcome in tables if not in_paper(outcome.entries.values())],
-        "Figures": [outcome for outcome in outcomes if not outcome.experiment.metrics],
+        "Tables of the paper": [result for result in tables if in_paper(result.entries.values())],
+        "Tables beyond the paper": [result for result in tables if not in_paper(result.entries.values())],
+        "Figures": [result for result in results if not result.experiment.metrics],
     }
     return {heading: members for heading, members in chosen.items() if members}
 
 
-def groups(outcome: Outcome) -> list[Group]:
+def groups(result: ExperimentResult) -> list[Group]:
     """The headings under each of a table's columns; a paper that says nothing of a metric gets no column for it."""
     found = []
-    for metric, title in outcome.experiment.metrics.items():
-        entries = [entry for (_, _, name), entry in outcome.entries.items() if name == metric]
+    for metric, title in result.experiment.metrics.items():
+        entries = [entry for (_, _, name), entry in result.entries.items() if name == metric]
         known = [source for source in SOURCES if any(getattr(entry, source) is not None for entry in entries)]
         found.append(Group(metric, title, ["ours", *(source for source in known if source != "ours")]))
     return found

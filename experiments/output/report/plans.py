@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from experiments.output.report.outcome import Outcome
+from experiments.output.report.experiment_result import ExperimentResult
 from experiments.record import Record
 
 FullRanks = dict[tuple[str, str], int]
@@ -43,10 +43,10 @@ def full_ranks(records: Iterable[Record]) -> FullRanks:
     }
 
 
-def plan_tables(outcome: Outcome, full: FullRanks) -> list[PlanTable]:
+def plan_tables(result: ExperimentResult, full: FullRanks) -> list[PlanTable]:
     """One a network, of the cells whose search may give each layer another ratio."""
     networks: dict[str, dict[str, Record]] = defaultdict(dict)
-    for (row, column), record in outcome.records.items():
+    for (row, column), record in result.records.items():
         if record.plan and not record.config["search"]["_target_"].endswith(".Uniform"):
             networks[column][row] = record
     return [_table(network, records, full) for network, records in networks.items()]

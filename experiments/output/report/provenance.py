@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.output.report.outcome import Outcome
+from experiments.output.report.experiment_result import ExperimentResult
 from experiments.record import Record
 
 
@@ -32,9 +32,9 @@ def seconds_by_estimator(records: Iterable[Record]) -> pd.DataFrame:
     return _sums("estimator", ((named[record.fingerprint].rpartition(".")[2], record) for record in records))
 
 
-def seconds_by_experiment(outcomes: Iterable[Outcome]) -> pd.DataFrame:
+def seconds_by_experiment(results: Iterable[ExperimentResult]) -> pd.DataFrame:
     """One line an experiment; a cell that several share counts in each."""
-    return _sums("experiment", ((outcome.experiment.name, r) for outcome in outcomes for r in outcome.records.values()))
+    return _sums("experiment", ((result.experiment.name, r) for result in results for r in result.records.values()))
 
 
 def _sums(name: str, records: Iterable[tuple[str, Record]]) -> pd.DataFrame:

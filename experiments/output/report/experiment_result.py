@@ -26,7 +26,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentResult:
     """One experiment. `entries` are by row, column and metric, `records` by row and column: those that are here."""
 
     experiment: Experiment
@@ -80,7 +80,7 @@ class Outcome:
         return f"not run yet: `python -m experiments.reproduce experiment={self.experiment.name}`"
 
 
-def outcome_of(experiment: Experiment, properties: Properties, folder: Path) -> Outcome:
+def read_result(experiment: Experiment, properties: Properties, folder: Path) -> ExperimentResult:
     """Read the experiment's table and records; a cell that the table lacks is missing, or left out on purpose."""
     entries = _read_table(folder / "tables" / f"{experiment.name}.csv")
     for row in experiment.rows:
@@ -93,7 +93,7 @@ def outcome_of(experiment: Experiment, properties: Properties, folder: Path) -> 
     figure = folder / "figures" / f"{experiment.name}.png"
     fingerprints = {(row, column): entry.fingerprint for (row, column, _), entry in entries.items()}
     records = {place: read_record(name, folder / "records") for place, name in fingerprints.items() if name}
-    return Outcome(
+    return ExperimentResult(
         experiment,
         properties,
         entries,
@@ -102,9 +102,9 @@ def outcome_of(experiment: Experiment, properties: Properties, folder: Path) -> 
     )
 
 
-def distinct(outcomes: list[Outcome]) -> list[Record]:
+def distinct(results: list[ExperimentResult]) -> list[Record]:
     """Every record once: tables share cells."""
-    return list({record.fingerprint: record for outcome in outcomes for record in outcome.records.values()}.values())
+    return list({record.fingerprint: record for result in results for record in result.records.values()}.values())
 
 
 def _read_table(path: Path) -> dict[tuple[str, str, str], Entry]:

@@ -1,0 +1,97 @@
+"""Recipes of saved networks: written from a network, and read from a folder that somebody else may have made."""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from facts.compression.result import CompressionResult
+from facts.models import RECIPES, Recipe, TimmModel
+from facts.models.causal_lm import recipe_of
+from facts.models.timm_options import options_beside
+from facts.modules.networks import is_transformers
+from facts.saving.manifest import first_fault
+from facts.saving.plans import with_plan
+
+log = logging.getLogger(__name__)
+
+IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes that change no output of a loaded network
+
+
+def recipe_of_result(result: CompressionResult) -> Recipe | None:
+    """What builds the network again from JSON alone; None for one that nothing known does."""
+    model = result.model
+    recipe = getattr(model, "recipe", None) or (recipe_of(model) if is_transformers(model) else _timm_recipe(result))
+    try:
+        if recipe is None:
+            raise ValueError(f"nothing known here builds this {type(model).__name__}")
+        recipe = recipe.portable()
+        recipe.refuse_foreign()
+    except ValueError as error:
+        log.warning("the saved network will have to be loaded onto a given one, as model=: %s", error)
+        return None
+    return recipe
+
+
+def _timm_recipe(result: CompressionResult) -> TimmModel | None:
+    """timm's name of the network and the options that it shows, if these make the same network."""
+    model = result.model
+    tag = getattr(model, "pretrained_cfg", {}).get("architecture")
+    if tag is None:
+        return None
+    arguments: dict[str, Any] = {"num_classes": model.num_classes}
+    try:
+        with torch.device("meta"):
+            arguments |= options_beside(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
+            recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
+            rebuilt = with_plan(build_recipe(recipe), result.plan)
+    except ValueError:  # it has other layers, or takes other options
+        return None
+    return recipe if _structure(rebuilt) == _structure(model) else None
+
+
+def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:
+    """What tells networks with the same names apart: what they print, their shapes, and their modules' settings."""
+    shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    settings = {
+        (name, attribute): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, bool | int | float | str | tuple | list) and attribute not in IRRELEVANT
+    }
+    return repr(model), shapes, settings
+
+
+def describe_recipe(recipe: Recipe | None) -> dict[str, Any] | None:
+    return {"kind": recipe.kind, **asdict(recipe)} if recipe else None
+
+
+def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
+    if fields is None:
+        raise ValueError(f"{path} names no architecture that can be built from JSON; pass the dense network as model=")
+    kind = fields.get("kind")
+    if kind not in [*RECIPES]:
+        raise ValueError(f"{path} is of {kind!r}, which this version cannot build; pass the dense network as model=")
+    try:
+        recipe = RECIPES[kind](**{name: value for name, value in fields.items() if name != "kind"})
+        recipe.refuse_foreign()
+    except ValidationError as error:
+        raise ValueError(f"{path} is refused: {first_fault(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is refused: {error}") from error
+    return recipe
+
+
+def build_recipe(recipe: Recipe) -> nn.Module:
+    try:
+        model = recipe.architecture()
+    except ImportError:
+        raise
+    except Exception as error:  # libraries fail in any way on arguments that they did not expect
+        raise ValueError(f"{recipe.name} cannot be built as it was saved: {error}") from error
+    model.recipe = recipe  # type: ignore[assignment]
+    return model

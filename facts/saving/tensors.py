@@ -1,0 +1,57 @@
+"""Tensors in a file and in a network: names, shapes and types."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class SavedTensor(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: str  # safetensors' name of it
+
+
+def read_header(path: Path) -> dict[str, SavedTensor]:
+    """Raises `ValueError` where it is not whole."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: SavedTensor(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
+
+
+def misfits(model: nn.Module, found: dict[str, SavedTensor]) -> list[str]:
+    """Where names, shapes or kinds of numbers in a file are others than the network's.
+
+    Of tensors that are one and the same the file holds one, by any of their names.
+    """
+    expected = model.state_dict(keep_vars=True)
+    held = {id(expected[name]) for name in found.keys() & expected.keys()}
+    misfits = [f"{name} is unexpected" for name in found.keys() - expected.keys()]
+    for name, tensor in expected.items():
+        if name not in found:
+            misfits += [f"{name} is missing"] if id(tensor) not in held else []
+        elif found[name].shape != tuple(tensor.shape):
+            misfits.append(f"{name}: {found[name].shape} instead of {tuple(tensor.shape)}")
+        elif (found[name].dtype in FLOATS) != tensor.is_floating_point():
+            misfits.append(f"{name}: {found[name].dtype} instead of {tensor.dtype}")
+    return sorted(misfits)
+
+
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those of floating-point numbers that are in no file: the network computes them where it is built."""
+    saved = model.state_dict().keys()
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if name not in saved and buffer.is_floating_point()}
+
+
+def types_of_buffers(model: nn.Module) -> dict[str, Any]:
+    """Of those in no file, where they are not in float32, as most networks compute them."""
+    names = {dtype: name for name, dtype in FLOATS.items()}
+    types = {name: names[buffer.dtype] for name, buffer in unsaved_buffers(model).items()}
+    return {name: kind for name, kind in types.items() if kind != "F32"}
