@@ -19,9 +19,10 @@ test: $(VENV)/.test
 	$(RUN) mypy
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
-# The page on every public name, from its docstring.
+# The page on every public name, and the tables of methods, from their docstrings.
 docs: $(VENV)/.test
 	$(VENV)/bin/python docs/make_api.py
+	$(VENV)/bin/python docs/make_tables.py
 
 install-detection: $(VENV)/.detection
 

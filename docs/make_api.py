@@ -5,7 +5,7 @@ from importlib import import_module
 from inspect import isclass, isfunction
 from pathlib import Path
 
-from griffe import Extension, GriffeLoader, Module
+from griffe import Alias, Extension, GriffeLoader, Module
 from griffe2md import render_object_docs
 
 from facts.utils.files import replacing
@@ -52,11 +52,21 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
         yield package, new
 
 
+def offer_methods(package: Module, names: list[str]) -> None:
+    """Add the methods that a package finds in its files: its source does not name them."""
+    for name in names:
+        if name not in package.members:
+            thing = getattr(import_module(package.path), name)
+            package.set_member(name, Alias(name, f"{thing.__module__}.{thing.__name__}"))
+
+
 def render() -> str:
     """The page."""
     loader = GriffeLoader()
     loader.extensions.add(PydanticDataclasses())
     loader.load("facts")
+    for package, names in public_names():
+        offer_methods(loader.modules_collection[package], names)
     loader.resolve_aliases()
     parts = [INTRODUCTION]
     for package, names in public_names():

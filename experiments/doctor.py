@@ -6,13 +6,13 @@ from rich.console import Console
 
 from experiments.config import CONF
 from experiments.grid import by_data, chosen_experiments, grid_of
-from experiments.preflight import preflight, show_findings
+from experiments.preflight import configs_of, preflight, show_findings
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: DictConfig) -> None:
     grid = [cell for experiment in chosen_experiments(config) for cell in grid_of(experiment)]
-    findings = preflight(by_data(grid))
+    findings = preflight(configs_of(by_data(grid)))
     show_findings(findings, Console())
     if any(finding.level == "problem" for finding in findings):
         raise SystemExit(1)

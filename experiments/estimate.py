@@ -61,7 +61,7 @@ class Estimate:
         return self.parameters + self.moments + self.batch
 
     def num_parts(self, free: float, policy: MemoryPolicy) -> int | None:
-        """Into how many parts each batch must be divided to fit beside the moments; None where that does not help."""
+        """Into how many parts each batch must be divided to fit beside the moments; None if that does not help."""
         left = free - self.parameters
         left -= min(self.moments, policy.room_of(left))
         most = min(MAX_PARTS, self.batch_size) if policy.halve_batches else 1

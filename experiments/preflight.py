@@ -42,15 +42,18 @@ class Finding:
 
 def look_first(columns: list[list[GridCell]], force: bool, console: Console) -> None:
     """Stop before hours of work that cannot succeed; what is fine is not mentioned."""
-    if wrong := [finding for finding in preflight(columns) if finding.level != "fine"]:
+    if wrong := [finding for finding in preflight(configs_of(columns)) if finding.level != "fine"]:
         show_findings(wrong, console)
     if any(finding.level == "problem" for finding in wrong) and not force:
         raise SystemExit("nothing was started; mend what is marked as a problem, or go on all the same with force=true")
 
 
-def preflight(grid_columns: list[list[GridCell]]) -> list[Finding]:
+def configs_of(columns: list[list[GridCell]]) -> list[list[DictConfig]]:
+    return [[cell.known_config for cell in column] for column in columns]
+
+
+def preflight(columns: list[list[DictConfig]]) -> list[Finding]:
     """Everything that these cells will need, those together that share a network and its data."""
-    columns = [[cell.known_config for cell in column] for column in grid_columns]
     configs = list(itertools.chain(*columns))
     found = list(packages(configs))
     columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]

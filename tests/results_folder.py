@@ -7,11 +7,12 @@ import pandas as pd
 
 from experiments import paper
 from experiments.config import Experiment
+from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
-from experiments.output.tables import write_tables
+from experiments.output.tables import entries_of, write_tables
 from experiments.record import Record, write_record
-from experiments.reproduce import Place, entries_of
 from facts.utils.cache import content_key
+from tests.records import make_record, make_summary
 
 REASON = "as in the paper, which has <none> & says why"
 ERROR = "Traceback (most recent call last):\n  somewhere\nValueError: 3 < 4 & no luck\n"
@@ -65,15 +66,16 @@ def record(row: str, ratio: int, column: str = "Net") -> Record:
         "estimator": {"_target_": None if row == "Baseline" else "facts.estimators.FACTS"},
         "search": {"_target_": f"facts.search.{search}"},
     }
-    found = {"plan": dict.fromkeys(LAYERS, 8)}
+    plan, found = dict.fromkeys(LAYERS, 8), {}
     if row == BOTH:
         errors = {layer: 10.0**-number for number, layer in enumerate(LAYERS)}
         profile = {layer: [[rank, rank / 20, error / rank] for rank in (2, 6, 10)] for layer, error in errors.items()}
-        found = {"plan": dict(zip(LAYERS, (5, 10, 15, None), strict=True)), "profile": profile, "solution": {"gap": 0}}
+        plan, found = dict(zip(LAYERS, (5, 10, 15, None), strict=True)), {"profile": profile, "solution": {"gap": 0}}
     metrics = {"gflops": 2.0 if row == "Baseline" else ratio / 50, "top1": TOP1.get(row, 50.0)}
     seconds = {"search": 1.5, "evaluation": 0.25}
     name = content_key(row, ratio, column)
-    return Record(name, "done", config, "m", "d", metrics, seconds=seconds, repaired={"x": 2}, **found)
+    summary = make_summary(repaired={"x": 2}, **found)
+    return make_record(name, config=config, metrics=metrics, plan=plan, seconds=seconds, summary=summary)
 
 
 def write_paper(path: Path, top1: dict[str, float]) -> None:
@@ -103,13 +105,13 @@ def write_results(folder: Path, records: bool = True, comparable: bool = False) 
     return EXPERIMENTS
 
 
-def _place(experiment: Experiment, row: str, column: str, ratio: int) -> Place:
+def _place(experiment: Experiment, row: str, column: str, ratio: int) -> GridCell:
     if column in experiment.not_applicable.get(row, {}):
-        return Place(experiment.name, row, column, None, "n.a.")
+        return GridCell(experiment.name, row, column, None, "n.a.")
     if row == "Later":
-        return Place(experiment.name, row, column, None)
+        return GridCell(experiment.name, row, column, None)
     done = record(row, ratio, column)
     if row == "Failing":
-        failed = Record(done.fingerprint, "failed", done.config, "m", "d", error=ERROR)
-        return Place(experiment.name, row, column, None, "failed", failed)
-    return Place(experiment.name, row, column, None, "done", done)
+        failed = make_record(done.fingerprint, "failed", config=done.config, error=ERROR)
+        return GridCell(experiment.name, row, column, None, "failed", failed)
+    return GridCell(experiment.name, row, column, None, "done", done)

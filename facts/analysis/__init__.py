@@ -1,4 +1,4 @@
-"""Why the approximation matters: what estimators keep and drop of the Fisher, measured on held-out samples."""
+"""Analyses of the approximation: the parts of the Fisher that estimators keep and drop, on held-out samples."""
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_moments import CrossMoments

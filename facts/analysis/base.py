@@ -16,9 +16,10 @@ from facts.estimators import Estimator
 
 @plain_dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network and the data for an estimator's factors, and other data, disjoint, to compare with.
+    """A network and the data for an estimator's factors, and other, disjoint data to compare with.
 
-    `held_out` is the same network on those. `estimator` and the `compressed` network are None where there are none.
+    `held_out` is the same network on that other data. `estimator` and the `compressed` network are None if there are
+    none.
     """
 
     calibration: Calibration
@@ -45,25 +46,25 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Analysis(ABC):
-    """One question to a network.
+    """A measurement of one network.
 
-    `needs_factors` where it asks for an estimator's factors of the calibration data, `depends_on_device` where the
-    answer is another one on other hardware.
+    `needs_factors` if it needs an estimator's factors of the calibration data, `depends_on_device` if its values depend
+    on the hardware.
     """
 
     needs_factors: ClassVar[bool] = False
     depends_on_device: ClassVar[bool] = False
 
-    def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every one has a condition
-        """Whether the question can be asked. Raises an error that says what is missing, before any work."""
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every analysis has a condition
+        """Check, before any work, that the analysis can be made. Raises an error that says what is missing."""
 
     @abstractmethod
     def run(self, subject: Subject) -> Findings:
-        """The answer. Raises `ValueError` where the subject lacks what the question needs."""
+        """Measure the subject. Raises `ValueError` if the subject lacks something that is needed."""
 
 
 def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
-    """The layers' names in order, in groups of at most `max_weights` weights together, or of one larger layer."""
+    """Divide the layers' names, in order, into groups of at most `max_weights` weights, or of one larger layer."""
     group: dict[str, nn.Linear] = {}
     for name, layer in layers.items():
         if group and sum(other.weight.numel() for other in group.values()) + layer.weight.numel() > max_weights:

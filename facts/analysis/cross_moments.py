@@ -1,4 +1,4 @@
-"""How much the zero-cross-moment assumption drops: cross-token terms of the Fisher against the token-local ones.
+"""Cross-token terms of the Fisher, which the zero-cross-moment assumption drops, against the token-local ones.
 
 Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of a sample.
 """
@@ -25,7 +25,7 @@ from facts.moments import (
     TokenLocalProducts,
 )
 
-MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32, and as much for probes
+MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32, and as much for the probes
 
 
 @plain_dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class ChangeEnergies(Moment):
 
     changes: Mapping[str, Tensor] = field(repr=False)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # others have other changes
+    __eq__, __hash__ = object.__eq__, object.__hash__  # another plan has another change
 
     def shapes(self, d_in, d_out):
         return (), ()
@@ -53,14 +53,14 @@ class ChangeEnergies(Moment):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class CrossMoments(Analysis):
-    """The dropped cross-token part over the kept token-local one, on the held-out samples; 0 where nothing is lost.
+    """The dropped cross-token part over the kept token-local one, on the held-out samples; 0 if nothing is lost.
 
-    By layer, and as metrics the means over layers:
+    Values by layer; the metrics are their means over layers:
 
     `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher itself, from `num_probes` probes (with `operator_error`, its
-    standard error). `input_side`, `grad_side`: the same of E[DᵀD] and of E[DDᵀ], whose cross-token part is what the
+    standard error). `input_side`, `grad_side`: the same ratio for E[DᵀD] and E[DDᵀ], whose cross-token part is what the
     assumption (paper, 4.1) says vanishes. `loss`: E[Σ_{t≠s} e_t e_s] / E[Σ_t e_t²] along the change ΔW that compression
-    made; it has a sign, is at least -1, and is absent for a layer left dense or without a compressed network.
+    made; it has a sign and is at least -1; it is absent for a layer left dense, and without a compressed network.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32
@@ -102,6 +102,6 @@ def _changes(subject: Subject) -> dict[str, Tensor]:
 
 
 def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:
-    """0 where nothing is dropped, even of nothing."""
+    """`dropped / kept`; 0 if nothing is dropped, even if nothing is kept."""
     above, below = (torch.linalg.vector_norm(matrix, dtype=torch.float64).item() for matrix in (dropped, kept))
     return above / below if above else 0.0

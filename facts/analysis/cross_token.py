@@ -12,9 +12,9 @@ GRAM_BYTES = 2**27
 def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tensor:
     """The map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F over the mean of its diagonal, in float64 on the CPU.
 
-    K_x^(t,s) `[N, N]` holds the inner products of token t's inputs of one sample with token s's of another, K_g those
-    of the output gradients. Several rows t are made at once, as long as neither their vectors nor their K_x take more
-    than `max_bytes`; memory is some four times that. A layer without any gradient has a map of zeros.
+    K_x^(t,s) `[N, N]` holds the inner products of token t's inputs in one sample with token s's in another, K_g those
+    of the output gradients. Several rows t are computed at once, with at most `max_bytes` for their vectors and for
+    their K_x; peak memory is about four times that. If all gradients are zero, so is the map.
     """
     num_tokens, num_samples = store.num_tokens, store.num_samples
     widest = max(num_samples, *store.features.values())

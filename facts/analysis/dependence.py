@@ -9,7 +9,7 @@ MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-squar
 
 
 def load_dcorr() -> type:
-    """hyppo's class. Raises `ModuleNotFoundError` that says what to install."""
+    """Import hyppo's class. Raises `ModuleNotFoundError` that says what to install."""
     try:
         from hyppo.independence import Dcorr
     except ModuleNotFoundError as error:
@@ -20,8 +20,8 @@ def load_dcorr() -> type:
 def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[float | None]]:
     """Distance correlation of x_t and g_t over samples, and its p-value, for every token.
 
-    hyppo's `Dcorr` as it comes: the unbiased estimate of the squared correlation (Székely and Rizzo, 2014), which is
-    about 0 for independent variables, and the chi-square p-value. None for a token whose inputs or gradients are the
+    hyppo's `Dcorr` with its defaults: the unbiased estimate of the squared correlation (Székely and Rizzo, 2014), which
+    is about 0 for independent variables, and the chi-square p-value. None for a token whose inputs or gradients are the
     same in every sample. Raises `ValueError` for fewer than 21 samples, `ModuleNotFoundError` without hyppo.
     """
     dcorr = load_dcorr()

@@ -1,4 +1,4 @@
-"""How near an estimator's Kronecker product comes to the empirical Fisher of held-out samples, layer by layer."""
+"""Similarity of an estimator's Kronecker product to the empirical Fisher of held-out samples, layer by layer."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -21,7 +21,7 @@ MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as muc
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    `factors: raw` are the estimator's own, `shrunk` those that the decomposition works with, repairs included. Metrics:
+    `factors: raw` are the estimator's own; `shrunk` are those that the decomposition uses, repairs included. Metrics:
     `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
     """
 

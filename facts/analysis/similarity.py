@@ -21,7 +21,7 @@ def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> 
     """⟨F V, F̂ V⟩, ‖F V‖² and ‖F̂ V‖² of each probe V, with F̂ V = B V A: `[K, 3]` in float64.
 
     `products` `[K, m, n]` are F V, `probes` `[K, m, n]` are V. A factor None is the identity. Both F V and the factors
-    are first divided by their own norm, which no cosine sees. Raises `ValueError` where one of them is zero.
+    are first divided by their own norms, which leaves the cosine unchanged. Raises `ValueError` if one of them is zero.
     """
     approximate = probes
     if factors.B is not None:
@@ -34,10 +34,10 @@ def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> 
 
 
 def cosine(layers: Iterable[Tensor]) -> Estimate:
-    """The mean over layers of mean ⟨F V, F̂ V⟩ / √(mean ‖F V‖² · mean ‖F̂ V‖²), from each one's terms `[K, 3]`.
+    """The mean over layers of mean ⟨F V, F̂ V⟩ / √(mean ‖F V‖² · mean ‖F̂ V‖²), from each layer's terms `[K, 3]`.
 
-    The standard error is that of the linearised ratio (delta method). Layers whose probes are the same are not taken
-    for independent.
+    The standard error comes from the linearised ratio (delta method). Layers with the same probes do not count as
+    independent.
     """
     values, influences = [], []
     for terms in layers:

@@ -1,4 +1,4 @@
-"""How much faster a compressed network is, on the device at hand."""
+"""Throughput of a compressed network on this device."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -15,11 +15,11 @@ from facts.modules.networks import noise
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Throughput(Analysis):
-    """Samples a second of the network that was made and of the original, and of other `variants`, which take turns.
+    """Samples per second of the compressed network, of the original, and of other `variants`, which take turns.
 
-    `residual` adds MemViT's residual to each low-rank layer, `two_of_four` makes the original's layers 2:4 sparse. What
-    the device cannot run is left out, with the reason among the values. `speedup` is the ratio of the first two
-    throughputs; `latency_ms` is how long a batch of the network that was made takes.
+    `residual` adds MemViT's residual to each low-rank layer, `two_of_four` makes the original's layers 2:4 sparse. A
+    variant that the device cannot run is left out; the values hold the reason. `speedup` is the ratio of the first two
+    throughputs; `latency_ms` is the time of one batch in the compressed network.
     """
 
     batch_size: Annotated[int, Field(ge=1)]

@@ -1,7 +1,6 @@
-"""The two structures that estimators keep or drop, at one layer: between tokens, and within each token."""
+"""Two structures that estimators keep or drop, at one layer: coupling between tokens, and within each token."""
 
 from statistics import fmean
-from typing import Any
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -21,7 +20,7 @@ class TokenCoupling(Analysis):
 
     Metrics: `off_diagonal`, the mean coupling of two different tokens in units of the mean diagonal, and
     `distance_correlation`, the mean over tokens. Values: the map `coupling` `[T, T]`, and by token
-    `distance_correlation` and `p_value` (None where a token never varies).
+    `distance_correlation` and `p_value` (None if a token never varies).
     """
 
     layer: str
@@ -33,8 +32,11 @@ class TokenCoupling(Analysis):
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
         selection, held_out = select_layers(subject.model, [self.layer]), subject.held_out
-        settings: dict[str, Any] = {"loss": held_out.loss, "precision": held_out.execution.precision}
-        (store,) = collect_tokens(selection.model, selection.layers, held_out.data or (), **settings).values()
+        precision = held_out.execution.precision
+        stores = collect_tokens(
+            selection.model, selection.layers, held_out.data or (), loss=held_out.loss, precision=precision
+        )
+        store = stores[self.layer]
         correlations, p_values = distance_correlations(store)
         coupling = cross_token_coupling(store)
         varying = [value for value in correlations if value is not None]

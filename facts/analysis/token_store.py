@@ -1,4 +1,4 @@
-"""What one layer sees at each token position, over many samples: kept on disk, read a few tokens at a time."""
+"""Inputs and gradients of one layer by token position, over many samples: kept on disk, read a few tokens at a time."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,10 +16,10 @@ from facts.utils.progress import with_progress
 
 
 class TokenStore:
-    """A layer's inputs and output gradients by token. Every batch is appended to a file of its own kind, token first.
+    """A layer's inputs and output gradients by token. Batches are appended to one file a kind, token first.
 
-    Memory is that of one batch. Inputs and gradients are read divided by their root mean square, so that products of
-    four of them stay within the range of float32; what is computed from them must not depend on their scale.
+    Only one batch is in memory. Inputs and gradients are read divided by their root mean square, so that products of
+    four of them stay within the range of float32; results computed from them must not depend on their scale.
     """
 
     def __init__(self):
@@ -35,7 +35,7 @@ class TokenStore:
         return sum(self.batch_sizes)
 
     def add(self, batch: LayerBatch) -> None:
-        """Raises `ValueError` where a batch has another number of tokens than those before."""
+        """Append a batch. Raises `ValueError` if it has another number of tokens than the batches before."""
         num_samples, num_tokens = batch.x.shape[:2]
         if self.batch_sizes and num_tokens != self.num_tokens:
             raise ValueError(
@@ -51,7 +51,7 @@ class TokenStore:
                 file.write(tensor.transpose(0, 1).contiguous().cpu().numpy().data)
 
     def read(self, kind: str, start: int, end: int) -> Tensor:
-        """The `inputs` or `grads` of some tokens `[end - start, N, d]`; over all tokens their mean square is 1."""
+        """Read the `inputs` or `grads` of some tokens `[end - start, N, d]`; over all tokens their mean square is 1."""
         features, dtype = self.features[kind], np.dtype(str(self.like.dtype).removeprefix("torch."))
         parts, before = [], 0
         for num_samples in self.batch_sizes:
@@ -75,7 +75,7 @@ def collect_tokens(
     loss: Loss,
     precision: torch.dtype = torch.float32,
 ) -> dict[str, TokenStore]:
-    """One forward and backward pass that fills a store for each layer."""
+    """Fill a store for each layer in one forward and backward pass."""
     stores = {name: TokenStore() for name in layers}
     data_pass = DataPass(model, layers, lambda name, batch: stores[name].add(batch), loss, precision, needs_grads=True)
     data_pass.run(with_progress(batches, "tokens"))

@@ -1,4 +1,4 @@
-"""Other ways to make a network's layers cheaper, to be timed beside low-rank ones; their weights mean nothing."""
+"""Other ways to make a network's layers cheaper, timed beside low-rank ones. Their weights are meaningless."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's suppl
 
 
 class WithResidual(nn.Module):
-    """A low-rank layer and beside it a smaller one, whose outputs are added (Azizi et al., 2024)."""
+    """A low-rank layer with a smaller one beside it, whose outputs are added (Azizi et al., 2024)."""
 
     def __init__(self, main: LowRankLinear, rank: int):
         super().__init__()
@@ -38,9 +38,9 @@ def with_residuals(model: nn.Module, compressed: nn.Module, layers: Iterable[str
 
 
 def two_of_four(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
-    """The original network with the two smallest of every four weights in a row gone, in the GPU's own format.
+    """Remove the two smallest of every four weights in a row from the original network, in the GPU's own format.
 
-    Raises `NotImplementedError` where the device has no such format.
+    Raises `NotImplementedError` if the device has no such format.
     """
     weight = next(model.parameters())
     if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (8, 0):

@@ -1,4 +1,4 @@
-"""The command `facts`. Its modules import PyTorch when a command runs, and not before."""
+"""The command `facts`. Its modules import PyTorch only when a command runs."""
 
 import logging
 from typing import Annotated
@@ -28,7 +28,7 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where in the code an error is.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make a pretrained network smaller: a network, some data and a budget in, a smaller network out.
 

@@ -1,4 +1,4 @@
-"""Choices on the command line, in words. Nothing here waits for PyTorch, so help and completion do not."""
+"""Choices on the command line, in words. Nothing here imports PyTorch, so help and completion are quick."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ SEARCHES = {name: method.summary for name, method in describe_methods("facts.sea
 
 
 def networks_after(incomplete: str) -> list[str]:
-    """timm's names, those of its published weights too, that go on after what was typed; else the kinds of names."""
+    """Complete a network's name from timm's names, published weights included; else offer the kinds of names."""
     if not incomplete.startswith(TIMM):
         return [kind for kind in (TIMM, TRANSFORMERS) if kind.startswith(incomplete)]
     import timm
@@ -22,23 +22,23 @@ def networks_after(incomplete: str) -> list[str]:
 
 
 def explained(choices: Mapping[str, str]) -> str:
-    """A list for the help, a choice a line."""
+    """Format the choices for the help, one a line."""
     return "\n\n".join(f"[bold]{name}[/]: {text}" for name, text in choices.items())
 
 
 def chosen(value: str, choices: Mapping[str, str]) -> str:
-    """The name itself. A usage error lists the choices where it is none of them."""
+    """Return the name if it is one of the choices; else raise a usage error that lists them."""
     if value not in choices:
         raise typer.BadParameter(f"{value!r} is none of {', '.join(choices)}")
     return value
 
 
 def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
-    """The names of a list with commas, each once."""
+    """Split a comma-separated list into its names, each once."""
     return list(dict.fromkeys(chosen(value.strip(), choices) for value in values.split(",")))
 
 
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The choices, with their explanations, that go on after what was typed; in a list, after its last comma."""
+    """Complete a choice, or the last entry of a comma-separated list, with explanations."""
     before, comma, last = incomplete.rpartition(",")
     return [(before + comma + name, text) for name, text in choices.items() if name.startswith(last)]

@@ -7,7 +7,7 @@ import typer
 
 from facts.cli import options
 
-BUDGET = "Budget: half of the layers' FLOPs where none is given; several must all hold"
+BUDGET = "Budget: half of the layers' FLOPs by default; several must all hold"
 
 
 def compress(
@@ -15,7 +15,7 @@ def compress(
     data: options.Images,
     out: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Where the result goes: a new folder, an empty one, or an older result's."),
+        typer.Option(metavar="FOLDER", help="A new or empty folder for the result, or an older result's."),
     ],
     ratio: Annotated[
         float | None,
@@ -29,7 +29,7 @@ def compress(
     ] = None,
     latency_ms: Annotated[
         float | None,
-        typer.Option(rich_help_panel=BUDGET, help="Milliseconds that the whole network takes for a batch here."),
+        typer.Option(rich_help_panel=BUDGET, help="Milliseconds of the whole network for one batch on this machine."),
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "uniform",
@@ -37,11 +37,11 @@ def compress(
         bool | None,
         typer.Option(
             rich_help_panel=options.METHOD,
-            help="Compress 1x1 convolutions too; without a word, where the network has no linear layer.",
+            help="Compress 1x1 convolutions too. By default, only if the network has no linear layer.",
         ),
     ] = None,
     evaluate: Annotated[
-        bool, typer.Option(help="Measure the original and the result on data that were not calibrated on.")
+        bool, typer.Option(help="Measure the original and the result on data that calibration did not use.")
     ] = True,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
@@ -64,7 +64,7 @@ def compress(
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
-    `--search cors` finds better ranks than `uniform` and takes longer; `--cache FOLDER` makes a second try quick.
+    `--search cors` finds better ranks than `uniform` and takes longer; `--cache FOLDER` makes a second run quick.
     `facts inspect` shows what is in the folder, and `facts.load_compressed` loads it in Python.
     """
     import torch

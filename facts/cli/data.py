@@ -1,4 +1,4 @@
-"""How data are named on the command line, and what is measured on them."""
+"""Data on the command line: their names, and the metrics measured on them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +18,16 @@ Data = ImageFolder | Corpus
 def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
-    """What a network reads: a folder of images, or a text. Options that are None stay at their defaults.
+    """Data for a network: a folder of images, or a text. Options that are None stay at their defaults.
 
-    Raises `ValueError` or an `OSError` where it is not there, or where a text has not one window.
+    Raises `ValueError` or an `OSError` if there is none, or if a text is shorter than one window.
     """
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
         images = ImageFolder(root=Path(data).expanduser(), **options)
         images.inspect()
         return images
-    options.pop("num_workers", None)  # windows of tokens lie in memory
+    options.pop("num_workers", None)  # windows of tokens are in memory
     if sequence_length:
         options["sequence_length"] = sequence_length
     texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
@@ -45,9 +45,9 @@ def data_of(
 def data_to_calibrate_on(
     model: nn.Module, data: str, evaluation_text: str | None, num_calibration: int | None, **options: Any
 ) -> Data:
-    """`data_of`, with `num_calibration` images or windows of text; without a number, as many as there are, to a bound.
+    """`data_of` with `num_calibration` images or windows of text; without a number, all there are, up to a bound.
 
-    Raises `ValueError` for a text that has fewer, or none beside them for searches.
+    Raises `ValueError` for a text with fewer windows, or with none left for searches.
     """
     task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
     if isinstance(task, ImageFolder):
@@ -65,17 +65,17 @@ def data_to_calibrate_on(
 
 
 def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
-    """Why nothing can be measured after a compression, or None."""
+    """Reason why nothing can be measured after a compression, or None."""
     if isinstance(task, Corpus):
         same = task.evaluation_text == task.training_text
-        return "give --evaluation-text, a text that is not the one to calibrate on" if same else None
+        return "give --evaluation-text, another text than the one to calibrate on" if same else None
     if task.labels(model) is None:
         return f"the {len(task.classes)} folders at {task.root} are not the network's {model.num_classes} classes"
     return None
 
 
 def measured(task: Data, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
-    """Top-1 accuracy in percent of the images kept for it, or the perplexity of the text."""
+    """Top-1 accuracy in percent on the evaluation images, or the perplexity of the text."""
     if isinstance(task, Corpus):
         return {"perplexity": perplexity(model, task.evaluation(model), precision)}
     return task.evaluate(model, precision)

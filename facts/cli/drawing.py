@@ -1,4 +1,4 @@
-"""A comparison as a table and as a picture."""
+"""A comparison as a table and as a figure."""
 
 import itertools
 from pathlib import Path
@@ -25,14 +25,14 @@ TITLES = {
 
 
 def with_best(points: pd.DataFrame, cost: str, metric: str) -> pd.DataFrame:
-    """The table with a column `best`: whether no other compressed network beats that point."""
+    """Add a column `best`: whether no other compressed network beats that point."""
     compressed = points[points.estimator != ORIGINAL]
     quality = -compressed[metric] if metric in LOWER_IS_BETTER else compressed[metric]
     return points.assign(best=efficient(compressed[cost], quality).reindex(points.index, fill_value=False))
 
 
 def table(points: pd.DataFrame, cost: str, metric: str) -> Table:
-    """For the screen; a star at the points that no other beats."""
+    """Table for the screen, with a star at the points that no other beats."""
     result = Table("estimator", "search", "ratio", TITLES[cost], TITLES[metric], "", box=None)
     for point in points.to_dict("records"):
         figures = f"{point['ratio']:g}", EngFormatter()(point[cost]), f"{point[metric]:.4g}"
@@ -41,7 +41,7 @@ def table(points: pd.DataFrame, cost: str, metric: str) -> Table:
 
 
 def draw(points: pd.DataFrame, cost: str, metric: str, files: list[Path]) -> None:
-    """A line a method, the original dashed, rings around the points that no other beats; written to all `files`."""
+    """Draw a line a method, the original dashed, rings around the points that no other beats. Write all `files`."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=TITLES[cost], ylabel=TITLES[metric], yscale="log" if metric in LOWER_IS_BETTER else "linear")

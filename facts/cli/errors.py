@@ -1,4 +1,4 @@
-"""What a person reads when something is wrong."""
+"""Errors as a person reads them."""
 
 import sys
 
@@ -9,14 +9,14 @@ from typer.core import TyperGroup
 
 
 class Commands(TyperGroup):
-    """Commands whose errors are a line in red; with `--traceback`, all there is to know."""
+    """Commands that print an error as one red line; with `--traceback`, in full."""
 
     def invoke(self, ctx):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except BrokenPipeError:  # whoever reads has seen enough, such as `head`: the caller ends without a word
+        except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise
         except (ImportError, OSError, ValueError) as error:
             if ctx.params["traceback"]:

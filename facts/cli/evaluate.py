@@ -25,8 +25,8 @@ def evaluate(
         facts evaluate timm/deit_small_patch16_224 --data photos
         facts evaluate qwen --data test.txt --json
 
-    Of images in class folders without `train` and `val`, the half is measured that `facts compress` leaves alone.
-    Perplexities of windows of other lengths differ: give the `--sequence-length` that `facts compress` was given.
+    Images in class folders without `train` and `val` are divided: the half that `facts compress` leaves alone is
+    measured. Perplexity depends on the length of the windows: give the same `--sequence-length` as to `facts compress`.
     """
     import torch
     from tabulate import tabulate

@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from facts.saving.manifest import Manifest
 
 BAR = 12  # columns of text
-CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}  # moves and colours of terminals
+CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}  # escape sequences of terminals
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `facts compress` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote.")],
     as_json: options.Json = False,
 ) -> None:
-    """Show what is in a folder that `facts compress` wrote: its origin, method, cost, accuracy, and every layer's rank.
+    """Show a folder that `facts compress` wrote: provenance, method, cost, accuracy, and every layer's rank.
 
     [bold]Examples[/]
 
         facts inspect deit_half
         facts inspect deit_half --json | jq .plan
 
-    The bar is the rank as a share of the largest that the layer could have. Nothing is loaded but the manifest.
+    The bar is the rank as a share of the largest rank of the layer. Only the manifest is loaded.
     """
     from facts.saving.manifest import WEIGHTS, Manifest
 
@@ -52,12 +52,12 @@ def inspect(
 
 
 def literal(text: str) -> Text:
-    """What somebody else wrote, as it is: no markup, and nothing that a terminal would obey."""
+    """Text from somebody else, verbatim: without markup and without the escape sequences of terminals."""
     return Text(text.translate(CONTROL))
 
 
 def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Table:
-    """A row a layer."""
+    """Table of the plan, one row a layer."""
     table = Table("layer", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
     for name, rank in manifest.plan.items():
         shape = " x ".join(map(str, shapes[name])) if name in shapes else ""
@@ -69,7 +69,7 @@ def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Tabl
 
 
 def skipped_table(skipped: dict[str, str]) -> Table:
-    """A row a layer that was left alone."""
+    """Table of the layers left alone, one row each."""
     table = Table("layer", "reason", title="left alone", title_justify="left", box=None)
     for name, reason in skipped.items():
         table.add_row(literal(name), literal(reason))
@@ -77,7 +77,7 @@ def skipped_table(skipped: dict[str, str]) -> Table:
 
 
 def shapes(file: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """`(d_out, d_in)` of the layers whose tensors a file has. Raises `ValueError` where it is no safetensors file."""
+    """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is no safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:

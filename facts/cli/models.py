@@ -1,4 +1,4 @@
-"""How a network is named on the command line."""
+"""Networks named on the command line."""
 
 import json
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ CONFIGURATION = "config.json"
 
 
 def load(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
-    """`build`, or the network of a folder that `facts compress` wrote."""
+    """`build` a network, or load a folder that `facts compress` wrote."""
     if not (Path(name) / MANIFEST).is_file():
         return build(name, weights, num_classes, device)
     if weights or num_classes:
@@ -29,15 +29,15 @@ def load(name: str, weights: str | None, num_classes: int | None, device: str | 
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
-    """The network to compress of a name, in evaluation mode on its device (default: the GPU, if there is one).
+    """Build the network of a name, in evaluation mode on its device (default: the GPU, if there is one).
 
-    Raises `ValueError` or an `OSError` where there is none of that name, or where its weights do not fit.
+    Raises `ValueError` or an `OSError` if no network has that name, or if its weights do not fit.
     """
     place = _device(device)  # before minutes of loading
-    torch.manual_seed(0)  # random weights are the same ones whenever a command starts
+    torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
     if isinstance(network.recipe, CausalLM) and not hasattr(network, "tokenizer"):
-        read_beside(network, Path(name).expanduser())  # its weights are random, or lie elsewhere
+        read_beside(network, Path(name).expanduser())  # its weights are random, or in another place
     return network.to(place)
 
 
@@ -77,10 +77,10 @@ def _configuration(folder: Path) -> dict:
 
 
 def _device(name: str | None) -> torch.device:
-    """Raises `ValueError` for a device that is not here."""
+    """Device of a name. Raises `ValueError` if it is not on this machine."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    except (AssertionError, RuntimeError) as error:  # by what the name is of, and how PyTorch was built
+    except (AssertionError, RuntimeError) as error:  # depending on the name and on how PyTorch was built
         reason = str(error).partition("\n")[0]
         raise ValueError(f"there is no device {name!r} here ({reason})") from error

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ Weights = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|FOLDER|random",
-        help="A checkpoint, a folder that holds those of many networks, or random ones, to try things out. "
+        help="A checkpoint, a folder with the checkpoints of many networks, or random ones, to try things out. "
         "Without it, those published.",
     ),
 ]

@@ -14,7 +14,7 @@ COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
 def pareto(
     model: options.Model,
     data: options.Images,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where table and picture go.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the table and the figure go.")],
     estimators: Annotated[
         str,
         typer.Option(
@@ -32,11 +32,11 @@ def pareto(
         ),
     ] = "uniform",
     ratios: Annotated[
-        str, typer.Option(metavar="RATIO,RATIO", help="The fractions of the compressed layers' cost that remain.")
+        str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",
     cost: Annotated[
         Literal["flops", "params", "latency"],
-        typer.Option(help="What the ratios speak of, and the picture shows; latency is that of the whole network."),
+        typer.Option(help="The cost that the ratios bound and the figure shows; latency is of the whole network."),
     ] = "flops",
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
@@ -58,9 +58,9 @@ def pareto(
         facts pareto timm/deit_small_patch16_224 --data photos --searches uniform,cors --out deit_curves
         facts pareto timm/swin_tiny_patch4_window7_224 --data photos --cost latency --ratios 0.7,0.8 --out swin
 
-    FOLDER gets `pareto.csv`, `pareto.png` and `pareto.svg`. A point is written when it is there: started again after a
-    kill, or with more methods, the same command goes on where it was. What is kept to that end lies in `FOLDER/cache`,
-    unless `--cache` names another place.
+    FOLDER gets `pareto.csv`, `pareto.png` and `pareto.svg`. Each point is written as soon as it is measured: after an
+    interruption, or with more methods, the same command continues where it stopped. Its cache is `FOLDER/cache`, unless
+    `--cache` names another folder.
     """
     names, allocations = all_chosen(estimators, ESTIMATORS), all_chosen(searches, SEARCHES)
     fractions = numbers(ratios)
@@ -113,7 +113,7 @@ def pareto(
 
 
 def numbers(text: str) -> list[float]:
-    """Those of a list with commas. A usage error tells what is none."""
+    """Split a comma-separated list into numbers. An entry that is no number is a usage error."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:

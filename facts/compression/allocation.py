@@ -1,4 +1,4 @@
-"""Ranks by a search, and the network that they make; if latency is bounded, measured and corrected."""
+"""Allocation of ranks by a search, and the network they make; a bounded latency is measured and corrected."""
 
 import logging
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from facts.utils import distributed
 
 log = logging.getLogger(__name__)
 
-LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the stopwatch's own error
+LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
 
 
 @dataclass(frozen=True)
 class AllocatedNetwork:
-    """A search's result, the network of its plan, and seconds of a batch as in `Summary` if latency is bounded."""
+    """A search's result, the network of its plan, and, if latency is bounded, seconds of a batch as in `Summary`."""
 
     result: SearchResult
     model: nn.Module
@@ -31,8 +31,8 @@ class AllocatedNetwork:
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
     """Search for ranks and apply them.
 
-    If the network takes longer or shorter than predicted, the table of its layers' times is corrected, and the search
-    goes again.
+    If the network is slower or faster than predicted, the table of its layers' times is corrected, and the search runs
+    again.
     """
     num_corrections = 0
     while True:
@@ -56,7 +56,7 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     dense: Plan = dict.fromkeys(problem.layers)
     if problem.fits(dense):
         return SearchResult(dense)
-    result = distributed.all_gather(search.allocate(problem))[0]  # what was timed or solved may differ between ranks
+    result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget:
             log.warning(

@@ -1,4 +1,4 @@
-"""A rank plan applied to a network."""
+"""Application of a rank plan to a network."""
 
 from collections.abc import Mapping
 
@@ -12,9 +12,9 @@ from facts.search.base import Plan
 
 
 def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan) -> nn.Module:
-    """Copy the model with a `LowRankLinear` in the place of each layer that the plan gives a rank.
+    """Copy the model with a `LowRankLinear` in place of each layer that has a rank in the plan.
 
-    A 1x1 convolution whose layer stays dense is a convolution again.
+    A 1x1 convolution whose layer stays dense becomes a convolution again.
     """
     compressed = copy_with(model)
     for name, rank in plan.items():

@@ -1,4 +1,4 @@
-"""Budgets: what may remain of a network's cost, as fractions of its layers' or as numbers of the whole network."""
+"""Budgets: bounds on a network's cost, as fractions of its layers' cost or as numbers for the whole network."""
 
 import math
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class Budget:
         params: float | None = None,
         latency_ms: float | None = None,
     ) -> "Budget":
-        """Make a budget of what `facts.compress` is given; of nothing at all, a half.
+        """Make a budget from the arguments of `facts.compress`; by default, half of the cost.
 
-        Raises `ValueError` for an unknown cost, one that is bounded twice, and a number out of range.
+        Raises `ValueError` for an unknown cost, a cost that is bounded twice, and a number out of range.
         """
         given: dict[CostName, float | None]
         given = {"flops": flops, "params": params, "latency": None if latency_ms is None else latency_ms / 1000}
@@ -62,9 +62,9 @@ class Budget:
         return cls(ratios, limits)
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
-        """All bounds as fractions of the layers' cost; a latency is one of the whole network already.
+        """Convert all bounds to fractions of the layers' cost; that of latency is of the whole network already.
 
-        Raises `ValueError` for a limit that cannot be met, and for one of FLOPs where they are not known.
+        Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are not known.
         """
         layers, dense = calibration.layers, calibration.cost
         found = dict(self.ratios)
@@ -75,9 +75,7 @@ class Budget:
                 own = sum(layer.weight.numel() for layer in layers.values())
                 found[name] = ratio_of_layers(name, limit, dense.params, own)
             elif dense.flops is None:
-                raise ValueError(
-                    "the network's FLOPs are not known: give input_shape, or a ratio in the place of flops"
-                )
+                raise ValueError("the network's FLOPs are not known: give input_shape, or a ratio instead of flops")
             else:
                 own = sum(2 * calibration.rows[layer] * layers[layer].weight.numel() for layer in layers)
                 found[name] = ratio_of_layers(name, limit, dense.flops, own)
@@ -85,9 +83,9 @@ class Budget:
 
 
 def ratio_of_layers(cost: CostName, allowed: float, whole: float, layers: float) -> float:
-    """The fraction of the layers' cost that may remain where the whole network, with them, may cost `allowed`.
+    """Fraction of the layers' cost that may remain if the whole network, layers included, may cost `allowed`.
 
-    Raises `ValueError` where the rest of the network alone costs as much.
+    Raises `ValueError` if the rest of the network alone costs that much.
     """
     rest = whole - layers
     if allowed <= rest:

@@ -54,28 +54,27 @@ def compress(
     """Compress the linear layers of a copy of `model` until `ratio` of their cost remains. GPT-2's `Conv1D` is one too.
 
     `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
-    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. A method without data
-    (PELA) needs none. `estimator` and `search` are names or instances.
+    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. Methods without data
+    (PELA) need none. `estimator` and `search` are names or instances.
 
-    The budget: `ratio` (a half if no other is given) is the fraction that remains of these layers' `cost`: `flops`,
-    `params`, or `latency`, the time that the whole network takes here for a batch of the calibration data, measured as
-    `timing` says. `flops`, `params` and `latency_ms` are costs of the whole network instead, for one sample or one such
-    batch. `bounds` are further ratios, `{"params": 0.6}`. All of them must hold.
+    The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
+    `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,
+    measured by `timing`. `flops`, `params` and `latency_ms` bound the cost of the whole network instead, for one sample
+    or one such batch. `bounds` are further ratios, `{"params": 0.6}`. All bounds must hold.
 
-    `layers` names the layers, linear or 1x1 convolutions (default: `select_layers`; `convolutions` adds those, which
-    are taken anyway if there is no linear layer). In the plan a convolution has its layer as `<name>.linear`. The
-    result's `skipped` has the reason for each layer that was left alone. `sensitivity` are the batches on which a
-    search compares outputs (default: the first calibration batches, up to 512 samples), by `output_error(original,
-    changed)`, a sum over samples (default: the KL divergence of classes, or, beside a loss of your own, the relative
-    squared error). `loss(outputs, targets)` is the sum over samples of each one's own loss (default: cross-entropy;
-    `SampledLabels(loss)`: factors from labels that the network draws, the true Fisher).
+    `layers` names the layers, linear or 1x1 convolutions (default: `select_layers`; `convolutions` adds the latter,
+    which are taken anyway if there is no linear layer). In the plan, a convolution is called `<name>.linear`. The
+    result's `skipped` holds the reason for each layer left alone. A search compares outputs on the batches
+    `sensitivity` (default: the first calibration batches, up to 512 samples), by `output_error(original, changed)`, a
+    sum over samples (default: the KL divergence of classes, or, with your own `loss`, the relative squared error).
+    `loss(outputs, targets)` is the sum over samples of each one's own loss (default: cross-entropy;
+    `SampledLabels(loss)` draws labels from the network instead: the true Fisher).
 
-    `precision` is the autocast type of the passes, `memory` what happens if the device's is short. `input_shape` is
-    what FLOPs are counted for (default: that of the calibration data). `cache` is a folder in which moments,
-    decompositions and sensitivities are kept. Processes that torchrun started share the data after
-    `facts.utils.distributed.join()`, and all get the same plan. Raises `ValueError` for arguments out of range, for
-    data to which the loss does not fit, and for a budget that no plan meets; a search that is not exact and ends above
-    its budget says so in a warning.
+    `precision` is the autocast type of the passes, `memory` the policy if the device's memory is short. FLOPs are
+    counted for `input_shape` (default: that of the calibration data). `cache` is a folder for moments, decompositions
+    and sensitivities. Processes started by torchrun share the data after `facts.utils.distributed.join()`, and all get
+    the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
+    that no plan meets; a search that is not exact and ends above its budget logs a warning.
     """
     estimator, search = by_name(estimator, ESTIMATORS, "estimator"), by_name(search, SEARCHES, "search")
     budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)
@@ -101,7 +100,7 @@ def compress_prepared(
     sensitivity: Iterable[Batch] | None = None,
     timing: TimingPolicy = DEFAULT_TIMING,
 ) -> CompressionResult:
-    """Compress a network that `prepare` has looked at: decompose, allocate, apply, summarise."""
+    """Compress a network that `prepare` has prepared: decompose, allocate, apply, summarise."""
     seconds: dict[str, float] = {}
     kept, table = calibration.cache, calibration.latency_table(timing.num_turns)
     bounds = budget.bounds(calibration, table)

@@ -1,4 +1,4 @@
-"""Data in the forms in which loaders give them, as the batches of `(inputs, targets)` that all else reads."""
+"""Conversion of the data that loaders yield to batches of `(inputs, targets)`, which all other code reads."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 class Batches:
     """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
 
-    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. Of language
-    models that continue a text the targets are the tokens that follow. A `DataLoader` that shuffles, by PyTorch's own
-    generator, gives the same batches each time.
+    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. For language
+    models that continue a text, the targets are the next tokens. A `DataLoader` that shuffles by PyTorch's own
+    generator yields the same batches each time.
     """
 
     data: Iterable[Any]
@@ -43,22 +43,22 @@ class Batches:
         return length_hint(self.data)
 
     def shard(self, rank: int, size: int) -> "Batches":
-        """What the process of a rank takes; data that know how leave the others' unread."""
+        """The share of the process `rank`; data with a `shard` of their own leave the other shares unread."""
         own = getattr(self.data, "shard", None)
         return Batches(own(rank, size) if own else islice(self.data, rank, None, size), self.model)
 
 
 def _in_one_order(loader: DataLoader) -> Iterator[Any]:
-    """Its batches; one that shuffles gives every pass, and every process, the same ones."""
+    """Batches of a loader; one that shuffles yields the same batches in every pass and every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         batches = iter(loader)
-        first = list(islice(batches, 1))  # the order is drawn when that is asked for
+        first = list(islice(batches, 1))  # the iterator draws the order
     return chain(first, batches)
 
 
 def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] | None:
-    """The data, to be read again and again, as batches of `(inputs, targets)`."""
+    """Convert the data to batches of `(inputs, targets)` that can be read again and again."""
     if data is None or isinstance(data, Batches):
         return data
     if isinstance(data, Iterator):
@@ -67,7 +67,7 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
 
 
 def _as_pair(batch: Any, model: nn.Module) -> Batch:
-    """Raises `ValueError` for a batch of another form, and for padded texts."""
+    """Convert one batch. Raises `ValueError` for a batch of another form, and for padded texts."""
     if isinstance(batch, list | tuple) and len(batch) == 2:
         if continues_text(model):
             _refuse_what_does_not_follow(*batch)

@@ -1,4 +1,4 @@
-"""Several methods at several budgets, from the same data: quality against cost."""
+"""Comparison of several methods at several budgets on the same data: quality against cost."""
 
 import itertools
 import logging
@@ -49,18 +49,19 @@ def pareto(
     file: Path | str | None = None,
     evaluation_key: str = "",
 ) -> pd.DataFrame:
-    """Compress by every estimator with every search to every ratio, and evaluate; all share one pass for moments.
+    """Compress with every estimator, search and ratio, and evaluate; one data pass for moments serves all.
 
     The table has a row for the `original`, and one for each combination: `estimator`, `search`, `ratio`, `flops` and
-    `params` of the whole network, `latency_ms` of a batch where `cost` is latency, `seconds` that the compression took,
-    the metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no row. The other
-    arguments are those of `facts.compress`; without `cache`, moments are kept for as long as this runs. `loss` must be
-    a function at the top of a module, by whose name they are kept. Data without a `content_key` of their own are read
-    once and stay in memory, so that all methods see the same, of a loader that shuffles too.
+    `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the compression, the
+    metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no row. The other
+    arguments are those of `facts.compress`; without `cache`, moments are kept until this returns. `loss` must be a
+    function at the top of a module, since its name is part of their key. Data without a `content_key` of their own are
+    read once and stay in memory, so that all methods see the same batches, even from a loader that shuffles.
 
-    `file` is a CSV that gets each row when it is there; those it has already are not computed again. Rows of other
-    networks, data or settings stay in it. `evaluation_key` says on what data `evaluate` measures. Raises `ValueError`
-    for arguments out of range, for a `loss` without a name, and for a file that holds something else.
+    `file` is a CSV to which each row is written as soon as it is computed; rows that are there already are not computed
+    again. Rows of other networks, data or settings stay in it. `evaluation_key` identifies the data that `evaluate`
+    measures on. Raises `ValueError` for arguments out of range, for a `loss` without a name, and for a file that holds
+    something else.
     """
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
     allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
@@ -76,7 +77,7 @@ def pareto(
     prepared = prepare(
         model, data, loss=loss, execution=Execution(precision, memory), cache=Path(cache) if cache else scratch.path
     )
-    assert prepared.cache is not None  # there is a folder
+    assert prepared.cache is not None  # a cache has a folder
 
     setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key, __version__)
     original = content_key(*setting)
@@ -113,13 +114,13 @@ class ReadBatches(list[Batch]):
 
 
 def _read_once(data: Iterable[Any], model: nn.Module) -> Iterable[Batch]:
-    """The batches of data that know their own key; of others, those that one reading gave."""
+    """The data themselves if they have a `content_key`; else their batches, read once into memory."""
     batches = as_batches(data, model) or ()
     return batches if getattr(batches, "content_key", None) is not None else ReadBatches(batches)
 
 
 def _refuse_nameless(loss: Loss) -> None:
-    """Raises `ValueError` for a loss whose moments could not be told from another's."""
+    """Raises `ValueError` for a loss whose moments could not be distinguished from those of another loss."""
     try:
         name_of(loss, "loss")
     except ValueError as error:
@@ -129,5 +130,5 @@ def _refuse_nameless(loss: Loss) -> None:
 
 
 def _label(choice: Any) -> str:
-    """A method's name, or how it was made."""
+    """A method's name, or the representation of an instance."""
     return choice if isinstance(choice, str) else repr(choice)

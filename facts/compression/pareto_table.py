@@ -19,14 +19,14 @@ FINGERPRINT = "fingerprint"
 
 @dataclass
 class ParetoTable:
-    """Rows by fingerprint; in a CSV too, if there is a file for them."""
+    """Rows by fingerprint; with a file, in a CSV too."""
 
     rows: dict[str, dict[str, Any]]
     file: Path | None
 
     @classmethod
     def read(cls, file: Path | None) -> "ParetoTable":
-        """Raises `ValueError` for a file that holds something else."""
+        """Read the table. Raises `ValueError` for a file that holds something else."""
         if file is None or not file.exists():
             return cls({}, file)
         try:
@@ -44,7 +44,7 @@ class ParetoTable:
                 self.of(self.rows).to_csv(path, index=False)
 
     def of(self, keys: Iterable[str]) -> pd.DataFrame:
-        """The rows of these fingerprints, as far as they are there, in this order."""
+        """Rows of these fingerprints, in this order, without those that are missing."""
         found = [self.rows[key] | {FINGERPRINT: key} for key in keys if key in self.rows]
         return pd.DataFrame(found)
 
@@ -65,7 +65,7 @@ def table_row(
 
 
 def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Which points no other beats: none costs less for the same quality, or has more of it for the same cost."""
+    """Mark the points that no other beats: none costs less for the same quality, or is better for the same cost."""
     return pd.Series(
         [
             not (((cost <= own) & (quality > value)) | ((cost < own) & (quality >= value))).any()

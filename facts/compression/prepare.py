@@ -37,13 +37,13 @@ from facts.utils.cache import Cache, calibration_key, content_key, name_of
 
 @dataclass(frozen=True)
 class Calibration:
-    """A network that is ready to be compressed, and the data that tell how.
+    """A network that is ready to be compressed, its data and its loss.
 
     `model` computes by calls of the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped`
-    has the reasons why others are left alone. `data` are batches of `(inputs, targets)` (None for methods without
-    data), and `first_inputs` what the first of them, or noise of the given shape, is made of. `loss(outputs, targets)`
-    and `output_error(original, changed)` are sums over samples. Moments and decompositions are kept in `folder`.
-    `flops` are those of the dense network by the paper's rule, None if they are not known.
+    holds the reasons why others are left alone. `data` are batches of `(inputs, targets)` (None for methods without
+    data), and `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
+    `output_error(original, changed)` are sums over samples. Moments and decompositions are kept in `folder`. `flops`
+    counts the dense network by the paper's rule; None if unknown.
     """
 
     model: nn.Module
@@ -81,13 +81,13 @@ class Calibration:
         return replace(self, data=data)
 
     def groups(self) -> Iterator[list[str]]:
-        """The names of the layers, as many together as have their moments in memory at a time."""
+        """Groups of layers, by name, whose moments are in memory at the same time."""
         yield from self.execution.memory.groups(self.layers)
 
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those that are there.
+        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those that the cache holds.
 
         Raises `ValueError` if there are no data.
         """
@@ -109,12 +109,12 @@ class Calibration:
         )
 
     def collect(self, wanted: Collection[Moment]) -> None:
-        """Put moments into the cache, one group of layers after another, for estimators that ask for them later."""
+        """Put moments into the cache, one group of layers after another, for estimators that need them later."""
         for names in self.groups() if wanted else ():
             self.moments(wanted, names)
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
-        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read what is there."""
+        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read the cache."""
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
@@ -131,7 +131,7 @@ class Calibration:
         return decompositions
 
     def latency_table(self, num_turns: int) -> LatencyTable:
-        """Times of the layers on the first batch, which are measured when they are first asked for."""
+        """Times of the layers on the first batch, measured at their first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
         return LatencyTable(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns)
 
@@ -150,8 +150,8 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network and put its data, loss and settings beside them.
 
-    The arguments are those of `facts.compress`, which says what stands in for those that are left out. Raises
-    `ValueError` for layers that are not there, and for data without labels from whose outputs none can be drawn.
+    The arguments are those of `facts.compress`, which lists their defaults. Raises `ValueError` for unknown layers, and
+    for data without labels if the outputs are no class logits to draw them from.
     """
     batches = as_batches(data, model)
     own = None if batches is None else distributed.shard(batches)
@@ -181,7 +181,7 @@ def prepare(
 
 
 def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:
-    """Cross-entropy, on labels that the network draws if the data have none."""
+    """Cross-entropy; if the data have no labels, on labels that the network draws."""
     if inputs is None or targets is not None:
         return summed_cross_entropy
     if getattr(model, "num_classes", None) == 0:
@@ -190,7 +190,7 @@ def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:
 
 
 def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
-    """An input of the given shape on the meta device; or a batch's first sample; None if there is no telling."""
+    """Input of the given shape on the meta device, or a batch's first sample; None if neither is known."""
     if input_shape:
         return meta_input(model, input_shape)
     if inputs is None or not has_row_per_sample(inputs):

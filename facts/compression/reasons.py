@@ -1,4 +1,4 @@
-"""Reasons to leave a layer alone, as far as its weights and its name tell."""
+"""Reasons to leave a layer alone, as far as its weights and its name show."""
 
 from collections import defaultdict
 
@@ -19,15 +19,15 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
-    """Its 1x1 convolutions, which can be compressed like linear layers."""
+    """The model's 1x1 convolutions, which can be compressed like linear layers."""
     return {name: module for name, module in model.named_modules() if is_pointwise(module)}
 
 
 def reasons_to_skip(model: nn.Module) -> dict[str, str]:
-    """Why some linear layers and 1x1 convolutions are left alone unless they are named.
+    """Reasons to leave linear layers and 1x1 convolutions alone unless they are named.
 
-    They make the outputs, are small, have a name that the paper leaves out (section 5.1), or are more than a weight of
-    their own.
+    They make the outputs, are small, have a name that the paper leaves out (section 5.1), share their weight, or
+    compute more than a product with it.
     """
     heads = heads_of(model)
     users: dict[Tensor, list[str]] = defaultdict(list)
@@ -52,7 +52,7 @@ def reasons_to_skip(model: nn.Module) -> dict[str, str]:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Whether a layer with a `forward` of its own computes what a linear one does, tried where it has values."""
+    """Check, if the layer has values, that its own `forward` computes what a linear layer computes."""
     if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
         return True
     vector = torch.linspace(-1, 1, layer.in_features).to(layer.weight)

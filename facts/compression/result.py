@@ -1,34 +1,37 @@
-"""The result of a compression: the network, its plan, and a summary that reads itself."""
+"""The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 from torch import nn
 
-from facts.compression.allocation import AllocatedNetwork
-from facts.compression.prepare import Calibration
 from facts.cost.count import Cost, CostName, count_params
-from facts.estimators.base import Estimator
-from facts.search.base import Plan, Search
-from facts.search.problem import AllocationProblem
+from facts.search.base import Plan
 
-NUM_SHOWN = 3  # layers named of those that were skipped for one reason
+if TYPE_CHECKING:  # whoever reads a folder needs none of what made it
+    from facts.compression.allocation import AllocatedNetwork
+    from facts.compression.prepare import Calibration
+    from facts.estimators.base import Estimator
+    from facts.search.base import Search
+    from facts.search.problem import AllocationProblem
+
+NUM_SHOWN = 3  # layers named among those skipped for one reason
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Cost of the whole network before and after by the paper's rule, and how it went.
+    """Cost of the whole network before and after, by the paper's rule, and the course of the compression.
 
-    FLOPs are None where no input shape is known. `estimator` and `search` say which they were, with their options, and
-    `bounds` what fraction of the compressed layers' cost might remain, for each cost that was bounded; `spent` and
-    `budget` are in its own unit, of these layers alone. Where latency was bounded, `latency` holds seconds of the whole
-    network on one batch: `dense` and `allowed`, those `predicted` for the plan, and those `measured` of it, in turns
-    with the original. `solution` is the solver's proof, where the search used one: status, error, bound, gap.
-    `profile` lists, by layer, the ranks, their ratios, and the errors there that the search measured or predicted.
-    `repaired` counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each
-    stage, which for the search includes what earlier searches spent on errors that it found in the cache.
+    FLOPs are None if no input shape is known. `estimator` and `search` are written with their options. `bounds` holds
+    the fraction of the compressed layers' cost that may remain, for each bounded cost; `spent` and `budget` are in the
+    unit of that cost, for these layers alone. If latency is bounded, `latency` holds seconds of the whole network on
+    one batch: `dense`, `allowed`, `predicted` for the plan, and `measured` in turns with the original. `solution` is
+    the solver's proof, if the search used one: status, error, bound, gap. `profile` is the sensitivity profile: by
+    layer, the ranks, their ratios, and the errors that the search measured or predicted. `repaired` counts, by layer,
+    the Kronecker factors that were not positive definite. `seconds` is the time of each stage; for the search it
+    includes the time that earlier searches spent on errors found in the cache.
     """
 
     before: Cost
@@ -47,11 +50,11 @@ class Summary:
     @classmethod
     def of(
         cls,
-        calibration: Calibration,
-        problem: AllocationProblem,
-        allocated: AllocatedNetwork,
-        estimator: Estimator,
-        search: Search,
+        calibration: "Calibration",
+        problem: "AllocationProblem",
+        allocated: "AllocatedNetwork",
+        estimator: "Estimator",
+        search: "Search",
         seconds: dict[str, float],
     ) -> "Summary":
         """Summarise a compression."""
@@ -95,8 +98,8 @@ class Summary:
         return f"{table}\n\n{self.estimator}, {self.search}\nallowed the layers: {allowed}\ntook: {seconds}"
 
 
-def _cost_after(calibration: Calibration, allocated: AllocatedNetwork) -> Cost:
-    """Cost of the compressed network for one sample: the dense one's, with two factors in the place of a weight."""
+def _cost_after(calibration: "Calibration", allocated: "AllocatedNetwork") -> Cost:
+    """Cost of the compressed network for one sample: the dense one's, with two factors in place of a weight."""
     params = count_params(allocated.model)
     if calibration.flops is None:
         return Cost(None, params)

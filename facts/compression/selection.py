@@ -20,8 +20,8 @@ POINTWISE = "it is a 1x1 convolution: convolutions=True takes it too"
 class Selection:
     """A network in which the layers to compress are linear ones, and why others were skipped.
 
-    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` are those of
-    the whole network by the paper's rule, None if they are not known.
+    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` counts the
+    whole network by the paper's rule; None if unknown.
     """
 
     model: nn.Module
@@ -39,11 +39,11 @@ def select_layers(
     example: Any = None,
     inputs: Any = None,
 ) -> Selection:
-    """Select the layers of these names, or all that are worth it (paper, section 5.1).
+    """Select the layers of these names, or all worth compressing (paper, section 5.1).
 
-    `convolutions` adds the 1x1 ones; with None they are taken if there is no linear layer. `example` is a sample on the
-    meta device, `inputs` a batch of the data: on these the network is traced. Raises `ValueError` for an unknown name,
-    or if no layer is left.
+    `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. The network is
+    traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an
+    unknown name, or if no layer is left.
     """
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
@@ -86,7 +86,7 @@ def _traced_reasons(trace: Trace) -> dict[str, str]:
 
 
 def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
-    """The layers of these names, by the names of the network as it was given: there a convolution has no `.linear`."""
+    """Find layers by their names in the given network, in which a convolution has no `.linear`."""
     if isinstance(names, str):
         raise ValueError(f"layers are given as a list of names: [{names!r}]")
     known = [name if name in candidates else name.removesuffix(".linear") for name in names]

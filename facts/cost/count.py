@@ -27,21 +27,21 @@ SCAN_OPS = 9  # per element and state: decay, input, recurrence, read-out
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations for the given input (None where it is not known), and parameters of the network."""
+    """Floating-point operations for the given input (None if unknown), and parameters of the network."""
 
     flops: int | None
     params: int
 
 
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
-    """Count one forward pass on the meta device, where nothing is computed; of a network that has one `whole_forward`,
-    which does more than `forward`.
+    """Count one forward pass on the meta device, where nothing is computed.
 
-    `input_shape` is one image `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two
-    operations per multiply-accumulate and leave out biases and additions.
+    A network with a `whole_forward`, which does more than `forward`, is counted by that. `input_shape` is one image
+    `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two operations per
+    multiply-accumulate and leave out biases and additions.
 
-    - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, the stem's own
-      normalisation excepted. What mixes tokens without a weight matrix is not counted: attention's products, a Mamba
+    - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, except the stem's own
+      normalisation. Products that mix tokens without a weight matrix are not counted: attention's products, a Mamba
       mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
     """
@@ -49,7 +49,7 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
 
 
 def count_pass(model: nn.Module, inputs: Any, rule: Rule = "paper") -> Cost:
-    """`count_cost` for inputs that lie on the meta device already."""
+    """`count_cost` for inputs that are on the meta device already."""
     if rule not in ("paper", "full"):
         raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
     network = with_linear_layers(skeleton(model)).eval()
@@ -76,12 +76,12 @@ def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
-    """The forward pass that is counted: more than `forward` for a network whose heads run elsewhere."""
+    """The forward pass that is counted: more than `forward` for a network whose heads run outside of it."""
     return getattr(network, "whole_forward", partial(run, network))
 
 
 def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """A tensor without values for one image `[C, H, W]`, or of any shape with its batch axis; of tokens `[N, T]`."""
+    """Tensor without values for one image `[C, H, W]`, for tokens `[N, T]`, or of any shape with its batch axis."""
     shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
     dtype = torch.int64 if reads_tokens(model) else _dtype(model)
     return torch.empty(shape, dtype=dtype, device="meta")

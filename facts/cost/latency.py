@@ -1,4 +1,4 @@
-"""How long each layer of a network takes at a rank, measured where it works, on the device at hand."""
+"""Latency of each layer of a network at a rank, measured within the network, on this device."""
 
 import copy
 import time
@@ -20,17 +20,17 @@ from facts.modules.networks import run
 from facts.utils import distributed
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost what the layer costs
-EVEN = 8  # measured ranks are multiples of it, as those are that a search offers: odd ones take longer
-NETWORK = ""  # its name among its modules
+EVEN = 8  # measured ranks are multiples of it, like those that a search offers: others take longer
+NETWORK = ""  # its name among the modules of the network
 
 
 class LatencyTable:
     """Seconds of a network on one batch, and of each layer within it, dense and by rank.
 
     The network runs with all its layers dense, and with all at each of five ranks; the six take `num_turns` turns after
-    one to warm up, so that a layer finds caches and memory as it will later. Layers of one shape that see as many
-    vectors share their medians; in between the time is linear in the rank. Nothing is measured before it is asked for.
-    Raises `ValueError` where there is no batch.
+    one to warm up, so that caches and memory are as in later use. Layers of one shape with the same number of vectors
+    share their medians; between measured ranks the time is linear in the rank. Nothing is measured before its first
+    use. Raises `ValueError` if there is no batch.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LatencyTable:
         return self.dense - sum(self.seconds(name, None) for name in self.layers)
 
     def seconds(self, name: str, rank: int | None) -> float:
-        """Of one layer, dense (None) or at a rank."""
+        """Seconds of one layer, dense (None) or at a rank."""
         medians = self._medians[name]
         if rank is None:
             return medians[None]
@@ -69,16 +69,17 @@ class LatencyTable:
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank layers' times, after the whole network took these seconds with a plan.
+        """Scale the low-rank layers' times to the measured `seconds` of the whole network with a plan.
 
-        By two at most: on a busy machine a stopwatch can say anything, even less than the rest of the network takes.
+        The factor is two at most: on a busy machine a measurement can be far off, even below the time of the other
+        layers.
         """
         factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
         self.correction *= min(max(factor, 0.5), 2.0)
 
     @cached_property
     def _medians(self) -> dict[str, dict[int | None, float]]:
-        """Of the network, dense, and of its layers, dense and by rank."""
+        """Median seconds of the dense network, and of its layers, dense and by rank."""
         return distributed.on_main_rank(self._measure)
 
     def _measure(self) -> dict[str, dict[int | None, float]]:
@@ -132,7 +133,7 @@ def module_seconds(
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """This moment: on a GPU that of the work handed to it so far."""
+    """This moment; on a GPU, an event after the work queued so far."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -156,7 +157,7 @@ def _rank(layer: nn.Linear, level: float | None) -> int | None:
 
 
 def _at_rank(layer: nn.Linear, rank: int | None) -> nn.Linear | LowRankLinear:
-    """The layer, or one of its shape and the rank whose weights mean nothing."""
+    """The layer, or one of its shape and the rank with meaningless weights."""
     if rank is None:
         return layer
     left, right = layer.weight.new_ones(layer.out_features, rank), layer.weight.new_ones(rank, layer.in_features)

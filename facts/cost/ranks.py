@@ -1,4 +1,4 @@
-"""Ranks, and the share of a layer's cost that they take."""
+"""Ranks and their shares of a layer's cost."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ def rank_of_ratio(d_out: int, d_in: int, ratio: float) -> int:
 def candidate_ranks(full_rank: int, multiple: int, at_least: int, between: Sequence[float] = (0.1, 0.9)) -> list[int]:
     """The ranks to choose from: multiples of `multiple` whose share of the full rank lies within `between`.
 
-    A layer too narrow for `at_least` of them is offered multiples of half as much, and so on down to every rank; one
-    too narrow for any, rank 1.
+    If a layer is too narrow for `at_least` of them, `multiple` is halved, and so on down to every rank; if it is too
+    narrow for any, only rank 1 remains.
     """
     low, high = (bound * full_rank for bound in between)
     while True:

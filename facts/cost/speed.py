@@ -1,4 +1,4 @@
-"""How fast networks are on the device that they lie on."""
+"""Speed of networks, each on its own device."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,10 +18,10 @@ from facts.modules.networks import run
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples a second in batches, `spread` its interquartile range as a share of it; seconds for one sample alone.
+    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for one sample alone.
 
-    `load` is the seconds from a file that was read before to the network on its device. `memory` is the most that a
-    batch takes there, in bytes, the network included; None on a CPU.
+    `load` is the seconds from a file, already in the page cache, to the network on its device. `memory` is the peak of
+    a batch there in bytes, the network included; None on a CPU.
     """
 
     throughput: float
@@ -38,7 +38,7 @@ def speeds(
     precision: torch.dtype = torch.float32,
     compiled: bool = False,
 ) -> dict[str, Speed]:
-    """Of networks that take turns on one batch `[N, ...]`, and on its first sample."""
+    """Measure networks that take turns on one batch `[N, ...]`, and on its first sample."""
     runs: dict[str, Any] = dict(networks)
     if compiled:
         runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
@@ -54,7 +54,7 @@ def speeds(
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
-    """Of networks that take turns on the same inputs."""
+    """Time networks that take turns on the same inputs."""
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
@@ -78,7 +78,7 @@ def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> di
 
 
 def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | None:
-    """The other networks that lie on the device do not count."""
+    """Peak bytes of one batch, without the other networks on the device; None on a CPU."""
     if batch.device.type != "cuda":
         return None
     own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))

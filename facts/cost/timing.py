@@ -1,4 +1,4 @@
-"""Seconds of functions that take turns, A B A B, so that their ratio holds on a machine that does other things too."""
+"""Timing of functions that take turns, A B A B, so that their ratio holds on a busy machine."""
 
 from collections.abc import Callable, Mapping
 from statistics import median, quantiles
@@ -29,20 +29,20 @@ class Timing:
         return (high - low) / self.median
 
     def ratio(self, other: Self) -> float:
-        """Of the seconds to another's, the median over the turns that both took."""
+        """Ratio of these seconds to the other ones, the median over the turns that both have."""
         return median(own / others for own, others in zip(self.seconds, other.seconds, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TimingPolicy:
-    """How long to look: each function runs `num_warmups` times, and then in each of `num_turns` for `min_seconds`."""
+    """Length of a measurement: `num_warmups` calls of each function, then `min_seconds` in each of `num_turns`."""
 
     num_warmups: Annotated[int, Field(ge=0)] = 1
     num_turns: Annotated[int, Field(ge=2)] = 7
     min_seconds: Annotated[float, Field(ge=0)] = 0.2
 
     def times(self, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Timing]:
-        """Of each function, on as many threads as torch has here; a GPU is waited for."""
+        """Time each function in turns, with torch's current number of threads; a GPU is synchronised."""
         threads = torch.get_num_threads()
         timers = {
             name: Timer("call()", globals={"call": call}, num_threads=threads) for name, call in functions.items()

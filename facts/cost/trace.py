@@ -1,4 +1,4 @@
-"""One look at a network at work: how often each layer runs, which layers make the outputs, and what it all costs."""
+"""Trace of one forward pass: how often each layer runs, which layers make the outputs, and the total cost."""
 
 import logging
 import math
@@ -19,16 +19,16 @@ from facts.utils.batches import batch_size, to_device
 
 log = logging.getLogger(__name__)
 
-UNABLE = (RuntimeError, TypeError, ValueError)  # what networks raise for inputs that they do not take
+UNABLE = (RuntimeError, TypeError, ValueError)  # errors of networks for inputs of another kind
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What the layers of a network do for one sample.
+    """Work of the layers of a network for one sample.
 
     `rows` counts the vectors that each layer multiplies: 1 if no input is known, 0 for a layer that never runs.
     `outputs` are the layers that make the network's outputs, `unrelated` those whose inputs do not have the samples for
-    their first axis. `flops` are those of the whole network by the paper's rule; None if it does not run on `meta`.
+    their first axis. `flops` counts the whole network by the paper's rule; None if it does not run on `meta`.
     """
 
     rows: dict[str, int]
@@ -38,9 +38,9 @@ class Trace:
 
 
 def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, inputs: Any = None) -> Trace:
-    """Run the network on `example`, which lies on the meta device, and on two of it; or else on `inputs`, a real batch.
+    """Run the network on `example`, on the meta device, and on a batch of two; or else on `inputs`, a real batch.
 
-    `layers` are names of linear layers and convolutions. Raises what the network raises if neither can be run.
+    `layers` are names of linear layers and convolutions. If neither can be run, the network's own error is raised.
     """
     layers = list(layers)
     if example is not None:
@@ -61,7 +61,7 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
 
 
 def has_row_per_sample(inputs: Any) -> bool:
-    """Whether a batch is a tensor, or some by name, with as many rows as there are samples."""
+    """Check that a batch is a tensor, or tensors by name, with one row a sample."""
     tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     return all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(tensors[0]) for tensor in tensors)
 
@@ -72,7 +72,7 @@ def first_sample(inputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Observation:
-    """One forward pass: the shapes `[..., d]` of the inputs of each layer, a call each, and what they add up to."""
+    """One forward pass: the shapes `[..., d]` of the inputs of each layer, one a call, and their totals."""
 
     shapes: dict[str, list[torch.Size]]
     rows: dict[str, int]
@@ -113,7 +113,7 @@ def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation
 
 
 def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:
-    """The vectors in tensors of these shapes; of a convolution's, the pixels that it steps on."""
+    """Number of vectors in tensors of these shapes; for a convolution, of the pixels that its stride keeps."""
     if not isinstance(layer, nn.Conv2d):
         return sum(math.prod(shape[:-1]) for shape in shapes)
     down, right = layer.stride

@@ -33,7 +33,7 @@ class Estimator(ABC):
     """A method: pure, from the moments of one layer to its Kronecker factors before shrinkage.
 
     `token_local`: no moment joins two tokens of a sample. `couples`: the factors depend on which gradient belongs to
-    which activation. None where the question does not arise (paper, table of estimators).
+    which activation. None if the question does not arise (paper, table of estimators).
     """
 
     token_local: ClassVar[bool | None] = None

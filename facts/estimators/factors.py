@@ -21,7 +21,7 @@ def estimate_factors(
 
     `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes
     between the first and the last count as tokens. `weight [d_out, d_in]`, where given, must fit both. Raises
-    `ValueError` where shapes disagree.
+    `ValueError` if shapes disagree.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     d_in, d_out = inputs.shape[-1], output_grads.shape[-1]

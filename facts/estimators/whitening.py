@@ -54,7 +54,7 @@ def square_root(factor: Tensor | None, shrinkage: float, repair: Repair = lift_s
     """Lower Cholesky factor of the shrunk factor, in float64.
 
     A factor that is not positive definite is repaired, one without any energy (`trace <= 0`) becomes the identity; both
-    are marked, so that the caller can count them. Raises `ValueError` where the factor holds NaN or infinity.
+    are marked, so that the caller can count them. Raises `ValueError` if the factor holds NaN or infinity.
     """
     if factor is None:
         return Root(None)

@@ -52,7 +52,7 @@ def finetune(
     weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay, those of a
     part of a batch being other ones, unless the recipe wants them trained.
 
-    Raises `ValueError` where the loss is not finite, `MemoryError` where the device's memory is too small.
+    Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
     return distributed.on_all_ranks(lambda: _Training(student, teacher, task, recipe, folder).run())
 

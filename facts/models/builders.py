@@ -64,13 +64,13 @@ class Recipe(ABC):
         return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
 
     def loaded(self, path: Path) -> nn.Module:
-        """The network with the weights of a file. Raises `ValueError` where they do not fit."""
+        """The network with the weights of a file. Raises `ValueError` if they do not fit."""
         model = self.architecture()
         load_strictly(model, self.renamed(read_checkpoint(path), model), path)
         return model
 
     def build(self) -> nn.Module:
-        """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` where its weights do not fit."""
+        """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` if its weights do not fit."""
         path = self.checkpoint()
         if path is None and self.weights == "pretrained":
             path = fetch(self.repository)
@@ -83,7 +83,7 @@ class Recipe(ABC):
         return replace(self, weights="random")
 
     def refuse_foreign(self) -> None:
-        """For a recipe that somebody else wrote: raises `ValueError` where it would read, fetch or run anything."""
+        """For a recipe that somebody else wrote: raises `ValueError` if it would read, fetch or run anything."""
         if self.weights != "random":
             raise ValueError(f"the recipe's weights are {self.weights!r}, and may only be 'random' in a saved network")
         refuse_references(self.arguments, "arguments")
@@ -170,7 +170,7 @@ class MambaVisionModel(Recipe):
 
 
 def refuse_references(value: Any, where: str) -> None:
-    """Raises `ValueError` where one of nested plain values could name a file, an address or a repository."""
+    """Raises `ValueError` if one of nested plain values could name a file, an address or a repository."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_references(inner, f"{where}.{name}")

@@ -67,7 +67,7 @@ class CausalLM(Recipe):
             _refuse_code(settings)
 
     def transformers_config(self) -> "PretrainedConfig":
-        """Raises `ValueError` for an architecture that transformers does not know, `OSError` where none is found."""
+        """Raises `ValueError` for an architecture that transformers does not know, `OSError` if none is found."""
         transformers = import_transformers()
         configuration = self._published() if self.configuration is None else self.configuration
         kind = configuration.get("model_type")
@@ -163,7 +163,7 @@ def read_beside(model: nn.Module, folder: Path) -> None:
 
 
 def read_tokenizer(source: Path | str, **settings: Any) -> "PreTrainedTokenizerBase":
-    """That of a folder or of a tag. Raises `ValueError` where it would be code that somebody else wrote."""
+    """That of a folder or of a tag. Raises `ValueError` if it would be code that somebody else wrote."""
     return import_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 

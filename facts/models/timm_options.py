@@ -13,7 +13,7 @@ def options_beside(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
 
 
 def _options(model: nn.Module) -> dict[str, Any]:
-    """What timm's networks keep of options that are in common use; None where one keeps nothing."""
+    """What timm's networks keep of options that are in common use; None if one keeps nothing."""
     first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
     embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
     image = getattr(embedding, "img_size", None)

@@ -41,7 +41,7 @@ def fetched(repository: str) -> Path | None:
 
 
 def fetch(repository: str) -> Path:
-    """Fetch the published weights of a repository. Raises `FileNotFoundError` where that fails."""
+    """Fetch the published weights of a repository. Raises `FileNotFoundError` if that fails."""
     try:
         with hub():
             return _download(repository)
@@ -97,7 +97,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, of all those of an index, or of a PyTorch file (its `state_dict` or `model`
     entry, where it has one).
 
-    Raises `FileNotFoundError` where one of them is missing, `ValueError` where it is damaged or holds anything else.
+    Raises `FileNotFoundError` if one of them is missing, `ValueError` if it is damaged or holds anything else.
     """
     return {name: tensor for file in weight_files(path) for name, tensor in _read(file).items()}
 
@@ -146,7 +146,7 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
 
 
 def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
-    """Raises `ValueError` where there are any."""
+    """Raises `ValueError` if there are any."""
     if misfits:
         raise ValueError(
             f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, "

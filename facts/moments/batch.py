@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LayerBatch:
-    """`x [N, T, n]` and `g [N, T, m]` (None where no moment needs gradients), in float32 or better.
+    """`x [N, T, n]` and `g [N, T, m]` (None if no moment needs gradients), in float32 or better.
 
     `first_sample` is the position of its first sample in all the data.
     """
@@ -102,7 +102,7 @@ def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
     """`[B, ..., d]` as `[N, T, d]`: every axis between the samples and the features is shared weights, so a token.
 
     The first axis may hold several rows a sample, as the windows of Swin do (`[N·windows, 49, d]`) or the flattened
-    tokens of a Mamba mixer (`[N·T, d]`); rows of one sample lie together. Raises `ValueError` where it cannot be split.
+    tokens of a Mamba mixer (`[N·T, d]`); rows of one sample lie together. Raises `ValueError` if it cannot be split.
     """
     if tensor.ndim < 2 or tensor.shape[0] % num_samples:
         raise ValueError(

@@ -15,7 +15,7 @@ def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
     """The blocks in which the layers lie; one that lies within another is left out.
 
     A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`. Raises
-    `ValueError` where no layer has one.
+    `ValueError` if no layer has one.
     """
     layers = set(layers)
     places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]

@@ -89,9 +89,8 @@ def collect_moments(
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    room = min(
-                        distributed.all_gather(memory.room_for_moments(device))
-                    )  # the same places on all processes
+                    rooms = distributed.all_gather(memory.room_for_moments(device))
+                    room = min(rooms)  # the same places on all ranks
                     data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts, blocks)
                     return data_pass.run(calibration)
 
@@ -141,8 +140,16 @@ class MomentPass:
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
-        settings: dict[str, Any] = {"loss": loss, "precision": precision, "num_parts": num_parts, "blocks": blocks}
-        self.new_pass = partial(DataPass, model, layers, needs_grads=needs_grads, **settings)
+        self.new_pass = partial(
+            DataPass,
+            model,
+            layers,
+            loss=loss,
+            precision=precision,
+            needs_grads=needs_grads,
+            num_parts=num_parts,
+            blocks=blocks,
+        )
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """The finished moments, by moment and layer."""

@@ -44,7 +44,7 @@ class DataPass:
     def run(self, batches: Iterable[tuple[Any, Any]], first_sample: int = 0) -> int:
         """Run the batches, whose first sample has the given position in all the data; returns that behind their last.
 
-        Raises `ValueError` where the data are empty or a layer's values are not finite.
+        Raises `ValueError` if the data are empty or a layer's values are not finite.
         """
         seen = 0
         with capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:

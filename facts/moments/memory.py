@@ -41,7 +41,7 @@ class MemoryPolicy:
     layers_at_once: Annotated[int, Field(ge=1)] | None = None
 
     def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-        """The blocks that a pass with gradients runs twice. Raises `ValueError` where the layers lie in none."""
+        """The blocks that a pass with gradients runs twice. Raises `ValueError` if the layers lie in none."""
         return blocks_of(model, layers) if self.checkpoint_blocks else []
 
     def groups(self, layers: Iterable[T]) -> list[list[T]]:

@@ -77,7 +77,7 @@ class PruningProblem:
     def first_fit(self, pruned: Callable[[int], Pruned], most: int, budget: int | None = None) -> Pruned:
         """`pruned(amount)` for the smallest amount, up to `most`, that keeps to the budget: a larger one costs less.
 
-        Raises `ValueError` where even the largest does not.
+        Raises `ValueError` if even the largest does not.
         """
         budget = self.budget if budget is None else budget
         amount = bisect_left(range(most + 1), True, key=lambda amount: self.spent(pruned(amount)) <= budget)

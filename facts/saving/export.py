@@ -88,7 +88,7 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
 
 @torch.no_grad()
 def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
-    """Raise `ValueError` where the outputs on two batch sizes differ by more than rounding."""
+    """Raise `ValueError` if the outputs on two batch sizes differ by more than rounding."""
     for batch in (example, _one_more(example)):
         expected = model(batch)
         if not isinstance(expected, Tensor):

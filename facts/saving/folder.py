@@ -64,8 +64,8 @@ def load_compressed(
 
     `source` is a folder, or a repository `OWNER/NAME` at Hugging Face, of which `revision` names a branch, tag or
     commit and `token` opens a private one. `model` is the dense network, for a source without a recipe; its tensors are
-    taken over. Nothing but data is read: raises `FileNotFoundError` or `ValueError`, before anything is built, where
-    the folder is not whole, holds a pickle or other code, leads elsewhere, or does not fit.
+    taken over. Nothing but data is read: raises `FileNotFoundError` or `ValueError`, before anything is built, if the
+    folder is not whole, holds a pickle or other code, leads elsewhere, or does not fit.
     """
     folder = _folder(source, revision, token)
     refuse_what_is_not_data(folder)

@@ -40,7 +40,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `FileNotFoundError` where there is none, `ValueError` where it is damaged or of a newer library."""
+        """Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or of a newer library."""
         path = folder / MANIFEST
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes())

@@ -27,7 +27,7 @@ def push_to_hub(
 
     `metrics` are those of `save_compressed`; `revision` is a branch, made if need be; `token` may write there (default:
     that of `hf auth login`). A model card that was changed there stays. Raises `ValueError` for another kind of name,
-    `ConnectionError` where the hub does not answer, and `PermissionError` without a token that may write.
+    `ConnectionError` if the hub does not answer, and `PermissionError` without a token that may write.
     """
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is no repository: name it as OWNER/NAME")

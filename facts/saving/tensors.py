@@ -16,7 +16,7 @@ class SavedTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, SavedTensor]:
-    """Raises `ValueError` where it is not whole."""
+    """Raises `ValueError` if it is not whole."""
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

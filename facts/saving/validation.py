@@ -76,7 +76,7 @@ def _refuse_settings(path: Path) -> None:
 
 @contextmanager
 def bounded_parameters(most: int) -> Iterator[None]:
-    """Within the block, raises `ValueError` where networks come to have more than so many parameters.
+    """Within the block, raises `ValueError` if networks come to have more than so many parameters.
 
     Else 100 000 layers, which weigh nothing on the meta device, would be built for minutes before they are refused.
     """

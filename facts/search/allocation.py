@@ -141,7 +141,7 @@ class _Program:
         return all(spent <= bound for spent, bound in zip(self.cost(choices), self.budget, strict=True))
 
     def check_feasible(self) -> None:
-        """Raises `ValueError` where a bound lies below its smallest cost."""
+        """Raises `ValueError` if a bound lies below its smallest cost."""
         smallest = [math.fsum(column) for column in zip(*(cost.min(axis=0) for cost in self.costs), strict=True)]
         if any(smallest > self.budget):
             raise ValueError(
@@ -222,7 +222,7 @@ class _Program:
     def solve(
         self, command: pulp.LpSolver, prices: np.ndarray, best: list[int] | None, excluded: list[list[int]]
     ) -> tuple[list[int] | None, bool]:
-        """The solver's choices, None where it has none, and whether it has proved that nothing is better."""
+        """The solver's choices, None if it has none, and whether it has proved that nothing is better."""
         contenders = self._contenders(prices, best)
         if not all(map(len, contenders)):
             return None, True

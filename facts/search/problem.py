@@ -46,7 +46,7 @@ class AllocationProblem:
     cache: Cache | None = None
 
     def sensitivity_batches(self) -> Iterable[tuple[Any, Any]]:
-        """The sensitivity data. Raises `ValueError` where there is none."""
+        """The sensitivity data. Raises `ValueError` if there is none."""
         if self.sensitivity is None:
             raise ValueError("this search compares outputs: give calibration or sensitivity data")
         return self.sensitivity

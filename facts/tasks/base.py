@@ -26,7 +26,7 @@ class Task(ABC):
 
     @abstractmethod
     def inspect(self) -> str:
-        """What data there are, in words. Raises an `OSError` or `ValueError` where they are not as they should be."""
+        """What data there are, in words. Raises an `OSError` or `ValueError` if they are not as they should be."""
 
     @abstractmethod
     def content_key(self, model: nn.Module) -> str:
@@ -59,7 +59,7 @@ class Task(ABC):
     def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
         """How far a student's outputs lie from its teacher's, for training: the sum over samples.
 
-        Raises `ValueError` for a temperature where there are no logits to divide by it.
+        Raises `ValueError` for a temperature if there are no logits to divide by it.
         """
         if temperature != 1:
             raise ValueError(f"the outputs of {type(self).__name__} are no class logits: temperature must be 1")

@@ -24,7 +24,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the same folder that becomes `path` when the block succeeds and disappears when it fails.
 
-    Raises `OSError` that says what to do where the disk is full.
+    Raises `OSError` that says what to do if the disk is full.
     """
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def staging(path: Path) -> Iterator[Path]:
     """`path` in a temporary folder beside it, for a writer that may leave other files there, which `path` refers to.
 
     All of them move here when the block succeeds, `path` last, and disappear when it fails. Raises `OSError` that says
-    what to do where the folder cannot be written or the disk is full.
+    what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
@@ -66,7 +66,7 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def needing_room(path: Path) -> Iterator[None]:
-    """For a block that writes `path`: raises `OSError` that says what to do where the disk is full."""
+    """For a block that writes `path`: raises `OSError` that says what to do if the disk is full."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -105,7 +105,7 @@ class ScratchFolder:
 
 
 def writable_folder(path: Path) -> Path:
-    """`path`, made if need be. Raises `OSError` that says what to do where nothing can be written there."""
+    """`path`, made if need be. Raises `OSError` that says what to do if nothing can be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

@@ -66,7 +66,7 @@ def api(token: str | None = None) -> HfApi:
 def pulled(repository: str, revision: str | None = None, token: str | None = None) -> Path:
     """The folder in Hugging Face's cache with the repository's data files, fetched where they are not there yet.
 
-    Raises an `OSError` that says why where that fails.
+    Raises an `OSError` that says why if that fails.
     """
     with hub(), told_plainly(repository):
         return Path(api(token).snapshot_download(repository, revision=revision, allow_patterns=DATA))

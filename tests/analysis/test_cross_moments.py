@@ -6,7 +6,6 @@ import torch
 import facts
 from facts.analysis import CrossMoments, Subject
 from facts.analysis.cross_moments import ChangeEnergies
-
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.fisher import dense_fisher, dense_token_local

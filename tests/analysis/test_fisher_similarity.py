@@ -6,7 +6,6 @@ import torch
 import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
-
 from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import raise_shrinkage
 from facts.moments.losses import SampledLabels, summed_cross_entropy

@@ -3,7 +3,6 @@ import torch
 
 import facts
 from facts.analysis import Subject, Throughput
-
 from facts.cost.timing import TimingPolicy
 from tests.networks import image_batches
 

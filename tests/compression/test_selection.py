@@ -224,10 +224,14 @@ def test_names_and_sizes_decide():
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="no linear layer or 1x1 convolution is called blocks; EveryShape has grid, windows"):
+    with pytest.raises(
+        ValueError, match="no linear layer or 1x1 convolution is called blocks; EveryShape has grid, windows"
+    ):
         select_layers(make_model(), ["grid", "blocks"])
 
 
 def test_nothing_to_compress():
-    with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it has fewer than 10 outputs. Name the layers"):
+    with pytest.raises(
+        ValueError, match="Sequential has no layer to compress: 0: it has fewer than 10 outputs. Name the layers"
+    ):
         select_layers(nn.Sequential(nn.Linear(4, 2)))

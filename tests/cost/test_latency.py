@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import facts
-
 from facts.cost import latency
 from facts.cost.latency import LatencyTable, module_seconds
 from facts.cost.timing import Timing, TimingPolicy

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.docs.readme import ROOT
+from tests.docs.pages import ROOT
 
 pytest.importorskip("griffe2md", reason="the page is made by griffe2md: pip install 'facts[test]'")
 MAKER = runpy.run_path(str(ROOT / "docs/make_api.py"))

@@ -12,8 +12,9 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from experiments.cell import check, instantiate
+from experiments.cell import check
 from experiments.config import CONF
+from experiments.instantiation import instantiate
 from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from facts import compress

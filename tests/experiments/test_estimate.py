@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from experiments.cell import Cell, run_cell
+from experiments.columns import share_data_pass
 from experiments.estimate import Rates, estimate, kept_bytes
-from experiments.reproduce import share_data_pass
+from experiments.runner import open_cell, run_cell
 from facts.compression.selection import select_layers
-from facts.cost.trace import count_rows
+from facts.cost.trace import trace_network
 from facts.estimators import ESTIMATORS
 from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
 from facts.moments.memory import MemoryPolicy
@@ -39,14 +39,14 @@ def test_what_a_pass_keeps_is_counted_without_computing():
     layers, skeleton = select_layers(model).layers, copy.deepcopy(model).to("meta")
     kept = kept_bytes(model, layers, images)
     assert kept == kept_bytes(skeleton, select_layers(skeleton).layers, images.to("meta"))
-    rows = count_rows(model, layers, images)
+    rows = trace_network(model, layers, images.to("meta")).rows  # of all three images
     assert kept >= sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
 
 
 def test_disk_is_what_the_cache_takes(cell_config):
     """Headers of the files aside."""
     names = ("facts", "gfwsvd", "shampoo2", "svd_llm", "pela")
-    cells = [Cell.of(cell_config(f"estimator={name}")) for name in names]
+    cells = [open_cell(cell_config(f"estimator={name}")) for name in names]
     share_data_pass(cells)
     for cell in cells:
         run_cell(cell)
@@ -80,7 +80,7 @@ def test_fewer_layers_at_once_take_less_memory_and_more_passes(cell_config):
     whole, one, many = (
         estimate([cell_config("estimator=facts", f"hardware.memory.layers_at_once={n}")]) for n in ("null", 1, 99)
     )
-    layers = select_layers(Cell.of(cell_config()).model).layers
+    layers = select_layers(open_cell(cell_config()).model).layers
     assert one.moments == 4 * max(layer.in_features**2 + layer.out_features**2 for layer in layers.values())
     assert one.single > whole.single and one.disk == whole.disk and one.double == whole.double
     assert many == whole

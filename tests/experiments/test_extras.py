@@ -6,8 +6,8 @@ import pytest
 
 from experiments import extras
 from experiments.extras import how_to_install, missing_packages
-from experiments.preflight import examine, packages
-from experiments.reproduce import possible
+from experiments.grid import possible
+from experiments.preflight import packages, preflight
 from experiments.train_mini import mini_recipe
 
 
@@ -38,10 +38,10 @@ def test_experiments_without_their_packages_are_left_out_and_named(cell_config, 
 
 def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
     columns = [[cell_config("task=coco", "model=mask_rcnn_swin_b")], [cell_config("model=swin_b")]]
-    findings = {finding.what: finding.level for finding in examine(columns)}
+    findings = {finding.what: finding.level for finding in preflight(columns)}
     assert findings["weights of swin_b"] == "fine"
     assert "weights of mask_rcnn_swin_b" not in findings
-    assert [finding.level for finding in examine(columns[:1])] == ["fine", "problem"]
+    assert [finding.level for finding in preflight(columns[:1])] == ["fine", "problem"]
 
 
 def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):

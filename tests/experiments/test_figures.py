@@ -8,10 +8,11 @@ import pytest
 from PIL import Image
 
 from experiments.config import Experiment
+from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
 from experiments.record import Record
-from experiments.reproduce import Place
+from tests.records import make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10
 
@@ -19,11 +20,11 @@ RATIOS = np.arange(1, 10) / 10
 def record(scale: float = 1.0) -> Record:
     """Two layers of full rank 200 whose errors are powers of ten."""
     profile = [[round(200 * ratio), ratio, scale * 10 ** (-5 * ratio)] for ratio in RATIOS]
-    return Record("f", "done", {}, "m", "d", profile=dict.fromkeys(INTERPOLATED_LAYERS, profile))
+    return make_record(summary=make_summary(profile=dict.fromkeys(INTERPOLATED_LAYERS, profile)))
 
 
-def places(records: dict[str, Record | None]) -> list[Place]:
-    return [Place("demo", row, "Net", None, "done", entry) for row, entry in records.items()]
+def places(records: dict[str, Record | None]) -> list[GridCell]:
+    return [GridCell("demo", row, "Net", None, "done", entry) for row, entry in records.items()]
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve(int
 
 
 def test_layers_that_were_not_measured_are_said_so(interpolation, tmp_path):
-    empty = replace(record(), profile={})
+    empty = replace(record(), summary=make_summary())
     for entry in (None, empty):
         draw_figure(interpolation, places({"CoRS": entry}), tmp_path)
         assert_drawn(tmp_path)
@@ -79,7 +80,7 @@ def test_predictions_are_paired_with_what_was_measured(prediction, tmp_path):
 
 
 def analysed(analysis=None, **metrics) -> Record:
-    return Record("f", "done", {}, "m", "d", metrics=metrics, analysis=analysis or {})
+    return make_record(metrics=metrics, analysis=analysis or {})
 
 
 COUPLING = {
@@ -97,9 +98,12 @@ def couplings() -> Experiment:
     return Experiment(name="demo", title="A figure", figure="token_couplings", columns=columns, rows={"coupling": []})
 
 
-def one_column(row: str, entry: Record, *missing: str) -> list[Place]:
+def one_column(row: str, entry: Record, *missing: str) -> list[GridCell]:
     """A record in the column Net, none in others."""
-    return [Place("demo", row, "Net", None, "done", entry), *(Place("demo", row, column, None) for column in missing)]
+    return [
+        GridCell("demo", row, "Net", None, "done", entry),
+        *(GridCell("demo", row, column, None) for column in missing),
+    ]
 
 
 def test_couplings_show_the_map_and_the_tokens_that_vary(couplings, tmp_path):

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from experiments.cell import Cell, run_cell
 from experiments.config import CONF
+from experiments.grid import GridCell, by_data
 from experiments.plan import duration, show_cells, state_of
-from experiments.preflight import Finding
-from experiments.reproduce import Place, by_data, look_first
+from experiments.preflight import Finding, look_first
 from experiments.reproduce import main as reproduce
+from experiments.runner import open_cell, run_cell
 
 ROOT = Path(CONF).parent
 
 
-def place(config) -> Place:
-    return Place("demo", "row", "column", config)
+def place(config) -> GridCell:
+    return GridCell("demo", "row", "column", config)
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
 def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     config = cell_config("estimator=pela")
     assert state_of(config) == "to do"
-    run_cell(Cell.of(config))
+    run_cell(open_cell(config))
     assert state_of(config) == "done"
     failing = cell_config("estimator=svd_llm")
-    monkeypatch.setattr("experiments.cell.measure", lambda cell: 1 / 0)
+    monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_cell(Cell.of(failing))
+        run_cell(open_cell(failing))
     assert state_of(failing) == "failed"
     assert state_of(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
@@ -83,13 +83,13 @@ def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
 def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):
     columns = by_data([place(cell_config())])
     found = [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all of them")]
-    monkeypatch.setattr("experiments.reproduce.examine", lambda columns: found)
+    monkeypatch.setattr("experiments.preflight.preflight", lambda columns: found)
     with pytest.raises(SystemExit, match="force=true"):
         look_first(columns, False, Console())
     look_first(columns, True, Console())
     printed = capsys.readouterr().out
     assert "clear it" in printed and "all of them" not in printed
-    monkeypatch.setattr("experiments.reproduce.examine", lambda columns: found[1:])
+    monkeypatch.setattr("experiments.preflight.preflight", lambda columns: found[1:])
     look_first(columns, False, Console())
     assert capsys.readouterr().out == ""
 

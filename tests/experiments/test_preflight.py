@@ -8,7 +8,17 @@ import torch
 
 import experiments.preflight as examination
 from experiments.estimate import Estimate
-from experiments.preflight import checkpoints, compiler, data, device, disk, examine, packages, show_findings, tracking
+from experiments.preflight import (
+    checkpoints,
+    compiler,
+    data,
+    device,
+    disk,
+    packages,
+    preflight,
+    show_findings,
+    tracking,
+)
 
 
 def only(findings):
@@ -17,7 +27,9 @@ def only(findings):
 
 
 def test_the_embedded_default_is_fine(cell_config, capsys):
-    findings = examine([[cell_config("estimator=facts"), cell_config("estimator=none")], [cell_config("model=swin_b")]])
+    findings = preflight(
+        [[cell_config("estimator=facts"), cell_config("estimator=none")], [cell_config("model=swin_b")]]
+    )
     assert {finding.level for finding in findings} == {"fine"}
     assert {"packages", "device", "weights of deit_b", "weights of swin_b", "disk", "tracking"} <= {
         finding.what for finding in findings

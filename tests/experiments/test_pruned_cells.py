@@ -2,19 +2,19 @@
 
 import pytest
 
-from experiments.cell import Cell, run_cell
+from experiments.runner import open_cell, run_cell
 
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
 def test_a_cell_prunes_finetunes_and_times(cell_config):
     timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
-    pruned = run_cell(Cell.of(cell_config(*PRUNING, *timing)))
-    dense = run_cell(Cell.of(cell_config("estimator=none")))
+    pruned = run_cell(open_cell(cell_config(*PRUNING, *timing)))
+    dense = run_cell(open_cell(cell_config("estimator=none")))
     assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
     assert pruned.metrics["top1"] < dense.metrics["top1"]
     assert {"speedup", "latency_ms", "dense_throughput", "compressed_throughput"} <= pruned.metrics.keys()
-    tuned = run_cell(Cell.of(cell_config(*PRUNING, "finetuning=pruned")))
+    tuned = run_cell(open_cell(cell_config(*PRUNING, "finetuning=pruned")))
     assert tuned.metrics["top1"] > pruned.metrics["top1"]
     assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
     minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
@@ -23,7 +23,7 @@ def test_a_cell_prunes_finetunes_and_times(cell_config):
 
 def test_what_a_cell_is_known_by(cell_config):
     def fingerprint(*overrides):
-        return Cell.of(cell_config(*overrides)).fingerprint
+        return open_cell(cell_config(*overrides)).fingerprint
 
     kinds = [
         [*PRUNING],
@@ -45,4 +45,4 @@ def test_what_a_cell_is_known_by(cell_config):
 
 def test_pruning_stands_in_for_an_estimator(cell_config):
     with pytest.raises(ValueError, match="estimator=none"):
-        Cell.of(cell_config("pruning=isomorphic"))
+        open_cell(cell_config("pruning=isomorphic"))

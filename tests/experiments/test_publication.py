@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from experiments.cell import Cell, run_cell
 from experiments.config import Experiment, Tracking
+from experiments.grid import GridCell
 from experiments.output.artifact import publish
-from experiments.reproduce import Place, show
+from experiments.output.results import show
+from experiments.runner import open_cell, run_cell
 
 EXPERIMENT = Experiment(
     name="demo",
@@ -31,8 +32,8 @@ EXPERIMENT = Experiment(
 def places(cell_config):
     """A cell that is done, one that failed, and one that has not run."""
     config = cell_config("estimator=pela")
-    done = Place("demo", "a", "Net", config, "done", run_cell(Cell.of(config)))
-    return [done, Place("demo", "b", "Net", config, "failed"), Place("demo", "c", "Net", None)]
+    done = GridCell("demo", "a", "Net", config, "done", run_cell(open_cell(config)))
+    return [done, GridCell("demo", "b", "Net", config, "failed"), GridCell("demo", "c", "Net", None)]
 
 
 def shown(places, folder: Path, mode: str):

@@ -6,15 +6,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from experiments.report.__main__ import main
 from hydra import initialize_config_dir
 
 from experiments import extras
 from experiments.config import CONF, Experiment
+from experiments.grid import every_experiment
 from experiments.output.report import write_report
 from experiments.output.report.experiment_result import read_result
 from experiments.output.report.plans import full_ranks, plan_tables
-from experiments.reproduce import every_experiment, report_on_all
+from experiments.output.results import report_on_all
+from experiments.report import main
 from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
 RESULTS = Path(CONF).parent / "results/mini"

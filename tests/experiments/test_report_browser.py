@@ -10,7 +10,7 @@ from PIL import Image
 
 from experiments.config import CONF
 from experiments.output.report import write_report
-from experiments.reproduce import report_on_all
+from experiments.output.results import report_on_all
 from tests.results_folder import BOTH, write_results
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'facts[test]'")

@@ -13,11 +13,13 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 
-import experiments.reproduce
+import experiments.columns
 from experiments.cell import Cell
+from experiments.columns import run_column, share_data_pass
 from experiments.config import CONF, Experiment
-from experiments.output.tables import write_tables
-from experiments.reproduce import Place, entries_of, places_of, run_column, share_data_pass
+from experiments.grid import GridCell, grid_of
+from experiments.output.tables import entries_of, write_tables
+from experiments.runner import open_cell
 
 ROOT = Path(CONF).parent
 NUM_CELLS = 2 * 7
@@ -60,8 +62,8 @@ def test_killed_at_any_moment_and_started_again_nothing_is_lost_or_repeated(tmp_
     assert "KFAC-reduce" in done.stdout and "Spearman" in done.stdout
 
 
-def place(config) -> Place:
-    return Place("demo", "row", "column", config)
+def place(config) -> GridCell:
+    return GridCell("demo", "row", "column", config)
 
 
 def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
@@ -74,7 +76,7 @@ def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
             raise RuntimeError("no luck")
         return real(cell, wait)
 
-    monkeypatch.setattr(experiments.reproduce, "run_cell", failing)
+    monkeypatch.setattr(experiments.columns, "run_cell", failing)
     run_column(places)
     assert [p.status for p in places] == ["failed", "done", "failed"]
     assert places[1].record.metrics["top1"] > 10
@@ -89,7 +91,7 @@ def test_cells_that_failed_are_counted_at_the_end(tmp_path):
 
 
 def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkeypatch):
-    cells = [Cell.of(cell_config(f"estimator={name}")) for name in ("facts", "kfac_expand", "gfwsvd", "asvd")]
+    cells = [open_cell(cell_config(f"estimator={name}")) for name in ("facts", "kfac_expand", "gfwsvd", "asvd")]
     passes = []
     real = experiments.reproduce.collect_moments.__globals__["MomentPass"].run
 
@@ -106,7 +108,7 @@ def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkey
 
 def test_a_column_shares_a_data_pass_for_every_group_of_layers(cell_config, monkeypatch):
     at_once = "hardware.memory.layers_at_once=3"
-    cells = [Cell.of(cell_config(f"estimator={name}", at_once)) for name in ("facts", "gfwsvd", "pela")]
+    cells = [open_cell(cell_config(f"estimator={name}", at_once)) for name in ("facts", "gfwsvd", "pela")]
     passes = []
     real = experiments.reproduce.collect_moments.__globals__["MomentPass"].run
 
@@ -122,7 +124,7 @@ def test_a_column_shares_a_data_pass_for_every_group_of_layers(cell_config, monk
 
 
 def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(cell_config):
-    shared, alone = (Cell.of(cell_config("estimator=facts", f"cache={cache}")) for cache in ("true", "false"))
+    shared, alone = (open_cell(cell_config("estimator=facts", f"cache={cache}")) for cache in ("true", "false"))
     share_data_pass([alone])
     assert not (alone.folder / "cache").exists()
     assert shared.fingerprint != alone.fingerprint
@@ -152,14 +154,14 @@ def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path):
         rows={"ComCat": []},
         not_applicable={"ComCat": {"Net": "a reason"}},
     )
-    (left_out,) = places_of(experiment)
+    (left_out,) = grid_of(experiment)
     assert (left_out.config, left_out.status) == (None, "n.a.")
     write_tables(experiment, entries_of(experiment, [left_out], comparable=True), tmp_path, {})
     assert "n.a." in (tmp_path / "demo.md").read_text()
 
 
 def test_a_search_leaves_its_proof_in_the_record(cell_config):
-    record = experiments.reproduce.run_cell(Cell.of(cell_config("search=cors", "ratio=0.6")))
+    record = experiments.reproduce.run_cell(open_cell(cell_config("search=cors", "ratio=0.6")))
     assert record.solution["status"] == "optimal" and record.solution["gap"] == 0
     assert record.spent["flops"] <= record.budget["flops"]
     assert record.metrics["gflops"] <= record.metrics["gflops_budget"]

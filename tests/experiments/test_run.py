@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import experiments.cell
-from experiments.cell import Cell, run_cell, subject_of
-from experiments.record import Record, read_record, write_record
+import experiments.methods
+import experiments.runner
+from experiments.record import read_record, write_record
+from experiments.runner import open_cell, run_cell, subject_of
 from facts.models.weights import CHECKPOINTS
 from facts.moments.losses import SampledLabels
 from tests.disk import room_for
+from tests.records import make_record, make_summary
 
 
 def record_files(tmp_path: Path) -> list[Path]:
@@ -22,7 +24,7 @@ def record_files(tmp_path: Path) -> list[Path]:
 
 
 def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, tmp_path):
-    record = run_cell(Cell.of(cell_config("model=deit_b", "estimator=facts", "ratio=0.5")))
+    record = run_cell(open_cell(cell_config("model=deit_b", "estimator=facts", "ratio=0.5")))
     assert record.status == "done"
     assert 10 < record.metrics["top1"] <= 100
     assert record.metrics["gflops"] > 0 and record.metrics["mparams"] > 0
@@ -37,21 +39,21 @@ def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, t
 
 
 def test_the_dense_network_is_a_cell_and_scores_more(cell_config):
-    dense = run_cell(Cell.of(cell_config("estimator=none")))
-    small = run_cell(Cell.of(cell_config("estimator=pela", "ratio=0.3")))
+    dense = run_cell(open_cell(cell_config("estimator=none")))
+    small = run_cell(open_cell(cell_config("estimator=pela", "ratio=0.3")))
     assert dense.metrics["top1"] > small.metrics["top1"]
     assert dense.metrics["gflops"] > small.metrics["gflops"]
     assert dense.plan == {}
 
 
 def test_a_finished_cell_is_not_run_again(cell_config, monkeypatch):
-    first = run_cell(Cell.of(cell_config("estimator=pela")))
-    monkeypatch.setattr(experiments.cell, "measure", lambda cell: pytest.fail("measured twice"))
-    assert run_cell(Cell.of(cell_config("estimator=pela"))) == first
+    first = run_cell(open_cell(cell_config("estimator=pela")))
+    monkeypatch.setattr(experiments.runner, "measure", lambda cell: pytest.fail("measured twice"))
+    assert run_cell(open_cell(cell_config("estimator=pela"))) == first
 
 
 def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_config, tmp_path):
-    base = Cell.of(cell_config()).fingerprint
+    base = open_cell(cell_config()).fingerprint
     weights = shutil.copy(CHECKPOINTS / "mini_deit.safetensors", tmp_path / "copy.safetensors")
     same = ["hardware.num_threads=1", "tracking=offline", f"results={tmp_path / 'elsewhere'}"]
     same += [f"checkpoints={tmp_path}", f"model.mini.weights={weights}"]
@@ -67,24 +69,24 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
         "labels=sampled",
         "analysis=cross_moments",
     ]
-    assert {Cell.of(cell_config(override)).fingerprint for override in same} == {base}
-    assert len({base, *(Cell.of(cell_config(override)).fingerprint for override in other)}) == 1 + len(other)
+    assert {open_cell(cell_config(override)).fingerprint for override in same} == {base}
+    assert len({base, *(open_cell(cell_config(override)).fingerprint for override in other)}) == 1 + len(other)
 
 
 def test_the_dense_cell_is_one_cell_at_every_ratio(cell_config):
-    cells = [Cell.of(cell_config("estimator=none", f"ratio={ratio}")) for ratio in (0.4, 0.6)]
+    cells = [open_cell(cell_config("estimator=none", f"ratio={ratio}")) for ratio in (0.4, 0.6)]
     assert cells[0].fingerprint == cells[1].fingerprint
 
 
 def test_a_failing_cell_is_recorded_raised_and_tried_again(cell_config, monkeypatch):
     config = cell_config("estimator=pela")
     with monkeypatch.context() as patch:
-        patch.setattr(experiments.cell, "compress", lambda *args, **kwargs: 1 / 0)
+        patch.setattr(experiments.methods, "compress_prepared", lambda *args, **kwargs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run_cell(Cell.of(config))
-    failed = Cell.of(config).earlier_record()
+            run_cell(open_cell(config))
+    failed = open_cell(config).earlier_record()
     assert failed.status == "failed" and "ZeroDivisionError" in failed.error
-    again = run_cell(Cell.of(config))
+    again = run_cell(open_cell(config))
     assert again.status == "done" and again.attempt == 2
 
 
@@ -92,23 +94,23 @@ def test_a_cell_on_a_full_disk_says_so_in_its_record_and_goes_on_where_it_was(ce
     caplog.set_level("INFO")
     config = cell_config("estimator=facts")
     with room_for(500_000), pytest.raises(OSError, match=r"no room for .*InputWeightedGradGram"):
-        run_cell(Cell.of(config))
-    assert "free some" in Cell.of(config).earlier_record().error
-    assert run_cell(Cell.of(config)).status == "done"
+        run_cell(open_cell(config))
+    assert "free some" in open_cell(config).earlier_record().error
+    assert run_cell(open_cell(config)).status == "done"
     assert "data pass for 3 moments" in caplog.text and "data pass for 1 moments" in caplog.text
 
 
 def test_a_damaged_record_is_run_again(cell_config, tmp_path, caplog):
-    first = run_cell(Cell.of(cell_config("estimator=pela")))
+    first = run_cell(open_cell(cell_config("estimator=pela")))
     (path,) = record_files(tmp_path)
     path.write_text(path.read_text()[:50])
-    again = run_cell(Cell.of(cell_config("estimator=pela")))
+    again = run_cell(open_cell(cell_config("estimator=pela")))
     assert again.metrics == first.metrics
     assert "damaged" in caplog.text
 
 
 def test_records_survive_a_write_that_fails(tmp_path, monkeypatch):
-    record = Record(fingerprint="f", status="done", config={}, model_hash="m", data_hash="d", metrics={"top1": 1.0})
+    record = make_record(metrics={"top1": 1.0}, summary=make_summary(profile={"layer": [[8, 0.5, 0.1]]}))
     write_record(record, tmp_path)
     monkeypatch.setattr("experiments.record.json.dumps", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -138,30 +140,30 @@ def test_records_survive_a_write_that_fails(tmp_path, monkeypatch):
 )
 def test_bad_values_are_refused_with_the_name_of_the_field(cell_config, overrides, message):
     with pytest.raises((ValueError, OSError), match=message):
-        run_cell(Cell.of(cell_config(*overrides)))
+        run_cell(open_cell(cell_config(*overrides)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_named(cell_config):
     with pytest.raises(ValueError, match="torch sees no GPU"):
-        Cell.of(cell_config("hardware=cuda"))
+        open_cell(cell_config("hardware=cuda"))
 
 
 def test_a_results_folder_that_cannot_be_written_is_one_clear_error(cell_config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"cannot write to the folder .*file"):
-        run_cell(Cell.of(cell_config(f"results={tmp_path / 'file'}")))
+        run_cell(open_cell(cell_config(f"results={tmp_path / 'file'}")))
 
 
 def test_cells_of_another_ratio_share_the_moments(cell_config, monkeypatch):
-    run_cell(Cell.of(cell_config("ratio=0.5")))
+    run_cell(open_cell(cell_config("ratio=0.5")))
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", lambda *args: pytest.fail("a second data pass"))
-    assert run_cell(Cell.of(cell_config("ratio=0.4"))).status == "done"
+    assert run_cell(open_cell(cell_config("ratio=0.4"))).status == "done"
 
 
 def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
-    plain = run_cell(Cell.of(cell_config("estimator=facts")))
-    cell = Cell.of(cell_config("estimator=facts", "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
+    plain = run_cell(open_cell(cell_config("estimator=facts")))
+    cell = open_cell(cell_config("estimator=facts", "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
     record = run_cell(cell)
     assert record.metrics.items() > plain.metrics.items()
     assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
@@ -171,7 +173,7 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
 
 
 def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_config):
-    cell = Cell.of(cell_config("estimator=facts", "analysis=cross_moments"))
+    cell = open_cell(cell_config("estimator=facts", "analysis=cross_moments"))
     subject = subject_of(cell, cell.model)
     factors, held_out, every = (
         {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
@@ -182,11 +184,11 @@ def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_confi
 
 
 def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
-    given, sampled = (Cell.of(cell_config(f"labels={labels}")) for labels in ("given", "sampled"))
+    given, sampled = (open_cell(cell_config(f"labels={labels}")) for labels in ("given", "sampled"))
     assert run_cell(given).metrics["gflops"] == run_cell(sampled).metrics["gflops"]
     assert isinstance(sampled.loss, SampledLabels) and not isinstance(given.loss, SampledLabels)
     with pytest.raises(ValueError, match="labels must be one of given, sampled, got 'hard'"):
-        Cell.of(cell_config("labels=hard"))
+        open_cell(cell_config("labels=hard"))
 
 
 @pytest.mark.parametrize(
@@ -201,4 +203,4 @@ def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
 )
 def test_an_analysis_that_cannot_be_made_is_refused_before_any_work(cell_config, overrides, says):
     with pytest.raises(ValueError, match=says):
-        Cell.of(cell_config(*overrides))
+        open_cell(cell_config(*overrides))

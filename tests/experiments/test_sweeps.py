@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-import experiments.cell
-from experiments.cell import Cell, attempt, run_cell
+import experiments.runner
+from experiments.cell import Cell
+from experiments.columns import run_column
 from experiments.config import CONF
-from experiments.reproduce import Place, run_column
+from experiments.grid import GridCell
+from experiments.runner import attempt, open_cell, run_cell
 from facts.utils.files import HeldElsewhere, locked
 
 EIGHT = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45"]
@@ -108,20 +110,20 @@ def lock_of(cell: Cell) -> Path:
 
 
 def test_a_cell_under_way_elsewhere_is_waited_for_or_refused(cell_config, monkeypatch):
-    cell = Cell.of(cell_config("estimator=pela"))
+    cell = open_cell(cell_config("estimator=pela"))
     with ThreadPoolExecutor(1) as elsewhere:
         with locked(lock_of(cell)):
             with pytest.raises(HeldElsewhere):
                 elsewhere.submit(run_cell, cell, wait=False).result()
             waiting = elsewhere.submit(run_cell, cell)
             record = attempt(cell, 1)
-            monkeypatch.setattr(experiments.cell, "measure", lambda cell: pytest.fail("measured twice"))
+            monkeypatch.setattr(experiments.runner, "measure", lambda cell: pytest.fail("measured twice"))
         assert waiting.result() == record
 
 
 def test_a_column_leaves_what_runs_elsewhere_for_last_and_takes_its_record(cell_config):
-    places = [Place("demo", "row", "column", cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
-    first, second = (Cell.of(place.config) for place in places)
+    places = [GridCell("demo", "row", "column", cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
+    first, second = (open_cell(place.config) for place in places)
     with ThreadPoolExecutor(1) as elsewhere:
         with locked(lock_of(first)):
             column = elsewhere.submit(run_column, places)

@@ -8,9 +8,10 @@ from omegaconf import OmegaConf
 
 from experiments import paper
 from experiments.config import Experiment
-from experiments.output.tables import write_tables
-from experiments.record import Record
-from experiments.reproduce import Place, entries_of, properties_of
+from experiments.grid import GridCell
+from experiments.output.results import properties_of
+from experiments.output.tables import entries_of, write_tables
+from tests.records import make_record
 from tests.results_folder import write_paper
 
 METHODS = ["A", "B", "C", "D"]
@@ -34,14 +35,14 @@ def experiment(tmp_path, monkeypatch) -> Experiment:
     )
 
 
-def places(top1: dict[str, float], failed: str | None = None) -> list[Place]:
+def places(top1: dict[str, float], failed: str | None = None) -> list[GridCell]:
     made = [
-        Place("demo", name, "Net", None, "done", Record(name, "done", {}, "m", "d", {"gflops": 1.0, "top1": value}))
+        GridCell("demo", name, "Net", None, "done", make_record(name, metrics={"gflops": 1.0, "top1": value}))
         for name, value in top1.items()
     ]
     if failed:
-        made.append(Place("demo", failed, "Net", None, "failed", Record(failed, "failed", {}, "m", "d", error="no")))
-    return [*made, Place("demo", "Later", "Net", None)]
+        made.append(GridCell("demo", failed, "Net", None, "failed", make_record(failed, "failed", error="no")))
+    return [*made, GridCell("demo", "Later", "Net", None)]
 
 
 def test_the_ranking_of_the_methods_is_compared_by_spearman(experiment):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cell import Cell, run_cell
+from experiments.runner import open_cell, run_cell
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def offline(cell_config):
 
 
 def test_offline_runs_hold_config_metrics_and_plan(offline, tmp_path):
-    record = run_cell(Cell.of(offline))
+    record = run_cell(open_cell(offline))
     (log,) = (tmp_path / "results/mini/wandb").glob(f"offline-run-*/run-{record.fingerprint}-1.wandb")
     texts = (b"facts.estimators.PELA", b"top1", b"plan", b"gflops")
     deadline = time.monotonic() + 60  # W&B's own process writes the file, on a busy machine after the run is over
@@ -27,9 +27,9 @@ def test_offline_runs_hold_config_metrics_and_plan(offline, tmp_path):
 
 
 def test_a_finished_cell_starts_no_run(offline, monkeypatch):
-    run_cell(Cell.of(offline))
+    run_cell(open_cell(offline))
     monkeypatch.setattr("wandb.init", lambda **kwargs: pytest.fail("W&B was started for a finished cell"))
-    assert run_cell(Cell.of(offline)).status == "done"
+    assert run_cell(open_cell(offline)).status == "done"
 
 
 @pytest.mark.parametrize("stage", ["init", "log", "missing"])
@@ -38,12 +38,12 @@ def test_tracking_that_fails_changes_no_result(cell_config, offline, monkeypatch
         case "init":
             monkeypatch.setattr("wandb.init", lambda **kwargs: 1 / 0)
         case "log":
-            monkeypatch.setattr("experiments.cell.log_record", lambda run, record: 1 / 0)
+            monkeypatch.setattr("experiments.runner.log_record", lambda run, record: 1 / 0)
         case "missing":
             monkeypatch.setitem(sys.modules, "wandb", None)
-    record = run_cell(Cell.of(offline))
+    record = run_cell(open_cell(offline))
     assert record.status == "done" and "goes on without it" in caplog.text
     monkeypatch.undo()
     results = Path(offline.results).with_name("other")
-    plain = run_cell(Cell.of(cell_config("estimator=pela", f"results={results}")))
+    plain = run_cell(open_cell(cell_config("estimator=pela", f"results={results}")))
     assert plain.metrics == record.metrics and plain.fingerprint == record.fingerprint

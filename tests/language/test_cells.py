@@ -7,8 +7,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.cell import Cell, run_cell
-from experiments.preflight import examine
+from experiments.runner import open_cell
+from experiments.runner import run_cell
+from experiments.preflight import preflight
 from experiments.train_mini import main, mini_recipe
 from facts.compression.selection import select_layers
 
@@ -17,11 +18,11 @@ FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.
 
 
 def run(cell_config, *overrides):
-    return run_cell(Cell.of(cell_config(*LANGUAGE, *FEW, *overrides)))
+    return run_cell(open_cell(cell_config(*LANGUAGE, *FEW, *overrides)))
 
 
 def test_the_small_model_knows_more_than_counting(cell_config):
-    record = run_cell(Cell.of(cell_config(*LANGUAGE, "estimator=none")))
+    record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none")))
     figures = record.metrics
     assert figures["perplexity"] < figures["bigram_perplexity"] / 2 < figures["unigram_perplexity"] / 4
     assert figures["accuracy"] > 50  # chance is 25
@@ -74,7 +75,7 @@ def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
 
 
 def test_the_doctor_looks_at_texts_and_weights(cell_config):
-    findings = {finding.what: finding for finding in examine([[cell_config(*LANGUAGE)]])}
+    findings = {finding.what: finding for finding in preflight([[cell_config(*LANGUAGE)]])}
     assert findings["packages of the extra llm"].level == "fine"
     assert "characters to train on" in findings["data of language"].detail
     assert "mini_qwen3" in findings["weights of qwen3_1_7b"].detail

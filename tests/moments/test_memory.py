@@ -1,7 +1,6 @@
 import gc
 import weakref
 
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -173,7 +172,10 @@ class TestLayersAtOnce:
         model, batches = make_model(), KeyedBatches(image_batches([5, 5, 2]))
         whole = facts.prepare(model, batches).decompositions(estimator)
         calibration = facts.prepare(
-            model, batches, execution=Execution(memory=MemoryPolicy(layers_at_once=4)), cache=tmp_path if cached else None
+            model,
+            batches,
+            execution=Execution(memory=MemoryPolicy(layers_at_once=4)),
+            cache=tmp_path if cached else None,
         )
         results = [calibration.decompositions(estimator)]
         if cached:

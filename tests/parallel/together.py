@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from tests.test_finetuning import Given, make_student
 
 import facts
-from experiments.cell import Cell, run_cell
 from experiments.config import CONF
+from experiments.runner import open_cell, run_cell
 from facts.compression.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
@@ -24,6 +23,7 @@ from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache
+from tests.finetuning.test_finetuning import Given, make_student
 from tests.networks import image_batches, make_model
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.
@@ -71,7 +71,7 @@ def plans(folder: Path) -> list[dict]:
 def cell_record(folder: Path):
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=[f"results={folder}", "tracking=off", "search=cors"])
-    return run_cell(Cell.of(config))
+    return run_cell(open_cell(config))
 
 
 def finetuned(folder: Path, accumulate: int) -> list[dict]:

@@ -8,19 +8,16 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from experiments.config import Experiment
+from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
-from experiments.record import Record
-from experiments.reproduce import Place
 from facts.analysis import CrossMoments, FisherSimilarity, Subject, TokenCoupling
-from facts.compression.compress import compress, moment_cache
-from facts.compression.selection import select_layers
+from facts.compression.compress import compress
+from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS, GFWSVD
-from facts.moments import collect_moments
-from facts.moments.losses import summed_cross_entropy
 from tests.photos.data import top1, write_table
+from tests.records import make_record
 
 
 class Remembering(GFWSVD):
@@ -57,10 +54,8 @@ def accuracies(setting):
     """Top-1 of the dense network and of each method at a uniform ratio, from one pass over the calibration photos."""
     model, calibration = setting.model, setting.calibration
     figures = {"dense": top1(model, setting.validation)}
-    layers = select_layers(model).layers
-    cache = moment_cache(setting.cache, model, layers, calibration, summed_cross_entropy, torch.float32)
     moments = [moment for estimator in METHODS.values() for moment in estimator.moments]
-    collect_moments(model, layers, calibration, moments, cache=cache)
+    prepare(model, calibration, cache=setting.cache).collect(moments)
     for name, estimator in METHODS.items():
         result = compress(model, calibration, estimator=estimator, ratio=RATIO, cache=setting.cache)
         figures[name] = top1(result.model, setting.validation)
@@ -71,13 +66,8 @@ def accuracies(setting):
 @pytest.fixture(scope="module")
 def subject(setting):
     """The network, the factors' photos, and 200 validation photos to compare with."""
-    return {
-        "model": setting.model,
-        "layers": select_layers(setting.model).layers,
-        "calibration": setting.calibration,
-        "held_out": setting.validation[:HELD_OUT],
-        "cache": setting.cache,
-    }
+    prepared = prepare(setting.model, setting.calibration, cache=setting.cache)
+    return {"calibration": prepared, "held_out": prepared.on(setting.validation[:HELD_OUT])}
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +159,8 @@ def neighbours_couple_more(coupling):
 
 def test_what_the_zero_cross_moment_assumption_drops(setting, subject, results):
     result = compress(setting.model, setting.calibration, ratio=RATIO, cache=setting.cache)
-    few = {**subject, "held_out": setting.validation[:2]}
-    findings = CrossMoments(num_probes=8).run(Subject(**few, compressed=result.model))
+    few = Subject(**subject | {"held_out": subject["calibration"].on(setting.validation[:2])}, compressed=result.model)
+    findings = CrossMoments(num_probes=8).run(few)
     draw(
         Experiment(
             name="cross_moments",
@@ -189,6 +179,6 @@ def test_what_the_zero_cross_moment_assumption_drops(setting, subject, results):
 
 def draw(experiment, values, folder):
     (row,) = experiment.rows
-    records = {column: Record("", "done", {}, "", "", analysis=found) for column, found in values.items()}
-    places = [Place(experiment.name, row, column, None, "done", record) for column, record in records.items()]
+    records = {column: make_record(analysis=found) for column, found in values.items()}
+    places = [GridCell(experiment.name, row, column, None, "done", record) for column, record in records.items()]
     draw_figure(experiment, places, folder)

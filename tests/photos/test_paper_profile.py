@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.cell import Cell, run_cell
 from experiments.config import CONF
+from experiments.runner import open_cell, run_cell
 from tests.photos.data import PHOTOS, WEIGHTS
 
 SIZES = {"num_calibration": 128, "num_sensitivity": 16, "num_workers": 0}
@@ -41,7 +41,7 @@ def run(root, tmp_path_factory):
 
     def make(*own):
         with initialize_config_dir(CONF, version_base="1.3"):
-            cell = Cell.of(compose("config", [*overrides, *own]))
+            cell = open_cell(compose("config", [*overrides, *own]))
         return cell, run_cell(cell)
 
     return make

@@ -3,8 +3,8 @@
 import timm
 import torch
 
+import facts
 from experiments.train_mini import mini_recipe
-from facts.compression.prepare import prepare
 from facts.pruning import PruningProblem
 from facts.tasks.classification.digits import Digits
 from tests.networks import image_batches
@@ -17,14 +17,13 @@ def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
     return timm.create_model(model, **{**small, "num_classes": 4, **arguments}).eval()
 
 
-def make_problem(model=None, ratio=0.6, cost="params", **fields):
-    batches = image_batches([8, 8], dtype=torch.float32)
-    return PruningProblem(
-        prepare(model or make_vit(), batches, input_shape=(3, 8, 8), **fields), ratio, (3, 8, 8), cost
-    )
+def make_problem(model=None, ratio=0.6, cost="params", batches=None, **settings):
+    batches = image_batches([8, 8], dtype=torch.float32) if batches is None else batches
+    calibration = facts.prepare(model or make_vit(), batches, input_shape=(3, 8, 8), **settings)
+    return PruningProblem(calibration, ratio, (3, 8, 8), cost)
 
 
 def digits_problem(ratio):
     """The shipped DeiT, calibrated on 64 digits."""
     model, task = mini_recipe("deit_b").build(), Digits(num_calibration=64, batch_size=16)
-    return PruningProblem(prepare(model, task.calibration(model)), ratio, task.input_shape(model)), task
+    return PruningProblem(facts.prepare(model, task.calibration(model)), ratio, task.input_shape(model)), task

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.cell import instantiate
 from experiments.config import CONF
+from experiments.instantiation import instantiate
 from facts.pruning import PRUNERS
 
 FILES = Path(CONF) / "pruning"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from facts.pruning import DISP, PruningProblem
+from facts.pruning import DISP
 from facts.pruning.gates import HyperNetwork, distance, draw, gate_widths, gated, remaining_weights
 from facts.pruning.methods.disp_llm import indexed, target_share
 from tests.pruning.problems import make_problem, make_vit
@@ -53,12 +53,8 @@ def test_features_without_effect_are_learned_to_go():
         model.blocks[0].mlp.fc1.bias.copy_(torch.arange(48) / 100)  # they tell which units are left
     images = torch.randn(16, 3, 8, 8)
     targets = model(images).detach()
-    problem = PruningProblem(
-        model,
-        [(images, targets)],
-        0.75,
-        (3, 8, 8),
-        loss=lambda outputs, targets: 1e4 * (outputs - targets).square().sum(),
+    problem = make_problem(
+        model, 0.75, batches=[(images, targets)], loss=lambda outputs, targets: 1e4 * (outputs - targets).square().sum()
     )
     pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
     units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()

@@ -46,13 +46,13 @@ def test_the_whole_network_is_narrower():
 
 
 def test_only_the_first_batches_are_read():
-    class Calibration:
+    class OneBatch:
         def __iter__(self):
             yield batch
             raise AssertionError("a second batch was read")
 
-    batch = make_problem().calibration[0]
-    problem = PruningProblem(make_vit(depth=1), Calibration(), 0.6, (3, 8, 8))
+    (batch,) = image_batches([8], dtype=torch.float32)
+    problem = make_problem(make_vit(depth=1), batches=OneBatch())
     assert problem.spent(Isomorphic(num_batches=1).prune(problem)) <= problem.budget
 
 

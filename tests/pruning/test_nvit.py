@@ -53,7 +53,7 @@ def test_units_without_effect_can_go(width, silence):
         silence(model.blocks[0]).zero_()
         if width.endswith("key_dims"):  # the bias of the query is what is left of it
             model.blocks[0].attn.qkv.bias[:24].unflatten(0, (3, 8))[:, 1] = 0
-    images, labels = make_problem().calibration[0]
+    ((images, labels),) = image_batches([8], dtype=torch.float32)
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     widths = widths_of(model)
     scores = importance(model, widths)[width]
@@ -66,7 +66,7 @@ def test_units_without_effect_can_go(width, silence):
 
 def test_importance_is_the_squared_sum_of_gradient_times_weight():
     model = narrowable(depth=1)
-    images, labels = make_problem().calibration[0]
+    ((images, labels),) = image_batches([8], dtype=torch.float32)
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     scores = importance(model, widths_of(model))
     mlp = model.blocks[0].mlp

@@ -5,9 +5,10 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
+from experiments.columns import run_column
 from experiments.config import CONF
+from experiments.grid import GridCell
 from experiments.preflight import data
-from experiments.reproduce import Place, run_column
 
 SIZES = {"num_calibration": 24, "num_sensitivity": 10, "batch_size": 8, "num_workers": 0}
 NETWORK = "{img_size: 32, depth: 1, num_classes: 1000, pretrained_cfg_overlay: {input_size: [3, 32, 32]}}"
@@ -24,7 +25,7 @@ def places(tmp_path):
         overrides += [f"+model.paper.arguments={NETWORK}"]
         with initialize_config_dir(CONF, version_base="1.3"):
             rows = {"FACTS": ["search=uniform"], "FACTS + CoRS": ["search=cors"]}
-            return [Place("demo", row, "ViT", compose("config", [*overrides, *own])) for row, own in rows.items()]
+            return [GridCell("demo", row, "ViT", compose("config", [*overrides, *own])) for row, own in rows.items()]
 
     return make
 

@@ -13,7 +13,6 @@ import facts
 from facts.compression.selection import select_layers
 from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
 from facts.moments import GroupGradients, collect_moments
-
 from facts.utils.cache import Cache, calibration_key, content_key
 from tests.networks import EveryShape, image_batches, make_model
 

@@ -22,7 +22,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """The plans of one network: for each layer a bar a method (None where a method's plan lacks the layer)."""
+    """The plans of one network: for each layer a bar a method (None if a method's plan lacks the layer)."""
 
     network: str
     methods: list[str]

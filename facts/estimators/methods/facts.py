@@ -62,8 +62,13 @@ class FACTSStep(Estimator):
     @property
     def moments(self):
         previous = {name: (factors.A, factors.B) for name, factors in self.previous.items()}
-        settings: dict[str, Any] = {"grad_clip": self.facts.grad_clip, "normalize": self.facts.normalize}
-        return (TokenPowerStep(iteration=self.iteration, previous=previous, **settings),)
+        step = TokenPowerStep(
+            iteration=self.iteration,
+            previous=previous,
+            grad_clip=self.facts.grad_clip,
+            normalize=self.facts.normalize,
+        )
+        return (step,)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
         A, B, trace = moments[self.moments[0]]

@@ -69,7 +69,7 @@ class DISP(Pruner):
 
 
 def target_share(problem: PruningProblem, num_weights: int) -> float:
-    """What may remain of the blocks' matrices, which hold `num_weights`. Raises `ValueError` where nothing may."""
+    """What may remain of the blocks' matrices, which hold `num_weights`. Raises `ValueError` if nothing may."""
     cost = num_weights * (2 * problem.num_tokens if problem.cost == "flops" else 1)
     if cost <= problem.dense - problem.budget:
         raise ValueError(

@@ -36,7 +36,7 @@ class Isomorphic(Pruner):
     num_batches: Annotated[int, Field(ge=1)] = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        """Raises `ModuleNotFoundError` where torch-pruning is missing."""
+        """Raises `ModuleNotFoundError` if torch-pruning is missing."""
         network = check_vit(model)
         library = load_torch_pruning()
         network.requires_grad_(True)

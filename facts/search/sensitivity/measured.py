@@ -44,7 +44,7 @@ class Sensitivity:
         self.used: Profile = defaultdict(dict)
 
     def profile(self, ranks: Mapping[str, Iterable[int]]) -> Profile:
-        """The error of every layer at each of its ranks. Raises `ValueError` where one is NaN or infinite."""
+        """The error of every layer at each of its ranks. Raises `ValueError` if one is NaN or infinite."""
         lacking = [{rank for rank in ranks[name] if rank not in self.known[name]} for name in ranks]
         lacking = [set().union(*each) for each in zip(*distributed.all_gather(lacking), strict=True)]
         missing = {name: sorted(each) for name, each in zip(ranks, lacking, strict=True)}

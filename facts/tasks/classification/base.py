@@ -65,7 +65,7 @@ def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = to
 def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:
     """Disjoint index sets, in shuffled order, with `counts` samples of every class each.
 
-    Raises `ValueError` where a class has too few.
+    Raises `ValueError` if a class has too few.
     """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     one_hot = F.one_hot(labels[order])

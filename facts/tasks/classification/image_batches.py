@@ -88,7 +88,7 @@ def mixed(batch: Batch, mixup: timm.data.Mixup | None) -> Batch:
 
 
 def note_corrupt(names: list[str], known: set[str], total: int) -> None:
-    """Add to the `known` ones of `total` images. Raises `ValueError` where they are too many."""
+    """Add to the `known` ones of `total` images. Raises `ValueError` if they are too many."""
     for name in set(names) - known:
         known.add(name)
         log.warning("%s cannot be decoded and is left out (%d so far)", name, len(known))

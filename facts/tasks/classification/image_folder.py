@@ -85,7 +85,7 @@ class ImageFolder(ImageNet):
         return sorted({path.name for path in folders if any(map(_is_image, path.iterdir()))})
 
     def labels(self, model: nn.Module) -> np.ndarray | None:
-        """The network's label `[C]` for each class; None where the folders are no classes of the network."""
+        """The network's label `[C]` for each class; None if the folders are no classes of the network."""
         if self.classes and model.num_classes == len(synsets()) and set(self.classes) <= set(synsets()):
             return np.searchsorted(synsets(), self.classes)
         return np.arange(len(self.classes)) if self.classes and len(self.classes) == model.num_classes else None
@@ -99,12 +99,12 @@ class ImageFolder(ImageNet):
         return content_key(super().content_key(model), self.classes, None if labels is None else labels.tolist())
 
     def evaluation(self, model: nn.Module) -> ImageBatches:
-        """Raises `ValueError` where the folders are no classes of the network."""
+        """Raises `ValueError` if the folders are no classes of the network."""
         self._labelled(self.validation_images, model)
         return super().evaluation(model)
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
-        """Raises `ValueError` where the folders are no classes of the network."""
+        """Raises `ValueError` if the folders are no classes of the network."""
         batches = super().training(model, epoch, seed)
         files = self._labelled(batches.batches.files, model)
         return replace(batches, batches=replace(batches.batches, files=files))
@@ -127,7 +127,7 @@ class ImageFolder(ImageNet):
 
     @cached_property
     def _splits(self) -> tuple[Pictures, Pictures]:
-        """Images to calibrate on, and to evaluate on. Raises `ValueError` where there are none."""
+        """Images to calibrate on, and to evaluate on. Raises `ValueError` if there are none."""
         splits = [Pictures.within(self.root, part, self.classes) for part in self._parts]
         if empty := [part for part, images in zip(self._parts, splits, strict=True) if not len(images)]:
             raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")

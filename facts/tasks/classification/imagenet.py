@@ -109,7 +109,7 @@ class ImageNet(Classification):
     def chosen_indices(self) -> dict[str, list[int]]:
         """Positions of the images for `sensitivity` and for `calibration` among the sorted training images.
 
-        Raises `ValueError` where there are too few.
+        Raises `ValueError` if there are too few.
         """
         available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
         if available < needed:

@@ -114,10 +114,16 @@ class Language(ClassLogits):
             "bigram_perplexity": bigram_perplexity(*counted),
         }
         if self.benchmarks():
-            folder, num_questions = self.benchmark_folder, self.num_questions
-            settings: dict[str, Any] = {"folder": folder, "num_questions": num_questions, "precision": precision}
             found = distributed.on_main_rank(
-                lambda: accuracies(model, tokenizer_of(model), self.benchmarks(), self.batch_size, **settings)
+                lambda: accuracies(
+                    model,
+                    tokenizer_of(model),
+                    self.benchmarks(),
+                    self.batch_size,
+                    folder=self.benchmark_folder,
+                    num_questions=self.num_questions,
+                    precision=precision,
+                )
             )
             figures["accuracy"] = sum(found.values()) / len(found)
             figures |= {f"accuracy_{name}": value for name, value in found.items()}
@@ -130,7 +136,7 @@ class Language(ClassLogits):
     def _parts(
         self, split: Split, model: nn.Module, length: int, numbers: dict[str, int]
     ) -> tuple[list[Batch], list[Batch]]:
-        """Two disjoint parts of a text, of so many windows each. Raises `ValueError` where it has fewer."""
+        """Two disjoint parts of a text, of so many windows each. Raises `ValueError` if it has fewer."""
         found, needed = windows(self.tokens(split, model), length), sum(numbers.values())
         if len(found) < needed:
             raise ValueError(
@@ -145,7 +151,7 @@ class Language(ClassLogits):
 
 
 def tokenizer_of(model: nn.Module) -> Any:
-    """The network's tokenizer. Raises `ValueError` where it has none."""
+    """The network's tokenizer. Raises `ValueError` if it has none."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to that of transformers")
@@ -159,7 +165,7 @@ def tokenized(text: str, tokenizer: Any) -> Tensor:
 
 
 def windows(tokens: Tensor, length: int) -> Tensor:
-    """Tokens `[L]` cut into windows `[N, length]`, the rest left out. Raises `ValueError` where there is not one."""
+    """Tokens `[L]` cut into windows `[N, length]`, the rest left out. Raises `ValueError` if there is not one."""
     if len(tokens) < length:
         raise ValueError(f"a text of {len(tokens)} tokens has not one window of {length}: lower the length")
     return tokens[: len(tokens) // length * length].view(-1, length)

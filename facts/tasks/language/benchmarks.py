@@ -30,8 +30,8 @@ def accuracies(
     """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
 
     Names are those of the YAML files in `folder`, or without one lm-eval's own. Raises `ImportError` without lm-eval,
-    `ConnectionError` where questions are neither here nor to be had, `ValueError` for a benchmark that is unknown or
-    has no accuracy.
+    `ConnectionError` if questions are neither here nor to be had, `ValueError` for a benchmark that is unknown or has
+    no accuracy.
     """
     manager = find_benchmarks(benchmarks, folder)
     from lm_eval import simple_evaluate
@@ -63,7 +63,7 @@ def accuracies(
 
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
-    """What knows these benchmarks. Raises `ImportError` without lm-eval, `ValueError` where one is unknown."""
+    """What knows these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:

@@ -64,7 +64,7 @@ class Corpus(Language):
 
 
 def read_text(source: str) -> str:
-    """The text of a file or of a data set at the hub. Raises an `OSError` where there is none, or `ValueError`."""
+    """The text of a file or of a data set at the hub. Raises an `OSError` if there is none, or `ValueError`."""
     if source.startswith(HUB):
         return fetched_text(source)
     return Path(source).expanduser().read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_text(source: str) -> str:
 
 @lru_cache(maxsize=2)
 def fetched_text(source: str) -> str:
-    """The rows of a data set at the hub. Raises `ConnectionError` where it is neither here nor to be had."""
+    """The rows of a data set at the hub. Raises `ConnectionError` if it is neither here nor to be had."""
     parts = source.removeprefix(HUB).split("/")
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
@@ -90,7 +90,7 @@ def fetched_text(source: str) -> str:
 
 
 def _found(source: str) -> str:
-    """What is known of a text without fetching it. Raises an `OSError` where it is neither here nor to be had."""
+    """What is known of a text without fetching it. Raises an `OSError` if it is neither here nor to be had."""
     if source.startswith(HUB):
         return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
     path = Path(source).expanduser()

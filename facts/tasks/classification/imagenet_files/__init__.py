@@ -27,7 +27,7 @@ LAYOUTS = (
 def find_images(root: Path, split: Split) -> ImageFiles:
     """The images of a split, in the first layout that is there as a whole.
 
-    Raises `FileNotFoundError` where none is, and `ValueError` where its files are not ImageNet-1k's or are damaged.
+    Raises `FileNotFoundError` if none is, and `ValueError` if its files are not ImageNet-1k's or are damaged.
     """
     for layout in LAYOUTS:
         if all(any(root.glob(pattern)) for pattern in layout.needed):

@@ -55,7 +55,7 @@ class ImageFiles(ABC):
 def by_name(names: Sequence[str], places: ArrayLike, source: object) -> dict[str, Any]:
     """The fields of `ImageFiles`, in the order of the names, of images that `source` holds in any order.
 
-    Raises `ValueError` where a class of ImageNet-1k is missing or is none.
+    Raises `ValueError` if a class of ImageNet-1k is missing or is none.
     """
     order = sorted(range(len(names)), key=names.__getitem__)
     names = [names[index] for index in order]

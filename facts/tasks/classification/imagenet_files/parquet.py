@@ -73,7 +73,7 @@ class Shards(ImageFiles):
 
 
 def check_whole(paths: list[Path]) -> None:
-    """Raises `ValueError` where names that end in `-00000-of-00294` tell of shards that are not there."""
+    """Raises `ValueError` if names that end in `-00000-of-00294` tell of shards that are not there."""
     numbered = [match for path in paths if (match := re.search(r"-(\d+)-of-(\d+)$", path.stem))]
     wanted = {f"-{number:05}-of-{match[2]}" for match in numbered for number in range(int(match[2]))}
     if missing := wanted - {match[0] for match in numbered}:

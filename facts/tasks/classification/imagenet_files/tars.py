@@ -26,8 +26,9 @@ Member = tuple[str, int, int]
 
 
 def tar_images(root: Path, split: Split) -> Slices:
-    """The images of a split. Raises `ValueError` for a damaged file, for missing or unknown classes, and where the
-    validation images are not as many as their labels."""
+    """The images of a split. Raises `ValueError` for a damaged file, for missing or unknown classes, and if the
+    validation images are not as many as their labels.
+    """
     path = root / TARS[split]
     members = indexed(path)
     names = [name for name, _, _ in members]

@@ -1,0 +1,46 @@
+"""Files and commands of the pages, as a reader would copy them: the fenced blocks behind a comment that marks them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^<!-- (?:file: (?P<file>\S+)|(?P<kind>\w+)) -->\n```\w+\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+def section_of(page: str, heading: str) -> str:
+    """The text under a heading of second rank."""
+    parts = re.split(r"^## ", (ROOT / page).read_text(), flags=re.MULTILINE)
+    return next(part for part in parts if part.partition("\n")[0] == heading)
+
+
+def write_files(section: str, folder: Path) -> None:
+    """Write the files of a section into a folder."""
+    for block in BLOCK.finditer(section):
+        if block["file"]:
+            path = folder / block["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block["text"])
+
+
+def marked(section: str, kind: str) -> str:
+    """The text of the block with a mark, such as `run` for commands."""
+    return next(block["text"] for block in BLOCK.finditer(section) if block["kind"] == kind)
+
+
+def run(command: str, folder: Path, **environment: str) -> str:
+    """Run a command in a shell in which `python` is this one, and return what it prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

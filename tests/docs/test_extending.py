@@ -1,0 +1,60 @@
+"""Methods are added as `docs/extending.md` says, outside the package and inside it."""
+
+import shutil
+
+import pandas as pd
+
+from tests.docs.pages import ROOT, marked, run, section_of, write_files
+
+PAGE = "docs/extending.md"
+
+
+def test_methods_from_outside_the_package_appear_in_a_table(tmp_path):
+    section = section_of(PAGE, "Outside the package")
+    write_files(section, tmp_path)
+    sweep, table = marked(section, "run").splitlines()
+    run(sweep, tmp_path)
+    records = sorted((tmp_path / "results/mini/records").glob("*.json"))
+    assert len(records) == 4
+    stamps = [path.stat().st_mtime_ns for path in records]
+
+    printed = run(table, tmp_path)
+    assert sorted((tmp_path / "results/mini/records").glob("*.json")) == records
+    assert [path.stat().st_mtime_ns for path in records] == stamps, "a cell of the sweep was run again"
+    top1 = pd.read_csv(tmp_path / "results/mini/tables/my_table.csv").query("metric == 'top1'").set_index("row")
+    assert top1.status.eq("done").all() and top1.ours.gt(50).all()
+    assert list(top1.index) == ["FACTS", "Diagonal", "FACTS, equal energy", "Diagonal, equal energy"]
+    assert top1.ours.nunique() == 4, "every method gives a network of its own"
+    assert all(row in printed for row in top1.index)
+
+
+def test_an_estimator_inside_the_package_is_three_parts(tmp_path):
+    """In a copy of the package: it is found by name, by the command line, by the page of methods and by the tests."""
+    no_weights = shutil.ignore_patterns("__pycache__", "checkpoints")
+    for name in ("facts", "conf", "experiments", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=no_weights)
+    (tmp_path / "facts/models/checkpoints").symlink_to(ROOT / "facts/models/checkpoints")
+    (tmp_path / "docs").mkdir()
+    for name in ("pyproject.toml", "docs/make_tables.py", "docs/methods.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    section = section_of(PAGE, "Inside the package")
+    write_files(section, tmp_path)
+    oracles = tmp_path / "tests/oracles/factors.py"
+    table = "ORACLES = {\n"
+    before, after = oracles.read_text().split(table)
+    assert '`"diagonal": diagonal,`' in section
+    oracles.write_text(f'{before}{marked(section, "oracle")}\n\n{table}    "diagonal": diagonal,\n{after}')
+
+    here = {"PYTHONPATH": str(tmp_path)}
+    run("python docs/make_tables.py", tmp_path, **here)
+    assert "| `diagonal` | the diagonals of KFAC's factors | Σ x xᵀ, on the diagonal |" in (
+        tmp_path / "docs/methods.md"
+    ).read_text()
+    help_text = run("python -m facts.cli compress --help", tmp_path, **here, COLUMNS="200")
+    assert "diagonal: the diagonals of KFAC's factors" in help_text
+    tests = "tests/estimators tests/experiments/test_config.py"
+    tested = run(f"python -m pytest -v -p no:cacheprovider {tests} -k diagonal", tmp_path, **here)
+    assert "test_factors_through_a_network[swin-diagonal]" in tested
+    assert "test_every_estimator_file_compresses_a_network[diagonal]" in tested
+    run(f"python -m pytest -p no:cacheprovider {tests} -k 'every_estimator_and_search or files_say'", tmp_path, **here)
