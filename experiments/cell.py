@@ -1,4 +1,4 @@
-"""One cell: a checked configuration, the parts that it names, and the fingerprint of all that its result depends on."""
+"""One cell: a checked configuration, its parts, and the fingerprint of all that its result depends on."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -31,7 +31,7 @@ MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration whose parts exist and are within range. The network is built when it is first asked for."""
+    """A configuration whose parts exist and are within range. The network is built at its first use."""
 
     config: DictConfig
     recipe: Recipe
@@ -84,13 +84,12 @@ class Cell:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that the result depends on: the same cell is never run twice."""
+        """Hash of all that the result depends on; no cell runs twice."""
         return content_key(__version__, self.identity, self.model_hash, self.data_hash)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that a result depends on but weights and data: neither the tracking, nor where files lie, nor the device,
-        unless something is timed."""
+        """Settings that a result depends on: not tracking and paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
             "model": config.model.name,
@@ -155,11 +154,11 @@ def check(config: DictConfig) -> None:
 
 @lru_cache(maxsize=1)
 def load_model(recipe: str, device: str) -> nn.Module:
-    """The network of a recipe in JSON; the last one is kept, since the cells of a column share it."""
+    """Build the network of a recipe in JSON; the last one is kept, since the cells of a column share it."""
     return instantiate(OmegaConf.create(recipe)).build().to(device)
 
 
 @lru_cache(maxsize=1)
 def load_task(recipe: str) -> Task:
-    """The task of a recipe in JSON; the last one is kept, with all that it has read of millions of files."""
+    """Build the task of a recipe in JSON; the last one is kept, with its list of up to millions of files."""
     return instantiate(OmegaConf.create(recipe))

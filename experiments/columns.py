@@ -1,4 +1,4 @@
-"""Running the cells that share a network and its data: after one data pass for all their estimators together."""
+"""Runs of the cells that share a network and its data, after one data pass for all their estimators."""
 
 import logging
 from collections.abc import Collection
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run_column(grid_cells: list[GridCell]) -> None:
-    """Run the cells, each of which gets its record.
+    """Run the cells and write their records.
 
     A cell that fails is recorded as failed and does not stop the others; one that another process runs comes last.
     """
@@ -28,7 +28,7 @@ def run_column(grid_cells: list[GridCell]) -> None:
     try:
         distributed.on_all_ranks(lambda: share_data_pass([cell for _, cell in cells]))
     except Exception as error:
-        log.error("the shared data pass failed (%s); each cell tries on its own", error)
+        log.error("the shared data pass failed (%s); each cell runs its own", error)
     held_elsewhere = [(grid_cell, cell) for grid_cell, cell in cells if not fill(grid_cell, cell, wait=False)]
     for grid_cell, cell in held_elsewhere:
         fill(grid_cell, cell, wait=True)
@@ -60,7 +60,7 @@ def share_data_pass(cells: list[Cell]) -> None:
 
 
 def _moments(cells: list[Cell]) -> Collection[Moment]:
-    """The moments that the cells' estimators ask for, each once."""
+    """The moments that the cells' estimators need, each once."""
     estimators = [cell.method.needed_estimator for cell in cells if cell.method.needed_estimator]
     return list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
 

@@ -1,4 +1,4 @@
-"""The shape of a configuration: every key that exists, with its type. Defaults are in `conf/`.
+"""Schema of a configuration: every key with its type. Defaults are in `conf/`.
 
 Methods check their own fields.
 """
@@ -15,7 +15,7 @@ CONF = str(Path(__file__).parents[1] / "conf")
 
 @dataclass
 class ByProfile:
-    """A choice with one target a profile: what the paper uses, and what stands in for it."""
+    """A choice with one target a profile: that of the paper, and its stand-in."""
 
     name: str = MISSING
     title: str = ""
@@ -79,9 +79,10 @@ class Stages:
 class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them.
 
-    With `metrics` it is a table; with `figure`, the name of a drawing in `experiments/output/figures.py`, a figure, or
-    both. `axis` says what an ablation's rows vary. `properties` are attributes of the estimators, with their titles,
-    that the table shows beside their rows. `not_applicable` says, by row and column, why a cell is left out.
+    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
+    or both. `axis` is the quantity that the rows of an ablation vary. `properties` are attributes of the estimators,
+    with their titles, that the table shows beside their rows. `not_applicable` holds, by row and column, the reasons
+    why cells are left out.
     """
 
     name: str = MISSING
@@ -102,7 +103,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan` and `force` are of `reproduce` alone (conf/reproduce.yaml)."""
+    """A cell; `plan` and `force` are for `reproduce` alone (conf/reproduce.yaml)."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING

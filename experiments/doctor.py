@@ -1,4 +1,4 @@
-"""Whether a run can go through: `python -m experiments.doctor`, with the choices that `experiments.reproduce` takes."""
+"""Check that a run can succeed: `python -m experiments.doctor`, with the options of `experiments.reproduce`."""
 
 import hydra
 from omegaconf import DictConfig

@@ -1,6 +1,6 @@
-"""What a run will take, from the sizes of the layers alone: no image is read and no weight is needed.
+"""Estimates of time and memory of a run, from the sizes of the layers alone, without images or weights.
 
-Of cells that share a network and its data, one after another, with nothing in the cache yet.
+They are for cells that share a network and its data, run one after another, with an empty cache.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from facts.moments.checkpointing import BlockRun
 from facts.moments.memory import MAX_PARTS, MemoryPolicy
 from facts.tasks import Task
 
-BYTES = 4  # of a number in float32, in which moments and decompositions are kept
+BYTES = 4  # of a value in float32, the type of stored moments and decompositions
 EFFICIENCY = 0.4  # of a large matrix product's speed that whole networks and decompositions reach
 SVD_OPERATIONS = 22  # of a singular value decomposition, times d_in d_out min(d_in, d_out)
 
@@ -44,7 +44,7 @@ class Rates:
 class Estimate:
     """Bytes on the device and in the cache, and operations in float32 and in float64.
 
-    On the device lie the parameters, the moments, and what a batch leaves there for the backward pass.
+    The device holds the parameters, the moments, and the tensors that a batch keeps for the backward pass.
     """
 
     parameters: int
@@ -57,11 +57,11 @@ class Estimate:
 
     @property
     def memory(self) -> int:
-        """With all moments on the device, and batches whole."""
+        """Bytes on the device, with all moments there and whole batches."""
         return self.parameters + self.moments + self.batch
 
     def num_parts(self, free: float, policy: MemoryPolicy) -> int | None:
-        """Into how many parts each batch must be divided to fit beside the moments; None if that does not help."""
+        """Number of parts of each batch that fit beside the moments; None if no division helps."""
         left = free - self.parameters
         left -= min(self.moments, policy.room_of(left))
         most = min(MAX_PARTS, self.batch_size) if policy.halve_batches else 1
@@ -74,8 +74,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Network:
-    """Its layers as `(d_in, d_out, rows per sample)`, operations of a forward pass, parameters, and bytes that one
-    sample leaves for the backward pass."""
+    """Sizes of a network.
+
+    `layers` as `(d_in, d_out, rows per sample)`, operations of a forward pass, parameters, and bytes that one sample
+    keeps for the backward pass.
+    """
 
     layers: tuple[tuple[int, int, int], ...]
     flops: int
@@ -83,17 +86,20 @@ class Network:
     sample_bytes: int
 
     def values(self, moments: Iterable[Moment], num_samples: int) -> int:
-        """How many numbers these moments are."""
+        """Number of values in these moments."""
         return sum(moment.num_values(d_in, d_out, num_samples) for moment in moments for d_in, d_out, _ in self.layers)
 
     def held_values(self, moments: Iterable[Moment], num_samples: int, memory: MemoryPolicy) -> int:
-        """How many numbers of these moments are in memory at a time."""
+        """Number of values of these moments in memory at a time."""
         groups = [replace(self, layers=tuple(group)) for group in memory.groups(self.layers)]
         return max(group.values(moments, num_samples) for group in groups)
 
     def pass_operations(self, moments: Iterable[Moment], memory: MemoryPolicy) -> float:
-        """For one sample: forward, backward without weight gradients, forward again where blocks are checkpointed, as
-        often as the data are seen, and the products that the moments are made of."""
+        """Operations of the data passes for one sample.
+
+        Forward, backward without weight gradients, forward again if blocks are checkpointed, for each pass over the
+        data, and the products that make up the moments.
+        """
         moments = list(moments)
         products = sum(
             2 * rows * math.prod(shape)
@@ -112,13 +118,16 @@ class Network:
         return sum(min(d_in, d_out) * (d_in + d_out + 1) for d_in, d_out, _ in self.layers)
 
     def search_operations(self, num_ratios: int) -> float:
-        """For one sample: every layer at every ratio, on the part of the network behind it, half of it on average."""
+        """Operations of a search for one sample.
+
+        Every layer at every ratio, on the part of the network after it, half of it on average.
+        """
         return len(self.layers) * num_ratios * self.flops / 2
 
 
 @cache
 def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
-    """The network of a recipe in JSON, without its weights."""
+    """Measure the network of a recipe in JSON, without its weights."""
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     shape = task.input_shape(model)
@@ -135,10 +144,10 @@ def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
 def kept_bytes(
     model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()
 ) -> int:
-    """What these inputs leave at a data pass's peak: inputs of layers and what autograd keeps for the backward pass.
+    """Peak bytes of these inputs in a data pass: inputs of layers, and tensors that autograd keeps.
 
-    The loss is taken to keep as much as the outputs are. Of checkpointed `blocks` it is what they were given, and what
-    the largest of them keeps when it runs again.
+    The loss is assumed to keep as much as the outputs take. Checkpointed `blocks` keep their arguments, and the largest
+    of them its tensors when it runs again.
     """
     once, twice = (_peak_bytes(model, layers, torch.cat([inputs] * times), blocks) for times in (1, 2))
     return twice - once  # without weights, which autograd keeps too
@@ -164,7 +173,7 @@ def _peak_bytes(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Tenso
 
 
 def _kept_in(step: Callable[[], list[Tensor]]) -> int:
-    """Bytes of what autograd saves during a step, and of the tensors that it returns."""
+    """Bytes that autograd saves during a step, and bytes of the tensors that it returns."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -179,7 +188,7 @@ def _kept_in(step: Callable[[], list[Tensor]]) -> int:
 
 
 def estimate(configs: Iterable[DictConfig]) -> Estimate:
-    """Of all cells of one network and its data together."""
+    """Estimate all cells of one network and its data together."""
     configs = list(configs)
     profile = configs[0].profile.name
     recipe = as_json(configs[0].model[profile])
@@ -211,7 +220,7 @@ def estimator_of(config: DictConfig) -> Estimator | None:
 
 
 def measure_rates(device: str) -> Rates:
-    """Large matrix products on a device, for a fraction of a second each."""
+    """Time large matrix products on a device, for a fraction of a second each."""
     return Rates(*(_rate(device, dtype) for dtype in (torch.float32, torch.float64)))
 
 

@@ -1,4 +1,4 @@
-"""Packages that only some experiments need: which are here, and how the others are installed."""
+"""Optional packages of some experiments: which are installed, and how to install the others."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ NAMES = {"mmcv._ext": "mmcv's operators"}
 
 
 def missing_packages(extra: str | None) -> list[str]:
-    """What of an extra cannot be imported here."""
+    """Packages of an extra that cannot be imported here."""
     return [NAMES.get(module, module) for module in MODULES.get(extra or "", ()) if not _is_there(module)]
 
 

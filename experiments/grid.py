@@ -25,7 +25,7 @@ Status = Literal["done", "failed", "missing", "n.a."]
 
 @dataclass
 class GridCell:
-    """One row and column of one experiment: its configuration, if there is one, and in the end its record."""
+    """One row and column of one experiment: its configuration, if there is one, and, after the run, its record."""
 
     experiment: str
     row: str
@@ -36,13 +36,13 @@ class GridCell:
 
     @property
     def known_config(self) -> DictConfig:
-        """The configuration of a cell that has one."""
+        """The configuration, for a cell that has one."""
         assert self.config is not None
         return self.config
 
     @property
     def data(self) -> str:
-        """The network, the data and the labels, as text: cells of one kind can share a data pass."""
+        """The network, the data and the labels, as text: cells with the same text can share a data pass."""
         config = self.known_config
         parts = (config[group][config.profile.name] for group in ("model", "task"))
         return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), config.labels])
@@ -54,7 +54,7 @@ class GridCell:
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Every row and column. A choice that does not exist yet leaves its cell without a configuration."""
+    """Make a cell for every row and column. If a choice does not exist yet, its cell has no configuration."""
     grid = []
     for row, row_overrides in experiment.rows.items():
         for column, column_overrides in experiment.columns.items():
@@ -73,13 +73,13 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """A cell's configuration: the overrides of the command line, and on top of them those of the table."""
+    """Compose a cell's configuration: the overrides of the command line, then those of the table."""
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
     return hydra.compose("config", overrides=[*given, *overrides])
 
 
 def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
-    """The cells that have a configuration, those together that share a network and its data."""
+    """Group the cells with a configuration by network and data."""
     groups = defaultdict(list)
     for cell in cells:
         if cell.config is not None:
@@ -95,19 +95,19 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
 
 
 def every_experiment() -> list[Experiment]:
-    """Every file of `conf/experiment`, as it is written there."""
+    """Read every file of `conf/experiment`."""
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     names = [name for name in options if name != "all" and not name.startswith("_")]
     return [of_experiment(name).experiment for name in names]
 
 
 def of_experiment(name: str, *overrides: str) -> DictConfig:
-    """A configuration of an experiment, whatever the command line says."""
+    """Compose an experiment without the overrides of the command line."""
     return hydra.compose("config", overrides=[f"experiment={name}", *overrides])
 
 
 def possible(experiments: list[Experiment]) -> list[Experiment]:
-    """Those whose packages are installed; for the others the log says what they need."""
+    """Experiments whose packages are installed; for the others the log lists the missing ones."""
     lacking = {experiment.name: missing_packages(OF_TASKS.get(experiment.task)) for experiment in experiments}
     for name, packages in lacking.items():
         if packages:

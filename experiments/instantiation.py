@@ -1,4 +1,4 @@
-"""From nodes of a configuration to the things that they name."""
+"""Instantiation of the objects that nodes of a configuration name."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 
 def instantiate(node: DictConfig | ListConfig) -> Any:
-    """Build the thing that a node's `_target_` names, from plain containers; errors are those of the thing itself."""
+    """Build the object of a node's `_target_` from plain containers; its own errors are raised."""
     try:
         return hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:

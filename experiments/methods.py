@@ -1,4 +1,4 @@
-"""The ways in which a cell makes its network: dense, low-rank, pruned, or trained in stages."""
+"""Methods by which a cell makes its network: dense, low-rank, pruned, or trained in stages."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from facts.utils.progress import timed
 
 
 class Work(Protocol):
-    """The network, data and settings that a method works with: a `Cell` has them."""
+    """Network, data and settings for a method; a `Cell` provides them."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -44,7 +44,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Product:
-    """The network that a method made, its cost, and how it came about."""
+    """A network made by a method, its cost, and the details of its making."""
 
     model: nn.Module
     cost: Cost
@@ -89,7 +89,7 @@ class Dense(Method):
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """A compression by an estimator and a search, with `options` as they were configured."""
+    """A compression by an estimator and a search, with `options` as configured."""
 
     estimator: Estimator
     search: Search
@@ -116,7 +116,7 @@ class LowRank(Method):
 
 
 def _metrics(summary: Summary) -> dict[str, float]:
-    """What the budget came to: GFLOPs allowed, and latencies in percent of the original's."""
+    """Outcome of the budget: GFLOPs allowed, and latencies in percent of the original's."""
     metrics = {}
     if "flops" in summary.budget and summary.after.flops is not None:
         metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
@@ -170,15 +170,15 @@ class Staged(Method):
 
 
 def method_of(config: DictConfig) -> Method:
-    """The method that a configuration names. Raises `ValueError` for two that exclude each other."""
+    """Build the method of a configuration. Raises `ValueError` for two that exclude each other."""
     profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
     budget = Budget.of(config.ratio, config.cost, config.bounds)
     if config.stages and not has_estimator:
-        raise ValueError("stages begin with a compression: choose an estimator beside it")
+        raise ValueError("stages begin with a compression: choose an estimator with them")
     if config.pruning:
         if has_estimator or config.bounds:
-            raise ValueError("pruning takes an estimator's place: choose estimator=none, and bounds={}, beside it")
+            raise ValueError("pruning replaces the estimator: choose estimator=none and bounds={} with it")
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()

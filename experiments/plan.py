@@ -1,8 +1,9 @@
-"""The work that there is to do, and what it will take, before any of it is done: `reproduce plan=true`."""
+"""Plan of the remaining work, with estimates of time and memory: `reproduce plan=true`."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -15,14 +16,13 @@ from experiments.estimate import Estimate, Rates, estimate, measure_rates
 from experiments.grid import GridCell, by_data
 from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, read_records
-from facts.utils.files import writable_folder
 
 OPEN = ("to do", "failed", "weights not here")
 
 
 def show_plan(experiments: list[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
-    """Show the state of every cell, and what those that are not done will take."""
-    records = _latest(read_records(writable_folder(results_folder(config) / "records")))
+    """Show the state of every cell, and the estimates for those that are not done."""
+    records = latest_records(results_folder(config) / "records")
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
     for experiment in experiments:
         own = [cell for cell in grid if cell.experiment == experiment.name]
@@ -35,9 +35,9 @@ def show_plan(experiments: list[Experiment], grid: list[GridCell], config: DictC
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
-    """`done`, `failed`, `to do`, or the reason why it cannot be run; no weights are loaded, and nothing is fetched.
+    """State of a cell without loading or fetching: `done`, `failed`, `to do`, or the reason why it cannot run.
 
-    A record counts if it has the cell's identity and its weights; data that have changed since show when it is run.
+    A record counts if it has the cell's identity and its weights; changed data are noticed only when the cell runs.
     """
     try:
         cell = Cell.of(config)
@@ -51,13 +51,14 @@ def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
 
 @lru_cache
 def weights_of(recipe: str) -> dict[str, str]:
-    """The file of a recipe's weights with its hash: of gigabytes, so only once."""
+    """The file of a recipe's weights with its hash, computed only once, since files have gigabytes."""
     return instantiate(OmegaConf.create(recipe)).provenance()
 
 
-def _latest(records: Iterable[Record]) -> dict[str, Record]:
-    """The records by identity and weights, the latest of each."""
-    return {_key(record.identity, record.weights): record for record in sorted(records, key=lambda r: r.time)}
+def latest_records(folder: Path) -> dict[str, Record]:
+    """The records of a folder by identity and weights, the latest of each."""
+    records = sorted(read_records(folder), key=lambda record: record.time)
+    return {_key(record.identity, record.weights): record for record in records}
 
 
 def _key(identity: object, weights: object) -> str:
@@ -65,7 +66,7 @@ def _key(identity: object, weights: object) -> str:
 
 
 def show_cells(title: str, states: Mapping[tuple[str, str], str], console: Console) -> None:
-    """One experiment's cells by row and column."""
+    """Print the cells of one experiment by row and column."""
     table = Table(title=title)
     columns = dict.fromkeys(column for _, column in states)
     for heading in ("", *columns):
@@ -76,7 +77,7 @@ def show_cells(title: str, states: Mapping[tuple[str, str], str], console: Conso
 
 
 def show_estimates(estimates: Mapping[str, tuple[int, Estimate]], rates: Rates, console: Console) -> None:
-    """By network and data: how many cells there are to do, and what they take."""
+    """Print, by network and data, the number of cells to do and their estimates."""
     table = Table(title="What the cells that are not done will take, one after another, with nothing in the cache")
     for heading in ("network and data", "cells", "time", "memory on the device", "disk"):
         table.add_column(heading, justify="left" if heading == "network and data" else "right")

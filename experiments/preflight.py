@@ -1,4 +1,4 @@
-"""A look at what a run needs, before it starts: packages, device, checkpoints, data, room on the disk, tracking."""
+"""Preflight: checks before a run starts, of packages, device, checkpoints, data, disk space and tracking."""
 
 import importlib.metadata
 import itertools
@@ -32,7 +32,7 @@ COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, and what to do where it is not fine."""
+    """One check: its subject, its state, and the remedy for a problem."""
 
     what: str
     level: Level
@@ -41,11 +41,11 @@ class Finding:
 
 
 def look_first(columns: list[list[GridCell]], force: bool, console: Console) -> None:
-    """Stop before hours of work that cannot succeed; what is fine is not mentioned."""
+    """Stop before hours of work that cannot succeed; print problems only."""
     if wrong := [finding for finding in preflight(configs_of(columns)) if finding.level != "fine"]:
         show_findings(wrong, console)
     if any(finding.level == "problem" for finding in wrong) and not force:
-        raise SystemExit("nothing was started; mend what is marked as a problem, or go on all the same with force=true")
+        raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
 
 
 def configs_of(columns: list[list[GridCell]]) -> list[list[DictConfig]]:
@@ -53,7 +53,7 @@ def configs_of(columns: list[list[GridCell]]) -> list[list[DictConfig]]:
 
 
 def preflight(columns: list[list[DictConfig]]) -> list[Finding]:
-    """Everything that these cells will need, those together that share a network and its data."""
+    """Check everything that these cells need; they are grouped by network and data."""
     configs = list(itertools.chain(*columns))
     found = list(packages(configs))
     columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
@@ -83,7 +83,7 @@ def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
 
 
 def extras_of(config: DictConfig) -> Iterator[str]:
-    """What a cell needs besides the base installation."""
+    """Extras that a cell needs besides the base installation."""
     if config.analysis and config.analysis.name == "token_coupling":
         yield "analysis"
     if config.search.get("solver") == "highs":
@@ -95,7 +95,7 @@ def extras_of(config: DictConfig) -> Iterator[str]:
 
 
 def device(config: DictConfig, need: Estimate) -> Finding:
-    """Whether the device is there and its memory holds what the largest network needs."""
+    """Check that the device exists and has the memory that the largest network needs."""
     name = config.hardware.device
     if name.startswith("cuda"):
         if not torch.cuda.is_available():
@@ -108,13 +108,13 @@ def device(config: DictConfig, need: Estimate) -> Finding:
         return Finding("device", "fine", detail)
     num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if name.startswith("cuda") else None
     if num_parts:
-        detail += f"; batches in parts, here {num_parts}, and moments in main memory make it do"
+        detail += f"; batches in parts, here {num_parts}, and moments in main memory would fit"
     advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
     return Finding("device", "warning", detail, advice)
 
 
 def _free_memory() -> int:
-    """Bytes of main memory that are available, on Linux; elsewhere no bound is known."""
+    """Available bytes of main memory on Linux; on other systems, no bound is known."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return 2**63
@@ -123,7 +123,7 @@ def _free_memory() -> int:
 
 
 def compiler(config: DictConfig) -> Iterator[Finding]:
-    """What torch.compile turns its code into a library with."""
+    """Check the C++ compiler that torch.compile needs."""
     if config.hardware.compile:
         name = os.environ.get("CXX", "g++")
         if path := shutil.which(name):
@@ -133,7 +133,7 @@ def compiler(config: DictConfig) -> Iterator[Finding]:
 
 
 def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
-    """One finding a network: the file and its hash, or where its weights will come from."""
+    """Check each network: the file and its hash, or the source of its weights."""
     for name, recipe in _distinct(configs, "model").items():
         what = f"weights of {name}"
         try:
@@ -155,7 +155,7 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
 
 
 def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
-    """One finding a task: its layout and counts."""
+    """Check the data of each task: layout and counts."""
     for name, task in _distinct(configs, "task").items():
         try:
             yield Finding(f"data of {name}", "fine", task.inspect())
@@ -164,13 +164,13 @@ def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
 
 
 def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
-    """What the cells name in one group, built, by name."""
+    """Objects that the cells name in one group, built, by name."""
     nodes = {config[group].name: config[group][config.profile.name] for config in configs}
     return {name: instantiate(node) for name, node in nodes.items()}
 
 
 def disk(config: DictConfig, needed: float) -> Finding:
-    """Room in the results folder for what the cells will leave in the cache beyond what it holds."""
+    """Check the disk space in the results folder for the growth of the cache."""
     try:
         folder = writable_folder(results_folder(config))
     except OSError as error:
@@ -184,7 +184,7 @@ def disk(config: DictConfig, needed: float) -> Finding:
 
 
 def tracking(config: DictConfig) -> Finding:
-    """W&B's mode, and whether it knows an account where it needs one."""
+    """Check W&B's mode, and its account if the mode needs one."""
     mode = config.tracking.mode
     if mode != "online":
         return Finding("tracking", "fine", f"W&B {mode}")

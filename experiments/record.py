@@ -1,4 +1,4 @@
-"""The JSON record of one cell: the truth about what was run, on what, and what came out."""
+"""JSON record of one cell: its configuration, its provenance and its results."""
 
 import importlib.metadata
 import json
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def machine(num_threads: int) -> dict[str, str]:
-    """The machine, of whose processors `num_threads` work."""
+    """Describe the machine; `num_threads` of its processors are in use."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "platform": platform.platform(),
@@ -72,12 +72,11 @@ def _git(*arguments: str) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One cell. `metrics` and `plan` are empty and `error` tells why if `status` is `failed`.
+    """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
-    `identity` is what the fingerprint is a hash of, with `model_hash` (of the weights) and `data_hash`. `summary` is
-    that of the compression, None for a network that was not compressed; `seconds` are those of all stages. `analysis`
-    holds the values that an analysis found, beside its metrics. `weights` names the file that the network's weights
-    came from, with its SHA-256.
+    The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `summary` is of the
+    compression, None without one; `seconds` are of all stages. `analysis` holds the values of an analysis besides its
+    metrics. `weights` holds the file of the network's weights, with its SHA-256.
     """
 
     fingerprint: str
@@ -101,19 +100,19 @@ class Record:
 
     @property
     def values(self) -> dict[str, float]:
-        """All that a table can show: the metrics, and the minutes of the search and of the whole compression."""
+        """Values for tables: the metrics, and the minutes of the search and of the whole compression."""
         work = [self.seconds[stage] / 60 for stage in WORK if stage in self.seconds]
         values = {**self.metrics, **({"total_minutes": sum(work)} if work else {})}
         return values | ({"search_minutes": self.seconds["search"] / 60} if "search" in self.seconds else {})
 
     @property
     def num_repaired(self) -> int:
-        """How many Kronecker factors were not positive definite."""
+        """Number of Kronecker factors that were not positive definite."""
         return sum(self.summary.repaired.values()) if self.summary else 0
 
     @property
     def profile(self) -> dict[str, list[list[float]]]:
-        """The sensitivity profile of the search, empty if it had none."""
+        """The sensitivity profile of the search, empty without one."""
         return self.summary.profile if self.summary else {}
 
 
@@ -133,7 +132,7 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
 
 
 def read_records(folder: Path) -> Iterator[Record]:
-    """Every record of a folder that can be read."""
+    """Read all intact records of a folder."""
     for path in sorted(folder.glob("*.json")):
         if record := read_record(path.stem, folder):
             yield record

@@ -1,4 +1,4 @@
-"""The report anew from what is there: `python -m experiments.report [profile=mini|paper] [results=FOLDER]`."""
+"""Rewrite the report from existing results: `python -m experiments.report [profile=mini|paper] [results=FOLDER]`."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""Whole tables and figures: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
+"""Reproduce tables and figures: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
 
-Which cells does each need, which are done, run the others, render. What was finished is never done again, and what
-another process has under way is left to it: several at once, on machines that share the results, share the work.
+Runs the cells that are not done, then writes the output. Finished cells never run again, and cells of another process
+are left to it: several processes, also on machines that share the results, share the work.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""One cell: `python -m experiments.run model=deit_b estimator=facts ratio=0.5`, or a sweep with `-m`."""
+"""Run one cell: `python -m experiments.run model=deit_b estimator=facts ratio=0.5`, or a sweep with `-m`."""
 
 import logging
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(config: DictConfig) -> None:
-    # Here, since PyTorch takes seconds to load: completion, and a sweep that hands its jobs out, need not wait for it.
+    # Imported here, since PyTorch takes seconds to load: completion, and a sweep that submits its jobs, need not wait.
     from experiments.runner import open_cell, run_cell
     from facts.utils import distributed
 

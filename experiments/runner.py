@@ -1,4 +1,4 @@
-"""Running cells: each under a lock, once, with a record of what came out."""
+"""Runs of cells: each under a lock, once, with a record of its results."""
 
 import copy
 import json
@@ -34,16 +34,17 @@ def open_cell(config: DictConfig) -> Cell:
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
     if config.hardware.num_threads:
         torch.set_num_threads(config.hardware.num_threads)
+    model = cell.model  # loaded now, with the seed set
     if cell.analysis:
-        cell.analysis.check(cell.model, cell.method.needed_estimator)
+        cell.analysis.check(model, cell.method.needed_estimator)
     return cell
 
 
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
 
-    A cell that another process runs is waited for; without `wait` it raises `HeldElsewhere`. Processes that torchrun
-    started run it together, and the main one writes.
+    If another process runs the cell, wait for it, or raise `HeldElsewhere` without `wait`. Processes started by
+    torchrun run it together; the main rank writes.
     """
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
         earlier = distributed.on_main_rank(cell.earlier_record)
@@ -54,7 +55,7 @@ def run_cell(cell: Cell, wait: bool = True) -> Record:
 
 
 def attempt(cell: Cell, number: int) -> Record:
-    """Run a cell and write its record, of a failure too, which is raised again."""
+    """Run a cell and write its record. A failure is recorded and raised again."""
     log.info("%s runs, attempt %d", cell.fingerprint, number)
     config = cell.config
     base = Record(
@@ -84,7 +85,7 @@ def attempt(cell: Cell, number: int) -> Record:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Make the network and evaluate it: the fields of the record that this yields."""
+    """Make the network and evaluate it; return the fields of its record."""
     product = cell.method.produce(cell)
     model, seconds = product.model, dict(product.seconds)
     if cell.finetuning:
@@ -105,7 +106,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def subject_of(cell: Cell, result: nn.Module) -> Subject:
-    """The subject of the cell's analysis."""
+    """Make the subject of the cell's analysis."""
     calibration, held_out = cell.task.analysis(cell.model)
     return Subject(
         calibration=cell.calibration.on(calibration),
@@ -116,7 +117,7 @@ def subject_of(cell: Cell, result: nn.Module) -> Subject:
 
 
 def save_images(cell: Cell) -> None:
-    """Write down which images gave the factors and the sensitivities, under the data's hash, if the task tells."""
+    """Record, under the data's hash, the images that gave the factors and the sensitivities, if the task has them."""
     path = cell.folder / "images" / f"{cell.data_hash}.json"
     if (chosen := cell.task.chosen_images()) and not path.exists():
         with replacing(path) as temporary:
@@ -124,7 +125,7 @@ def save_images(cell: Cell) -> None:
 
 
 def log_record(run: Any, record: Record) -> None:
-    """Metrics, timings and the plan of a record as a W&B summary and table."""
+    """Log metrics, timings and the plan of a record as a W&B summary and table."""
     import wandb
 
     run.summary.update({**record.metrics, "seconds": record.seconds, "repaired": record.num_repaired})

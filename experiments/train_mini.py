@@ -1,12 +1,12 @@
 """Train the small networks that ship with the package on scikit-learn's digits: `python -m experiments.train_mini`.
 
-A fixed number of epochs, then the last weights: the test split picks no weights. The networks' sizes, initial spread
-and number of epochs were picked by hand, with its accuracy in view, so that the dense networks do well and plain
-truncation of the weights at half the rank costs several points. No other method was looked at for that. It was done
+A fixed number of epochs, then the last weights: the test split selects no weights. The networks' sizes, initial spread
+and number of epochs were chosen by hand, with test accuracy in view, so that the dense networks do well and plain
+truncation of the weights at half the rank costs several points. No other method was run for that choice. It was made
 for `deit_b`, `swin_b`, `convnext_b` and `mambavision_b`; the other classifiers' sizes follow from these, with nothing
-tuned. Detectors and segmenters are trained from their own classifiers, by the recipe that PELA's protocol ends with;
-its epochs and rate, and the scenes, were picked for the dense networks. The language model learns Python's reference;
-its size, its vocabulary and its epochs were picked for its perplexity on other topics.
+tuned. Detectors and segmenters are trained from their own classifiers, by the last recipe of PELA's protocol; its
+epochs and rate, and the scenes, were chosen for the dense networks. The language model learns Python's reference; its
+size, vocabulary and epochs were chosen for its perplexity on other topics.
 """
 
 import argparse
@@ -45,12 +45,12 @@ EXTRAS = {OpenMMLabModel: "detection", CausalLM: "llm"}
 
 
 def mini_recipe(name: str, **overrides: str) -> Recipe:
-    """The recipe under `mini` in the model's configuration."""
+    """Read the recipe under `mini` in the model's configuration."""
     return instantiate(OmegaConf.load(Path(CONF) / "model" / f"{name}.yaml").mini, _convert_="all", **overrides)
 
 
 def mini_recipes() -> dict[str, Recipe]:
-    """All small networks, classifiers first; those that only a backbone comes from are called by their files."""
+    """All small networks, classifiers first; classifiers that only serve as backbones are called by their files."""
     recipes = {path.stem: mini_recipe(path.stem) for path in FILES}
     dense = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, OpenMMLabModel)}
     classifiers = [recipe.classifier for recipe in dense.values() if recipe.classifier]
@@ -59,13 +59,13 @@ def mini_recipes() -> dict[str, Recipe]:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image `[N, C, H, W]` turned by up to 12 degrees, scaled by up to 10 % and shifted by up to 10 %."""
+    """Rotate each image `[N, C, H, W]` by up to 12 degrees, scale it by up to 10 % and shift it by up to 10 %."""
     spread = torch.tensor([math.radians(12), 0.1, 0.2, 0.2])
     angle, scale, right, down = ((2 * torch.rand(len(images), 4, generator=generator) - 1) * spread).T
     cos, sin = (1 + scale) * torch.cos(angle), (1 + scale) * torch.sin(angle)
     matrices = torch.stack([torch.stack([cos, -sin, right], 1), torch.stack([sin, cos, down], 1)], 1)
     grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
-    # Sampling outside gives zero, which has to mean background.
+    # Sampling outside gives zero, which must be the background.
     background = images.amin(dim=(0, 2, 3), keepdim=True)
     return F.grid_sample(images - background, grid, align_corners=False) + background
 
@@ -118,20 +118,20 @@ def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def top1_on_test(model: nn.Module) -> float:
-    """Top-1 on the test split, in percent."""
+    """Top-1 accuracy on the test split, in percent."""
     images, labels = load_images("test", *input_size(model))
     return (model(images).argmax(1) == labels).float().mean().item() * 100
 
 
 def write_checkpoint(model: nn.Module, path: Path) -> None:
-    """Write to a temporary file first, so that an interruption leaves no half checkpoint behind."""
+    """Write a checkpoint, to a temporary file first, so that an interruption leaves no half-written file."""
     temporary = path.with_suffix(".partial")
     save_model(model, str(temporary))
     os.replace(temporary, path)
 
 
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
-    """The detector or segmenter trained from its classifier, on scenes in `folder`, and its figures."""
+    """Train a detector or segmenter from its classifier, on scenes in `folder`; return it with its metrics."""
     overrides = [f"task={TASKS[recipe.toolbox]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
@@ -143,7 +143,7 @@ def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> t
 
 
 def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[str, float]]:
-    """The language model, with a tokenizer of its own, trained on Python's reference, and its figures."""
+    """Train the language model and its tokenizer on Python's reference; return it with its metrics."""
     task: Language = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()

@@ -1,4 +1,4 @@
-"""Errors of the library in the words of a configuration: which field to set, rather than which argument to give."""
+"""Translation of library errors into the words of a configuration: fields to set instead of arguments to give."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ FIELDS = {
 
 @contextmanager
 def in_fields(profile: str) -> Iterator[None]:
-    """Within the block errors name fields of the configuration, where they named arguments of the library."""
+    """Reword errors within the block: fields of the configuration instead of arguments of the library."""
     try:
         yield
     except Exception as error:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.saving.folder import save_compressed as save_compressed
     from facts.saving.push import push_to_hub as push_to_hub
 
-# PyTorch takes seconds to load, and the command line's help need not wait: each name is imported when it is asked for.
+# PyTorch takes seconds to load, and the command line's help need not wait: each name is imported at its first use.
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submodules=["analysis", "estimators", "finetuning", "models", "moments", "pruning", "search", "tasks"],

@@ -1,4 +1,4 @@
-"""The cross-token map, against one Gram matrix after another, and the memory that it takes at full size."""
+"""The cross-token map against one Gram matrix after another, and its memory at full size."""
 
 import argparse
 import resource
@@ -39,7 +39,7 @@ def filled_store(num_samples: int, args: argparse.Namespace) -> TokenStore:
 
 
 def pairwise_map(store: TokenStore) -> Tensor:
-    """What one would write first: all tokens in memory, two Gram matrices and their product for every pair."""
+    """Straightforward version: all tokens in memory, two Gram matrices and their product for every pair."""
     tokens = list(zip(*(store.read(kind, 0, store.num_tokens) for kind in ("inputs", "grads")), strict=True))
     norms = [[((x @ y.T) * (g @ h.T)).norm() for y, h in tokens] for x, g in tokens]
     return torch.tensor(norms) / torch.tensor(norms).diagonal().mean()

@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> None:
             }
             for what in PASSES
         ]
-        write_results("data_pass", pd.DataFrame(rows), text(args), args)  # at once: the next model takes minutes
+        write_results("data_pass", pd.DataFrame(rows), text(args), args)  # immediately: the next model takes minutes
 
 
 def median_seconds(setting: Setting, repeats: int) -> dict[str, float]:
-    """Of every pass; in a function, so that the sums are gone before the next model's."""
+    """Time every pass; in a function, to free its sums before the next model's."""
     with passes(setting) as variants:
         times = TimingPolicy(num_turns=repeats, min_seconds=0).times(variants)
         return {name: timing.median for name, timing in times.items()}
@@ -72,7 +72,7 @@ def text(args: argparse.Namespace) -> str:
 
 @contextmanager
 def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str, Callable[[], None]]]:
-    """Passes over the same batch, to be called again and again; their sums lie ready, as in a run of many batches."""
+    """Passes over the same batch, to call repeatedly; their sums are allocated, as in a run of many batches."""
     model, batch = setting.build()
     with tempfile.TemporaryDirectory() as folder:
         yield {
@@ -84,7 +84,7 @@ def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str
 
 
 def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torch.dtype) -> None:
-    """Forward and backward with weight gradients: what an optimiser's step would cost without the update."""
+    """Forward and backward with weight gradients: the cost of an optimiser's step without the update."""
     model.zero_grad(set_to_none=True)
     with autocast(images.device, precision):
         loss = summed_cross_entropy(model(images), labels)
@@ -97,7 +97,7 @@ def moment_pass(model: nn.Module, estimators: list[str], precision: torch.dtype,
 
 
 def in_own_process(function: Callable[..., float], *arguments: Setting | str) -> float:
-    """The function's result, from a process that has done nothing else."""
+    """Run a function in a new process that does nothing else; return its result."""
     context = multiprocessing.get_context("forkserver")  # a spawned process inherits the peak memory of this one
     context.set_forkserver_preload([__name__])  # imported once, not by every process
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -105,7 +105,7 @@ def in_own_process(function: Callable[..., float], *arguments: Setting | str) ->
 
 
 def peak_memory(setting: Setting, what: str) -> float:
-    """GiB at most in use over two batches: the second one is added to sums that are there."""
+    """Peak GiB over two batches, of which the second is added to existing sums."""
     with passes(setting, [what]) as variants:
         for _ in range(2):
             variants[what]()

@@ -1,4 +1,4 @@
-"""A budget of the network's own latency: what the search predicts for its plan, and what is measured again."""
+"""A budget of the network's own latency: the prediction of the search for its plan against new measurements."""
 
 import argparse
 
@@ -14,7 +14,7 @@ from facts.cost.timing import TimingPolicy
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
     command.add_argument("--ratios", nargs="+", type=float, default=[0.7], help="of the original's latency")
-    command.add_argument("--search", default="memvit", help="weights are random: one that runs no network saves time")
+    command.add_argument("--search", default="memvit", help="random weights: one that runs no network saves time")
     add_setting(command)
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
                     "search [s]": summary.seconds["search"],
                 }
             )
-            write_results("latency", pd.DataFrame(rows), text(args), args)  # at once: the next takes minutes
+            write_results("latency", pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
 
 
 def text(args: argparse.Namespace) -> str:

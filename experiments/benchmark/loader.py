@@ -1,4 +1,4 @@
-"""Images a second that ImageNet's loader yields, by number of workers, against those that a model's passes take."""
+"""Images per second of ImageNet's loader, by number of workers, against those of a model's passes."""
 
 import argparse
 import os

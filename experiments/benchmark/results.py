@@ -16,7 +16,7 @@ from facts.utils.files import replacing
 
 
 def show(what: str, title: str, times: dict[str, Timing]) -> None:
-    """A table on the screen; ratios are to the first of the variants."""
+    """Print a table; ratios are to the first of the variants."""
     table = Table(title=title)
     for heading in (what, "median [s]", "fastest [s]", "ratio of medians"):
         table.add_column(heading, justify="left" if heading == what else "right")
@@ -27,7 +27,7 @@ def show(what: str, title: str, times: dict[str, Timing]) -> None:
 
 
 def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
-    """`<name>.csv`, with the conditions as columns, and `<name>.md`, with them and the text above the table."""
+    """Write `<name>.csv`, with the conditions as columns, and `<name>.md`, with conditions and text above the table."""
     device = torch.cuda.get_device_name(args.device) if args.device.startswith("cuda") else processor()
     conditions = {
         "device": device,

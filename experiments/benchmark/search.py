@@ -1,4 +1,4 @@
-"""The sensitivity profile, against a full pass of the whole network, decomposed anew, for each layer and ratio."""
+"""The sensitivity profile against a full pass of the whole network, with a new SVD, for each layer and ratio."""
 
 import argparse
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def plain_profile(
     images: Sequence[Tensor],
     ranks: dict[str, list[int]],
 ) -> Profile:
-    """What one would write first: for each layer and rank decompose, replace, run the whole network, compare."""
+    """Straightforward version: for each layer and rank decompose, replace, run the whole network, compare."""
     originals = [model(x) for x in images]
     num_images = sum(map(len, images))
     profile: Profile = {}

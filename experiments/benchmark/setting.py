@@ -1,4 +1,4 @@
-"""What is run where: a network of the paper with random weights, a batch for it, a device and its precision."""
+"""Setting of a benchmark: a network of the paper with random weights, a batch, a device and its precision."""
 
 import argparse
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Setting:
         return PRECISIONS[self.precision]
 
     def build(self) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-        """The network and a batch `(images, labels)`, the same whenever it is called."""
+        """Build the network and a batch `(images, labels)`, the same in every call."""
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(self.matmul_precision)
         recipe = OmegaConf.merge(self.config[self.profile], {"weights": "random"})
@@ -54,7 +54,7 @@ class Setting:
 
 
 def add_setting(command: argparse.ArgumentParser) -> None:
-    """The fields of a setting, but for the model; and where its tables go."""
+    """Add options for the fields of a setting, except the model, and for the folder of its tables."""
     cuda = torch.cuda.is_available()
     command.add_argument("--profile", default="paper", choices=["paper", "mini"], help="full size, or its stand-in")
     command.add_argument("--device", default="cuda" if cuda else "cpu")

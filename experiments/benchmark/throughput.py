@@ -1,4 +1,4 @@
-"""Images a second of low-rank networks against the original, as they are and compiled."""
+"""Images per second of low-rank networks against the original, eager and compiled."""
 
 import argparse
 from functools import partial
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> None:
         for compiled in [False, True][: 1 + args.compile]:
             found = speeds(networks, images, policy, setting.dtype, compiled)
             rows += map(partial(row, setting.title, compiled, found), found)
-            write_results("throughput", pd.DataFrame(rows), text(args), args)  # at once: the next takes minutes
+            write_results("throughput", pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
 
 
 def low_rank(model: nn.Module, ratio: float, step: int) -> nn.Module:
-    """Uniform ranks; speed does not ask for good weights."""
+    """Make a network of uniform ranks; its speed does not depend on its weights."""
     shape = model.pretrained_cfg["input_size"]
     return compress(model, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, input_shape=shape).model
 

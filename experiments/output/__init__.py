@@ -1,1 +1,1 @@
-"""Tables, figures and reports, made of records."""
+"""Tables, figures and reports, made from records."""

@@ -14,10 +14,10 @@ from experiments.record import versions
 
 
 def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: Path) -> None:
-    """Log what `folder` holds of the experiment as an artifact of type `report`, a version for each call."""
+    """Log the files of the experiment in `folder` as an artifact of type `report`, one version a call."""
     import wandb
 
-    snapshot = Path(run.dir).with_name("report")  # a copy, since the next table may be written before this is synced
+    snapshot = Path(run.dir).with_name("report")  # a copy: the next table may be written before this is synced
     snapshot.mkdir()
     plans_of(grid).to_csv(snapshot / "plans.csv", index=False)
     for path in files_of(experiment, grid, folder):

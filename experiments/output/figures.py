@@ -33,7 +33,7 @@ DRAWINGS: dict[str, Drawing] = {
 
 
 def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
-    """Draw the experiment's figure and return the PNG's path; what is not measured is said in its place."""
+    """Draw the experiment's figure and return the path of the PNG; missing measurements are noted in their place."""
     records = {(cell.row, cell.column): cell.record for cell in grid}
     with matplotlib.rc_context(STYLE):
         figure, values = DRAWINGS[experiment.figure](experiment, records)

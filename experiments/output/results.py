@@ -1,4 +1,4 @@
-"""Tables, figures and the report of a run, in the results folder, on the screen, and as W&B artifacts."""
+"""Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from experiments.output.tracking import tracked
 def show_results(
     experiments: list[Experiment], grid: list[GridCell], folder: Path, config: DictConfig, console: Console
 ) -> None:
-    """Tables and figures of what was run, and the report on everything."""
+    """Write tables and figures of these experiments, and the report on all."""
     for experiment in experiments:
         show(experiment, [cell for cell in grid if cell.experiment == experiment.name], folder, config, console)
     report_on_all(folder)
@@ -27,7 +27,7 @@ def show_results(
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
-    """Draw the experiment's figure, and write its table, on the screen too; W&B gets both, and all files."""
+    """Draw the experiment's figure, write and print its table, and log all files to W&B."""
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
             path = draw_figure(experiment, grid, folder / "figures")
@@ -41,7 +41,7 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
 
 
 def report_on_all(folder: Path) -> None:
-    """The report on every experiment, whichever ran last, from what `folder` holds."""
+    """Write the report on every experiment from the files in `folder`."""
     experiments = every_experiment()
     properties = {}
     for experiment in experiments:
@@ -53,7 +53,7 @@ def report_on_all(folder: Path) -> None:
 
 
 def properties_of(experiment: Experiment, grid: list[GridCell]) -> dict[str, dict[str, str]]:
-    """The properties of each row's estimator that the table shows, by row and title."""
+    """Properties of each row's estimator in the table, by row and title."""
     words = {True: "yes", False: "no"}
     estimators = {cell.row: estimator for cell in grid if (estimator := cell.estimator)}
     return {

@@ -1,4 +1,4 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with the paper's figures beside ours."""
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with the paper's values beside ours."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ RANK_CORRELATION = "Spearman"
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of a table; `difference` is ours minus the paper's, only where the data are the paper's."""
+    """One value of a table; `difference` is ours minus the paper's, only on the paper's data."""
 
     row: str
     column: str
@@ -31,12 +31,12 @@ class Entry:
 
 
 def in_paper(entries: Iterable[Entry]) -> bool:
-    """Whether the paper has any of these numbers."""
+    """Check whether the paper has any of these values."""
     return any(entry.paper is not None for entry in entries)
 
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
-    """The long table: every metric of every cell, the rank correlations last."""
+    """Make the long table: every metric of every cell, the rank correlations last."""
     paper, entries = paper_values(experiment.name), []
     for cell in grid:
         for metric in experiment.metrics:
@@ -73,7 +73,7 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
 def write_tables(
     experiment: Experiment, entries: list[Entry], folder: Path, properties: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """`<name>.csv`, `<name>.md` and `<name>.tex`; `properties` are texts by row and title."""
+    """Write `<name>.csv`, `<name>.md` and `<name>.tex`; `properties` are texts by row and title."""
     wide = wide_table(experiment, entries, properties)
     caption = f"{experiment.title}. {' '.join(experiment.notes)}".replace("%", r"\%")
     contents = {
@@ -90,9 +90,9 @@ def write_tables(
 def wide_table(
     experiment: Experiment, entries: list[Entry], properties: Mapping[str, Mapping[str, str]]
 ) -> pd.DataFrame:
-    """One line a row of the paper's table; for each column and metric, ours and the paper's as text.
+    """Make one line a row of the paper's table; for each column and metric, ours and the paper's as text.
 
-    The ranked metric has its difference to the paper too, where any is known.
+    The ranked metric also has its difference to the paper, if any is known.
     """
     comparable = any(entry.difference is not None for entry in entries)
     published = in_paper(entries)
@@ -116,12 +116,12 @@ def wide_table(
 
 
 def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
-    """The rows of the table, the rank correlations last where there are any."""
+    """The rows of the table, the rank correlations last if there are any."""
     return [*experiment.rows, *dict.fromkeys(entry.row for entry in entries if entry.row == RANK_CORRELATION)]
 
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
-    """The ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
+    """Make a table of the ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
     by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
     brackets = ", in brackets the paper's" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")

@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 def tracked(
     tracking: Tracking, folder: Path, name: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """A W&B run for the block. What it yields takes a function of the run, and drops it where there is no run.
+    """Open a W&B run for the block. Yields a function that calls its argument on the run, if there is one.
 
-    Of several processes only the main one has a run.
+    Only the main rank has a run.
     """
     run = None
     if tracking.mode != "disabled" and distributed.is_main_rank():
@@ -49,6 +49,6 @@ def _start(tracking: Tracking, folder: Path, name: str, init: dict[str, Any]) ->
 def _guarded(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # whatever goes wrong in a mirror, the record is written all the same
+    except Exception as error:  # whatever fails in a mirror, the record is still written
         log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
         return None

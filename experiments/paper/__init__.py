@@ -1,4 +1,4 @@
-"""The numbers that the paper prints: one CSV an experiment, one line a number."""
+"""Values printed in the paper: one CSV an experiment, one line a value."""
 
 import csv
 from functools import cache
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def paper_values(experiment: str) -> dict[tuple[str, str, str], float]:
-    """The paper's numbers by row, column and metric; none for an experiment without a file, such as your own."""
+    """Read the paper's values by row, column and metric; empty for an experiment without a file, such as your own."""
     path = FOLDER / f"{experiment}.csv"
     return _read(path) if path.exists() else {}
 

@@ -33,7 +33,7 @@ class FisherSimilarity(Analysis):
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:
         if estimator is None:
-            raise ValueError("Fisher similarity is that of an estimator: choose one, or leave the analysis out")
+            raise ValueError("Fisher similarity needs an estimator: choose one, or leave the analysis out")
 
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)

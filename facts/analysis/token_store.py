@@ -39,7 +39,7 @@ class TokenStore:
         num_samples, num_tokens = batch.x.shape[:2]
         if self.batch_sizes and num_tokens != self.num_tokens:
             raise ValueError(
-                f"token positions can only be compared where every batch has as many: {self.num_tokens} before, "
+                f"token positions can only be compared if all batches have the same number: {self.num_tokens} before, "
                 f"{num_tokens} now"
             )
         self.num_tokens, self.like = num_tokens, batch.x.new_empty(0)

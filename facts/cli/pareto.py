@@ -19,7 +19,7 @@ def pareto(
         str,
         typer.Option(
             metavar="NAME,NAME",
-            help=f"Some of {', '.join(ESTIMATORS)}; `facts compress --help` says what they are.",
+            help=f"Any of {', '.join(ESTIMATORS)}; `facts compress --help` explains them.",
             autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
         ),
     ] = "facts,svd_llm,pela",
@@ -27,7 +27,7 @@ def pareto(
         str,
         typer.Option(
             metavar="NAME,NAME",
-            help=f"Some of {', '.join(SEARCHES)}.",
+            help=f"Any of {', '.join(SEARCHES)}.",
             autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
         ),
     ] = "uniform",
@@ -104,7 +104,7 @@ def pareto(
         evaluation_key=task.content_key(network),
     )
     if len(points) < 2:
-        raise ValueError("no method got as far as a compressed network: the lines above say why")
+        raise ValueError("no method got as far as a compressed network: see the errors above")
     metric = "perplexity" if "perplexity" in points else "top1"
     points = with_best(points, COLUMNS[cost], metric)
     Console().print(table(points, COLUMNS[cost], metric))

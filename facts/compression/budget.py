@@ -62,7 +62,7 @@ class Budget:
         return cls(ratios, limits)
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
-        """Convert all bounds to fractions of the layers' cost; that of latency is of the whole network already.
+        """Convert all bounds to fractions of the layers' cost; a bound on latency is one of the whole network already.
 
         Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are not known.
         """

@@ -38,14 +38,14 @@ def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: 
 
 
 def file_name(estimator: Estimator) -> str:
-    """The name under which an estimator's decompositions, and what follows from them, are kept."""
+    """Name of the files with an estimator's decompositions and what is computed from them."""
     return f"{type(estimator).__name__}-{content_key(estimator)}"
 
 
 def load_decompositions(
     cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
 ) -> dict[str, Decomposition] | None:
-    """The decompositions in the cache; None if they are not there on every rank."""
+    """Load the decompositions from the cache; None if they are not there on every rank."""
     tensors = cache.load(file_name(estimator)) if cache else None
     if not all(distributed.all_gather(tensors is not None)) or tensors is None:
         return None
@@ -53,7 +53,7 @@ def load_decompositions(
 
 
 def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
-    """Keep them in the cache, if there is one."""
+    """Save the decompositions in the cache, if there is one."""
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
         distributed.on_main_rank(partial(cache.save, file_name(estimator), tensors))

@@ -16,8 +16,8 @@ from facts.estimators.whitening import square_root
 class Decomposition:
     """`left [m, r] @ right [r, n]` is the weight; components are sorted by their energy in the (A, B) metric.
 
-    `energies [r]` are the squared singular values of the whitened weight: what a truncation discards. `num_repaired`
-    counts the factors (0, 1 or 2) that were not positive definite.
+    `energies [r]` are the squared singular values of the whitened weight: the energy that a truncation discards.
+    `num_repaired` counts the factors (0, 1 or 2) that were not positive definite.
     """
 
     left: Tensor
@@ -35,7 +35,7 @@ class Decomposition:
 def decompose(
     weight: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> Decomposition:
-    """SVD of `L_Bᵀ W L_A`, brought back by the inverse roots, half of each singular value on either side.
+    """Decompose `L_Bᵀ W L_A` by SVD and undo the roots; each factor gets the root of the singular values.
 
     With A = L_A L_Aᵀ and B = L_B L_Bᵀ this is the optimum of `tr(ΔWᵀ B ΔW A)` at every rank (paper, section 3.1).
     `weight [m, n]`; `shrinkage_row` acts on B, `shrinkage_col` on A. Float64 inside, the weight's type outside.

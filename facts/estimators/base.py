@@ -1,4 +1,4 @@
-"""What an estimator is: which moments it asks for, and the Kronecker factors it makes of them."""
+"""Estimators: from moments to the Kronecker factors of the Fisher."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class KroneckerFactors:
     """Fisher ≈ A ⊗ B for the column-stacked weight: `A [d_in, d_in]`, `B [d_out, d_out]`, None for the identity.
 
-    `repair` is what the method does with a factor that is not positive definite.
+    `repair` is the method's repair of a factor that is not positive definite.
     """
 
     A: Tensor | None = None
@@ -30,10 +30,10 @@ class KroneckerFactors:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Estimator(ABC):
-    """A method: pure, from the moments of one layer to its Kronecker factors before shrinkage.
+    """A method: a pure function from the moments of one layer to its Kronecker factors before shrinkage.
 
     `token_local`: no moment joins two tokens of a sample. `couples`: the factors depend on which gradient belongs to
-    which activation. None if the question does not arise (paper, table of estimators).
+    which activation. None if this does not apply (paper, table of estimators).
     """
 
     token_local: ClassVar[bool | None] = None
@@ -42,7 +42,7 @@ class Estimator(ABC):
     @property
     @abstractmethod
     def moments(self) -> tuple[Moment, ...]:
-        """What the data pass has to collect."""
+        """Moments that the data pass has to collect."""
 
     @abstractmethod
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
@@ -54,18 +54,18 @@ class Estimator(ABC):
 
     @property
     def num_passes(self) -> int:
-        """How often the data have to be seen."""
+        """Number of passes over the data."""
         return 1
 
     def refined(self, factors: Mapping[str, KroneckerFactors]) -> "Estimator":
-        """The estimator of the next pass, from the factors of every layer that this one gave."""
+        """Estimator of the next pass, from the factors of every layer in this one."""
         raise NotImplementedError(f"{type(self).__name__} sees the data once")
 
 
 def see_data(
     estimator: Estimator, collect: Callable[[tuple[Moment, ...]], dict[str, LayerMoments]]
 ) -> tuple[Estimator, dict[str, LayerMoments]]:
-    """Every pass of an estimator, one call of `collect` each: what makes the factors of the last one's moments."""
+    """Run every pass of an estimator, one call of `collect` each; return the last estimator and its moments."""
     moments = collect(estimator.moments)
     for _ in range(estimator.num_passes - 1):
         estimator = estimator.refined({name: estimator.factors(layer) for name, layer in moments.items()})

@@ -1,4 +1,4 @@
-"""Factors of one layer from its tensors, without a model: for study, tests, and other people's training loops."""
+"""Factors of one layer from its tensors, without a model: for study, for tests, and for your own training loops."""
 
 import tempfile
 from pathlib import Path
@@ -20,8 +20,8 @@ def estimate_factors(
     """The Kronecker factors of one batch, before shrinkage.
 
     `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes
-    between the first and the last count as tokens. `weight [d_out, d_in]`, where given, must fit both. Raises
-    `ValueError` if shapes disagree.
+    between the first and the last count as tokens. `weight [d_out, d_in]`, if given, must fit both. Raises `ValueError`
+    if shapes disagree.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     d_in, d_out = inputs.shape[-1], output_grads.shape[-1]

@@ -1,6 +1,6 @@
-"""Square roots of Kronecker factors: shrinkage, Cholesky, and what happens when a factor is not positive definite.
+"""Square roots of Kronecker factors: shrinkage, Cholesky, and repair of factors that are not positive definite.
 
-All of it is float64: these roots decide which directions a rank keeps.
+All in float64: these roots decide which directions a rank keeps.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Repair = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Root:
-    """Lower Cholesky factor `[d, d]` of one side, or None for the identity; `repaired` where a fallback was needed."""
+    """Lower Cholesky factor `[d, d]` of one side, or None for the identity; `repaired` if a fallback was needed."""
 
     lower: Tensor | None
     repaired: bool = False
@@ -53,8 +53,8 @@ def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
 def square_root(factor: Tensor | None, shrinkage: float, repair: Repair = lift_spectrum) -> Root:
     """Lower Cholesky factor of the shrunk factor, in float64.
 
-    A factor that is not positive definite is repaired, one without any energy (`trace <= 0`) becomes the identity; both
-    are marked, so that the caller can count them. Raises `ValueError` if the factor holds NaN or infinity.
+    A factor that is not positive definite is repaired; a factor without energy (`trace <= 0`) becomes the identity.
+    Both are marked, so that the caller can count them. Raises `ValueError` if the factor holds NaN or infinity.
     """
     if factor is None:
         return Root(None)

@@ -1,4 +1,4 @@
-"""What a compressed network lost is taught to it again by the network that it came from."""
+"""Finetuning of a compressed network by distillation from the original."""
 
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.stages import Stages, train_in_stages

@@ -1,4 +1,4 @@
-"""How a network is finetuned."""
+"""Recipes for finetuning."""
 
 from dataclasses import fields
 from typing import Annotated, Any, Literal
@@ -18,18 +18,18 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Finetuning:
-    """AdamW on DeiT's soft distillation loss, at a rate that falls along a cosine, without warm-up.
+    """AdamW on DeiT's soft distillation loss, with a cosine schedule and no warm-up.
 
-    The paper's are `learning_rate` of one epoch (8.7e-6; 1e-4 in five epochs for pruned networks), the loss and the
-    missing warm-up. DeiT's are `alpha`, `temperature`, `weight_decay` and no `clip_grad`. `min_learning_rate` is that
-    of Isomorphic Pruning's code, whose recipe the paper follows; it lowers the rate by epoch, so that one epoch would
-    keep it: `min_learning_rate` = `learning_rate` does that.
+    From the paper: `learning_rate` for one epoch (8.7e-6; 1e-4 over five epochs for pruned networks), the loss and the
+    absence of warm-up. From DeiT: `alpha`, `temperature`, `weight_decay` and no `clip_grad`. From Isomorphic Pruning's
+    code, whose recipe the paper follows: `min_learning_rate`. That code lowers the rate once an epoch, so a single
+    epoch has a constant rate: for that, set `min_learning_rate` to `learning_rate`.
 
-    A step sees `accumulate` of the task's batches, however many processes share them. `precision` is the autocast type
-    of both networks, float16 with a scaled loss. A checkpoint is written each `save_every` steps and after each epoch.
-    `backbone_scale` multiplies the rate in a part called `backbone`, which is there to be spoilt while new heads learn.
-    `seed` is that of the order of the data, of augmentation and of dropout. `train_batch_norm` is for networks with
-    layers that were never trained: BatchNorm then normalises by the batch, and the statistics it keeps follow.
+    A step takes `accumulate` of the task's batches, whatever the number of processes. `precision` is the autocast type
+    of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
+    `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
+    determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
+    never trained: BatchNorm then normalises by the batch and updates its running statistics.
     """
 
     num_epochs: Count = 1
@@ -58,14 +58,14 @@ class Finetuning:
         return getattr(torch, self.precision)
 
     def identity(self) -> dict[str, Any]:
-        """What the weights depend on: not when checkpoints are written."""
+        """Fields that the weights depend on: all but when checkpoints are written."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
 
     def loss(self, task: Task, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """(1 - alpha) times the task's loss + alpha times the distance from the teacher, sums over samples.
 
-        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), by sample as
-        in the paper on DeiT; its code divides by the number of classes as well.
+        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), a sum over
+        samples as in the paper on DeiT; its code also divides by the number of classes.
         """
         outputs = run(student, inputs)
         loss = (1 - self.alpha) * task.loss(outputs, targets)

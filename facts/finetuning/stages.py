@@ -18,7 +18,7 @@ from facts.utils.progress import timed
 
 @dataclass(frozen=True)
 class Stages:
-    """The task that the backbone was trained for first, how it is retrained for it, and the training of the whole."""
+    """The first task of the backbone, its retraining for that task, and the training of the whole network."""
 
     task: Task
     retraining: Finetuning
@@ -47,10 +47,10 @@ def train_in_stages(
     compress: Callable[[nn.Module, Iterable[Any]], CompressionResult],
     folder: Path | None = None,
 ) -> Trained:
-    """Train a network like `network` anew on a backbone that was compressed before (paper, supplement, PELA).
+    """Train a network like `network` from new heads and a compressed backbone (paper, supplement, PELA).
 
-    `compress(classifier, calibration_data)` makes the classifier smaller; it is retrained with the dense one as
-    teacher; then its backbone, under heads that were never trained, learns the task. Checkpoints are kept in `folder`.
+    `compress(classifier, calibration_data)` makes the classifier smaller; the dense one retrains it as a teacher; then
+    its backbone and untrained heads learn the task. Checkpoints are kept in `folder`.
     """
     seconds: dict[str, float] = {}
     device = next(network.parameters()).device

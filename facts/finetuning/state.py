@@ -1,4 +1,4 @@
-"""All that changes while a network is finetuned, and so all that a checkpoint holds."""
+"""State of finetuning: everything that changes, and so everything that a checkpoint holds."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ class State:
         self.seconds = 0.0
 
     def _slow_down(self, part: nn.Module, scale: float) -> None:
-        """Give the part's parameters groups of their own, whose rate timm's schedules multiply by `lr_scale`."""
+        """Put the part's parameters into groups whose rate timm's schedules multiply by `lr_scale`."""
         own = set(part.parameters())
         for group in list(self.optimizer.param_groups):
             slow = [parameter for parameter in group["params"] if parameter in own]
@@ -67,5 +67,5 @@ class State:
         self.totals = tensors["totals"]
 
     def _weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers, each once: some networks use one under several names."""
+        """Parameters and buffers, each once: some networks register one under several names."""
         return {**dict(self.student.named_parameters()), **dict(self.student.named_buffers())}

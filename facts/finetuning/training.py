@@ -1,4 +1,4 @@
-"""The training itself: steps, checkpoints, progress."""
+"""Training: steps, checkpoints, progress."""
 
 import logging
 import math
@@ -46,11 +46,11 @@ def finetune(
 ) -> Outcome:
     """Train all parameters of `student` in place, on the task's training batches; `teacher` stays as it is.
 
-    With a `folder` checkpoints are kept there, under a hash of the recipe, both networks and the data. Called again
-    with the same student as at first, it goes on at the last one, or returns at once where it was through; anything
-    else starts anew and leaves the others' checkpoints alone. On a CPU an interruption does not change a bit of the
-    weights. Processes that torchrun started share each step's batches. The statistics of BatchNorm stay, those of a
-    part of a batch being other ones, unless the recipe wants them trained.
+    Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
+    same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
+    starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
+    weights. Processes started by torchrun share each step's batches. The statistics of BatchNorm stay fixed unless the
+    recipe trains them, since a part of a batch has other statistics.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
@@ -89,7 +89,7 @@ class _Training:
         return Outcome((loss / samples).tolist(), self.state.seconds)
 
     def _epoch(self, epoch: int, progress: Any) -> None:
-        """The rest of an epoch, of which some steps may be done."""
+        """Train the rest of an epoch, of which some steps may be done."""
         first = self.state.steps % self.steps_per_epoch
         own = slice(first * self.recipe.accumulate + distributed.rank(), None, distributed.size())
         numbers = range(self.num_batches)[own]
@@ -105,7 +105,7 @@ class _Training:
                 self._save(epoch)
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
-        """One update from this process's batches and those of the others. Returns the mean loss."""
+        """Update the weights once, from the batches of all processes. Returns the mean loss."""
         state, recipe = self.state, self.recipe
         num_samples = sum(distributed.all_gather(sum(batch_size(inputs) for _, (inputs, _) in batches)))
         parameters = list(self.student.parameters())
@@ -134,7 +134,7 @@ class _Training:
         return loss
 
     def _share_statistics(self) -> None:
-        """Each process saw its own batches: keep the mean of what they make of them."""
+        """Average the statistics of BatchNorm over the processes, each of which saw its own batches."""
         norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
         buffers = (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var))
         statistics = [buffer for buffer in buffers if buffer is not None]
@@ -143,7 +143,7 @@ class _Training:
             buffer /= distributed.size()
 
     def _add_gradients(self, seed: tuple[int, ...], batch: tuple[Any, Any], num_samples: int) -> Tensor:
-        """Of one batch's share in the step's mean loss, which is returned."""
+        """Add the gradients of one batch's share in the step's mean loss; return that share."""
         inputs, targets = to_device(batch, self.device)
         try:
             with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
@@ -161,10 +161,10 @@ class _Training:
         if None in distributed.all_gather(tensors and True) or tensors is None:
             return
         self.state.restore(tensors)
-        log.info("finetuning goes on after step %d of %d", self.state.steps, self.total_steps)
+        log.info("finetuning continues after step %d of %d", self.state.steps, self.total_steps)
 
     def _save(self, epoch: int) -> None:
-        """Write a checkpoint, where they are kept, and log how far it is: a log file shows no bar."""
+        """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
         if cache := self.cache:
             distributed.on_main_rank(lambda: cache.save(self.checkpoint, self.state.tensors()))
         steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
@@ -177,7 +177,7 @@ class _Training:
 
 @contextmanager
 def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
-    """Training mode within the block, of BatchNorm only if the recipe says so; evaluation mode afterwards."""
+    """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
     model.train()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -190,7 +190,7 @@ def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """A function that shows the steps done, the loss and an estimate of the time left, on the main process."""
+    """A function that shows the steps done, the loss and an estimate of the time left, on the main rank."""
     columns = (
         TextColumn("finetuning"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
         TimeRemainingColumn(),

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
 
-PRESCRIBED = {"input_size", "num_classes"}  # what may be said otherwise than in timm's table of published weights
+PRESCRIBED = {"input_size", "num_classes"}  # what may differ from timm's table of published weights
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Recipe(ABC):
-    """What is needed to build one network: an architecture and where its weights come from.
+    """Architecture of one network and the source of its weights.
 
-    `weights` is `pretrained` (those published at Hugging Face), `random`, a checkpoint file, or a folder in which the
-    published ones of many networks lie; a relative file is looked for in the package's own `models/checkpoints`, then
-    in the working folder. `arguments` go to the architecture.
+    `weights` is `pretrained` (published at Hugging Face), `random`, a checkpoint file, or a folder with the published
+    weights of many networks; a relative file is looked for in the package's own `models/checkpoints`, then in the
+    working folder. `arguments` go to the architecture.
     """
 
     kind: ClassVar[str]
@@ -34,23 +34,23 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the network is called where it comes from."""
+        """Name of the network in its library or at its publisher."""
 
     @property
     @abstractmethod
     def repository(self) -> str:
-        """Where at Hugging Face the published weights are."""
+        """Repository at Hugging Face with the published weights."""
 
     @abstractmethod
     def architecture(self) -> nn.Module:
-        """The network with random weights."""
+        """Build the network with random weights."""
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """A published checkpoint's tensors under the names that `model` has for them."""
+        """Rename a published checkpoint's tensors to the names of `model`."""
         return tensors
 
     def checkpoint(self) -> Path | None:
-        """The file of the weights on this machine; None for random weights and for those yet to be fetched."""
+        """File of the weights on this machine; None for random weights and for weights that are not fetched yet."""
         if self.weights == "random":
             return None
         if self.weights == "pretrained":
@@ -59,18 +59,18 @@ class Recipe(ABC):
         return find_published(folder, self.repository) if folder.is_dir() else find_checkpoint(self.weights)
 
     def provenance(self) -> dict[str, str]:
-        """What the weights of a built network were read from, to be compared with what is published."""
+        """Provenance of the weights of a built network, to compare with those published."""
         path = self.checkpoint()
         return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
 
     def loaded(self, path: Path) -> nn.Module:
-        """The network with the weights of a file. Raises `ValueError` if they do not fit."""
+        """Build the network with the weights of a file. Raises `ValueError` if they do not fit."""
         model = self.architecture()
         load_strictly(model, self.renamed(read_checkpoint(path), model), path)
         return model
 
     def build(self) -> nn.Module:
-        """The network in evaluation mode. Raises `FileNotFoundError` or `ValueError` if its weights do not fit."""
+        """Build the network in evaluation mode. Raises `FileNotFoundError`, or `ValueError` if weights do not fit."""
         path = self.checkpoint()
         if path is None and self.weights == "pretrained":
             path = fetch(self.repository)
@@ -79,11 +79,11 @@ class Recipe(ABC):
         return model.eval()
 
     def portable(self) -> Self:
-        """The recipe of the architecture alone, without anything that lies on this machine."""
+        """Recipe of the architecture alone, without references to this machine."""
         return replace(self, weights="random")
 
     def refuse_foreign(self) -> None:
-        """For a recipe that somebody else wrote: raises `ValueError` if it would read, fetch or run anything."""
+        """Raises `ValueError` if a recipe from somebody else would read, fetch or run anything."""
         if self.weights != "random":
             raise ValueError(f"the recipe's weights are {self.weights!r}, and may only be 'random' in a saved network")
         refuse_references(self.arguments, "arguments")
@@ -131,7 +131,7 @@ class TimmModel(Recipe):
             raise ValueError(f"the recipe's arguments {', '.join(sorted(loading))} would have timm load something")
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """As timm itself reads the names, and the buffers no longer kept, of files older than its present release."""
+        """Rename tensors as timm does, and drop buffers that older files hold and the present release does not."""
         translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         if translate is None:
             return tensors
@@ -139,7 +139,7 @@ class TimmModel(Recipe):
             translated = translate(tensors, model)
         except Exception:  # of another network, which can fail in any way; `load_strictly` says what does not fit
             return tensors
-        # timm resamples what has the shape of another image size: what the file does not hold is not taken.
+        # timm may resample tensors for another image size: then the tensors of the file are returned as they are.
         held = {tensor.data_ptr() for tensor in tensors.values()}
         return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
@@ -163,14 +163,14 @@ class MambaVisionModel(Recipe):
         return MambaVision.from_variant(self.variant, **self.arguments)
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """The repository's file has the tensors of the official one under a prefix, and a short name for `gamma`."""
+        """Remove the prefix of the repository's file, and restore its short name for `gamma`."""
         if not all(name.startswith("model.") for name in tensors):
             return tensors
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
 
 
 def refuse_references(value: Any, where: str) -> None:
-    """Raises `ValueError` if one of nested plain values could name a file, an address or a repository."""
+    """Raises `ValueError` if nested plain values contain the name of a file, an address or a repository."""
     if isinstance(value, dict):
         for name, inner in value.items():
             refuse_references(inner, f"{where}.{name}")

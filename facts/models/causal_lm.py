@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that have transformers fetch or run something else
+CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class CausalLM(Recipe):
-    """Any `AutoModelForCausalLM`, by its `configuration` (with `model_type`) or by the one published under its `tag`.
+    """Any `AutoModelForCausalLM`, by its `configuration` (with `model_type`) or by the one published under a `tag`.
 
-    `arguments` change fields of the configuration. Weights are read as float32; the tokenizer is the one that lies
-    beside them, and the network has it as `.tokenizer`. GPT-2's `Conv1D` becomes `nn.Linear`. No code is fetched.
+    `arguments` change fields of the configuration. Weights are read as float32; the tokenizer beside them becomes the
+    network's `.tokenizer`. GPT-2's `Conv1D` becomes `nn.Linear`. No code is fetched.
     """
 
     kind: ClassVar[str] = "transformers"
@@ -67,7 +67,7 @@ class CausalLM(Recipe):
             _refuse_code(settings)
 
     def transformers_config(self) -> "PretrainedConfig":
-        """Raises `ValueError` for an architecture that transformers does not know, `OSError` if none is found."""
+        """Configuration by transformers. Raises `ValueError` if the architecture is unknown, `OSError` if missing."""
         transformers = import_transformers()
         configuration = self._published() if self.configuration is None else self.configuration
         kind = configuration.get("model_type")
@@ -82,18 +82,18 @@ class CausalLM(Recipe):
         return transformers.AutoConfig.for_model(**{**configuration, **self.arguments})
 
     def _published(self) -> dict[str, Any]:
-        """The JSON file that the hub has under the tag."""
+        """The configuration's JSON at the hub, under the tag."""
         try:
             with hub():
                 return import_transformers().PretrainedConfig.get_config_dict(self.repository)[0]
         except OSError as error:
             raise FileNotFoundError(
-                f"the configuration of {self.tag} is neither on this machine nor to be had ({error}); give it as "
-                "`configuration`"
+                f"the configuration of {self.tag} is not on this machine and could not be fetched ({error}); give "
+                "it as `configuration`"
             ) from error
 
     def loaded(self, path: Path) -> nn.Module:
-        """By transformers, which knows older names of tensors, and which of them are one and the same."""
+        """Load by transformers, which maps older names of tensors and ties shared ones."""
         with torch.device("meta"):
             architecture: Any = type(self.architecture())
         with silence():
@@ -123,7 +123,7 @@ class CausalLM(Recipe):
 
 
 def _refuse_code(settings: Any) -> None:
-    """Raises `ValueError` for fields of a configuration, however deep, that bring in code or other weights."""
+    """Raises `ValueError` for fields of a configuration, however deep, that load code or other weights."""
     if isinstance(settings, list):
         for inner in settings:
             _refuse_code(inner)
@@ -140,14 +140,14 @@ def _refuse_code(settings: Any) -> None:
 
 
 def recipe_of(model: nn.Module) -> CausalLM | None:
-    """What builds the architecture of a language model of transformers; None for its other networks."""
+    """Recipe of the architecture of a language model of transformers; None for its other networks."""
     if type(model) not in import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING.values():
         return None
     return CausalLM(configuration=model.config.to_diff_dict(), weights="random")
 
 
 def write_beside(model: nn.Module, folder: Path) -> None:
-    """What generating text needs besides the weights: settings, and the tokenizer if the model has one; all JSON."""
+    """Write, besides the weights, all that generating text needs: settings, and the tokenizer if any; all JSON."""
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):
@@ -155,7 +155,7 @@ def write_beside(model: nn.Module, folder: Path) -> None:
 
 
 def read_beside(model: nn.Module, folder: Path) -> None:
-    """Give a model what `write_beside` wrote."""
+    """Load the files that `write_beside` wrote into a model."""
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     if (folder / TOKENIZER).exists():
@@ -163,12 +163,12 @@ def read_beside(model: nn.Module, folder: Path) -> None:
 
 
 def read_tokenizer(source: Path | str, **settings: Any) -> "PreTrainedTokenizerBase":
-    """That of a folder or of a tag. Raises `ValueError` if it would be code that somebody else wrote."""
+    """Load the tokenizer of a folder or a tag. Raises `ValueError` if it would run code of somebody else."""
     return import_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 def new_tokenizer(text: str, num_tokens: int) -> "PreTrainedTokenizerBase":
-    """A byte-level BPE tokenizer made for a text, whose token 0 begins and ends one."""
+    """Train a byte-level BPE tokenizer on a text; its token 0 marks the beginning and the end of a text."""
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -179,7 +179,7 @@ def new_tokenizer(text: str, num_tokens: int) -> "PreTrainedTokenizerBase":
 
 
 def import_transformers() -> Any:
-    """Raises `ImportError` that says how it is installed."""
+    """Import transformers. Raises `ImportError` that says how to install it."""
     try:
         import transformers
     except ImportError as error:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Features:
-    """Maps `[N, C, H, W]` from fine to coarse, in float32, and the heads that make losses and predictions of them."""
+    """Maps `[N, C, H, W]` from fine to coarse, in float32, and the heads that make losses and predictions from them."""
 
     maps: tuple[Tensor, ...]
     heads: nn.Module
@@ -22,13 +22,13 @@ class Features:
             return self.heads.parse_losses(self.heads.loss(self.maps, samples))[0]
 
     def predictions(self, samples: list[Any]) -> list[Any]:
-        """Data samples with boxes and masks, or with a label map, in the size that the image had on disk."""
+        """Data samples with boxes and masks, or with a label map, at the size of the image on disk."""
         with self._float32():
             return self.heads.predict(self.maps, samples)
 
     @cached_property
     def logits(self) -> Tensor:
-        """Of a segmenter: `[N, classes, H, W]`."""
+        """Logits of a segmenter, `[N, classes, H, W]`."""
         with self._float32():
             return self.heads.decode_head(self.maps)
 
@@ -36,14 +36,14 @@ class Features:
         return Features(tuple(level[number : number + 1] for level in self.maps), self.heads)
 
     def _float32(self) -> torch.autocast:
-        # Operators on regions know no other type on every device.
+        # Operators on regions support no other type on every device.
         return torch.autocast(self.maps[0].device.type, enabled=False)
 
 
 class FeatureNetwork(nn.Module):
-    """A detector or segmenter of OpenMMLab taken apart into `backbone`, `neck` and `heads`, which is the rest of it.
+    """A detector or segmenter of OpenMMLab divided into `backbone`, `neck` and `heads`, which holds the rest.
 
-    The heads are themselves a network of the library, whose images are the maps: all its methods work as ever.
+    The heads are themselves a network of the library, whose images are the feature maps: all its methods still work.
     """
 
     recipe: Any  # what it was built by
@@ -59,7 +59,7 @@ class FeatureNetwork(nn.Module):
         return Features(tuple(level.float() for level in self.neck(self.backbone(images))), self.heads)
 
     def whole_forward(self, images: Tensor) -> None:
-        """All products on images, for counting them: of a detector with as many regions as it looks at."""
+        """Compute all products on images, to count them; for a detector, with its maximum number of regions."""
         maps, heads = self(images).maps, self.heads
         if hasattr(heads, "decode_head"):
             heads.decode_head(maps)
@@ -75,10 +75,10 @@ class FeatureNetwork(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """What mmcv's `MultiheadAttention` computes of tokens `[N, T, d]`, with its products as two linear layers.
+    """mmcv's `MultiheadAttention` on tokens `[N, T, d]`, with its products as two linear layers.
 
-    mmcv hands PyTorch's own module tokens in the order `[T, N, d]`, and its weights never meet a layer's `forward`: so
-    they could be neither captured nor replaced.
+    mmcv calls PyTorch's own module on tokens `[T, N, d]`, which bypasses the `forward` of its layers: they could be
+    neither captured nor replaced.
     """
 
     def __init__(self, original: nn.Module):

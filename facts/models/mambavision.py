@@ -32,8 +32,8 @@ class MambaVision(nn.Module):
     """A convolutional stem and two convolutional stages, then two stages of Mamba mixers followed by attention.
 
     `depths` and `dims` hold one value for each of the four stages, `heads` and `windows` one for each of the last two.
-    Images `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only put down in
-    `pretrained_cfg`, where timm's networks say what they expect.
+    Images `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only recorded in
+    `pretrained_cfg`, as in timm's networks.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class ConvStage(nn.Module):
 class TokenStage(nn.Module):
     """Mixer blocks, then attention blocks, on the tokens of square windows: `[N, dim, H, W]` to the same or halved.
 
-    Without `out_dim` nothing is downsampled. Maps that no whole number of windows covers are padded with zeros.
+    Without `out_dim` nothing is downsampled. Maps are padded with zeros to a whole number of windows.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class TokenBlock(nn.Module):
 
 
 class MambaMixer(nn.Module):
-    """MambaVision's mixer: half of the channels through a selective scan, half only through a convolution.
+    """MambaVision's mixer: half of the channels through a selective scan, half through a convolution alone.
 
     Tokens `[N, L, dim]` to the same shape. `x_proj` and `dt_proj` see them as `[N * L, features]`, images in order.
     """

@@ -1,4 +1,4 @@
-"""Networks of mmdetection and mmsegmentation by those libraries' own configurations."""
+"""Networks of mmdetection and mmsegmentation by the libraries' own configurations."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from facts.models.builders import Recipe, TimmModel
 from facts.models.feature_network import FeatureNetwork, SelfAttention
 from facts.utils.silence import silence
 
-LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # what the library looks up by any other name it may import
+LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # the library may import what any other name refers to
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class OpenMMLabModel(Recipe):
-    """A network by a file among the library's configurations, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
+    """A network by the name of a library's configuration, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
 
     `arguments` change fields of its `model`, by dotted name: `{"backbone.embed_dims": 128}`. `weights` is a checkpoint
-    file of the library or of this package, or `random`. `classifier` is the network that the backbone was trained as
-    before.
+    file of the library or of this package, or `random`. `classifier` is the classification network that the backbone
+    comes from.
     """
 
     kind: ClassVar[str] = "openmmlab"
@@ -54,7 +54,7 @@ class OpenMMLabModel(Recipe):
         )
 
     def architecture(self) -> FeatureNetwork:
-        device = torch.get_default_device()  # the libraries read numbers off tensors as they build: not on `meta`
+        device = torch.get_default_device()  # the libraries read values of tensors while they build: not on `meta`
         with torch.device("cpu"):
             network = FeatureNetwork(library_network(self))
         from mmcv.cnn.bricks.transformer import MultiheadAttention  # there, since the network is
@@ -70,7 +70,7 @@ class OpenMMLabModel(Recipe):
     def refuse_foreign(self) -> None:
         super().refuse_foreign()
         if self.classifier:
-            raise ValueError("the recipe names a classifier to be loaded, which a saved network has no use for")
+            raise ValueError("the recipe names a classifier to be loaded, which a saved network does not need")
         for name, value in _fields(self.arguments):
             if name.startswith(("_", "init_cfg", "pretrained")) or (name == "type" and value not in LAYERS):
                 raise ValueError(
@@ -79,12 +79,12 @@ class OpenMMLabModel(Recipe):
                 )
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """What is neither backbone nor neck in the library's own files belongs to the heads."""
+        """Put everything in the library's own files that is neither backbone nor neck under `heads`."""
         return {_renamed(name): tensor for name, tensor in tensors.items()}
 
 
 def library_network(recipe: OpenMMLabModel) -> nn.Module:
-    """The network as its library builds it, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
+    """Build the network by its library, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
     try:
         importlib.import_module(f"{recipe.toolbox}.models")  # fills the registry
     except ImportError as error:
@@ -107,7 +107,7 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every name in nested arguments with its value; of a dotted one every part."""
+    """Every name in nested arguments, or part of a dotted name, with its value."""
     if isinstance(value, dict):
         for names, inner in value.items():
             yield from ((name, inner) for name in names.split("."))

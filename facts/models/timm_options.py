@@ -1,4 +1,4 @@
-"""With which of timm's options a network was made, as far as that can be seen of it."""
+"""Options of timm that a network was made with, as far as the network shows them."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from torch import nn
 
 
 def options_beside(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
-    """The options of `timm.create_model` that tell a network from the plain one of its name."""
+    """Options of `timm.create_model` in which a network differs from the plain one of its name."""
     usual = _options(plain)
     return {name: value for name, value in _options(model).items() if value not in (None, usual[name])}
 
 
 def _options(model: nn.Module) -> dict[str, Any]:
-    """What timm's networks keep of options that are in common use; None if one keeps nothing."""
+    """Common options as timm's networks record them; None for an option that a network does not record."""
     first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
     embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
     image = getattr(embedding, "img_size", None)
@@ -32,11 +32,11 @@ def _options(model: nn.Module) -> dict[str, Any]:
 
 
 def _dropout(model: nn.Module, name: str) -> float | None:
-    """The rate of the first `nn.Dropout` of a name: the same in all blocks."""
+    """Rate of the first `nn.Dropout` of a name: the same in all blocks."""
     found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
     return next((_rate(module.p) for module in found if isinstance(module, nn.Dropout)), None)
 
 
 def _rate(probability: float) -> float:
-    """As it was given, of which timm makes float32: 0.1 and not 0.10000000149."""
+    """Undo the rounding of timm, which stores float32: 0.1 and not 0.10000000149."""
     return round(probability, 6)

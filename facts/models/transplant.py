@@ -1,4 +1,4 @@
-"""The backbone of a detector or segmenter out of the classification network that it was trained as."""
+"""Transfer of a classification network into the backbone of a detector or segmenter."""
 
 import re
 from collections.abc import Callable
@@ -33,10 +33,11 @@ VIT: Names = {
 
 
 def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
-    """Give the backbone the weights of timm's network of the same shape, low-rank layers and all.
+    """Copy the weights of timm's network of the same shape, low-rank layers included, into the backbone.
 
-    What only one of them has stays: the classifier's head, the norms of the backbone's other maps. Position embeddings
-    are resampled to the backbone's grid. Raises `ValueError` for a network of another family or of other shapes.
+    Parts that only one of them has are left alone: the classifier's head, the norms of the backbone's other maps.
+    Position embeddings are resampled to the backbone's grid. Raises `ValueError` for a network of another family or of
+    other shapes.
     """
     own: tuple[str, ...]
     match classifier:
@@ -88,7 +89,7 @@ def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:
 
 
 def untrained(recipe: OpenMMLabModel, classifier: nn.Module, seed: int = 0) -> FeatureNetwork:
-    """The recipe's network with the classifier's backbone, and heads whose weights are drawn."""
+    """Build the recipe's network with the classifier's backbone, and heads with random weights."""
     with seeded(seed):
         network = recipe.architecture()
     transplant(classifier, network)

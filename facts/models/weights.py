@@ -1,4 +1,4 @@
-"""Checkpoint files: where they are, what they hold, and whether that is what a network needs."""
+"""Checkpoint files: finding, reading and checking them."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ SHOWN = 3  # of the tensors that do not fit
 
 
 def fetched(repository: str) -> Path | None:
-    """The published weights of a repository at Hugging Face, where this machine has fetched them before."""
+    """Published weights of a repository at Hugging Face, if this machine has fetched them before."""
     for name in PUBLISHED:
         path = try_to_load_from_cache(repository, name)
         if isinstance(path, str) and all(file.exists() for file in weight_files(Path(path))):
@@ -41,7 +41,7 @@ def fetched(repository: str) -> Path | None:
 
 
 def fetch(repository: str) -> Path:
-    """Fetch the published weights of a repository. Raises `FileNotFoundError` if that fails."""
+    """Fetch the published weights of a repository. Raises `FileNotFoundError` if they cannot be fetched."""
     try:
         with hub():
             return _download(repository)
@@ -53,7 +53,7 @@ def fetch(repository: str) -> Path:
 
 
 def _download(repository: str) -> Path:
-    """The file of the weights, or the index of several with all of them beside it."""
+    """Download the file of the weights, or the index of several and all of them."""
     try:
         return Path(hf_hub_download(repository, PUBLISHED[0]))
     except RemoteEntryNotFoundError:
@@ -64,12 +64,12 @@ def _download(repository: str) -> Path:
 
 
 def find_checkpoint(weights: str) -> Path:
-    """A file of this package, or of this machine. Raises `FileNotFoundError`."""
+    """Find a checkpoint in this package, or on this machine. Raises `FileNotFoundError`."""
     return _first_file(weights, [CHECKPOINTS / weights, Path(weights).expanduser()])
 
 
 def find_published(folder: Path, repository: str) -> Path:
-    """The weights that a repository publishes, in a folder with those of many. Raises `FileNotFoundError`."""
+    """Find a repository's weights in a folder with those of many. Raises `FileNotFoundError`."""
     name = repository.rpartition("/")[2]
     single = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
     return _first_file(folder, single + [folder / name / published for published in PUBLISHED])
@@ -86,7 +86,7 @@ def _first_file(weights: Path | str, candidates: list[Path]) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold the weights: the checkpoint itself, or those that an index lists beside it."""
+    """Files of the weights: the checkpoint itself, or those that an index lists."""
     if not path.name.endswith(INDEX):
         return [path]
     names = json.loads(path.read_text())["weight_map"].values()
@@ -94,10 +94,10 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, of all those of an index, or of a PyTorch file (its `state_dict` or `model`
-    entry, where it has one).
+    """Read the tensors of a safetensors file, of all files in an index, or of a PyTorch file.
 
-    Raises `FileNotFoundError` if one of them is missing, `ValueError` if it is damaged or holds anything else.
+    Of a PyTorch file, the `state_dict` or `model` entry is read if there is one. Raises `FileNotFoundError` if a file
+    is missing, `ValueError` if one is damaged or holds anything else.
     """
     return {name: tensor for file in weight_files(path) for name, tensor in _read(file).items()}
 
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 class _Ignored:
-    """Takes the place of what training scripts leave beside the tensors, whatever it is made with: none of it runs."""
+    """Stand-in for the objects that training scripts leave beside the tensors: none of their code runs."""
 
     def __new__(cls, *_: object, **__: object) -> "_Ignored":
         return super().__new__(cls)
@@ -133,7 +133,7 @@ def _read_pickle(path: Path) -> object:
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Load every tensor by name; half-precision tensors become the model's own type.
 
-    Raises `ValueError` that names the first tensors of other shapes, missing or extra, and says how many there are.
+    Raises `ValueError` with the number of missing, extra and misshapen tensors, and the names of the first.
     """
     expected, found = _shapes(model.state_dict()), _shapes(tensors)
     misfits = [
@@ -146,7 +146,7 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -
 
 
 def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
-    """Raises `ValueError` if there are any."""
+    """Raises `ValueError` if there are misfits."""
     if misfits:
         raise ValueError(
             f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, "
@@ -156,7 +156,7 @@ def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The hash of a checkpoint, as the hub shows it beside the file; of several files that an index lists, theirs."""
+    """Hash of a checkpoint, as the hub shows it; for an index, the hashes of all its files."""
     hashes = []
     for part in weight_files(path):
         with part.open("rb") as file:

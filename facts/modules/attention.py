@@ -1,4 +1,4 @@
-"""PyTorch's own attention by calls of linear layers."""
+"""PyTorch's own attention, computed by calls of linear layers."""
 
 from typing import TypeGuard
 
@@ -10,13 +10,13 @@ from facts.modules.linear import linear_layer
 
 
 class LinearAttention(nn.Module):
-    """What `nn.MultiheadAttention` computes, with its four products as linear layers, which it would not call.
+    """`nn.MultiheadAttention` with its four products as calls of linear layers.
 
-    Arguments and results are those of the original, whose weights it shares. `can_be_linear` says which originals: keys
-    and values are as wide as queries, and none is added to them.
+    Arguments, results and weights are those of the original. `can_be_linear` selects the originals: keys and values as
+    wide as queries, with none added.
     """
 
-    in_proj_bias = None  # so PyTorch's encoder layers do not take the way that calls no layer at all
+    in_proj_bias = None  # keeps PyTorch's encoder layers from their fused path, which calls no layer
     _qkv_same_embed_dim = True
 
     def __init__(self, original: nn.MultiheadAttention):
@@ -31,7 +31,7 @@ class LinearAttention(nn.Module):
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """For code that reads it: the three products' weights, `[3 d, d]`."""
+        """Weights of the three products, `[3 d, d]`, for code that reads them."""
         return torch.cat([self.query.weight, self.key.weight, self.value.weight])
 
     def forward(
@@ -71,7 +71,7 @@ class LinearAttention(nn.Module):
         return outputs if self.batch_first else outputs.transpose(0, 1), weights
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """What is added to the scores `[N, heads, T, S]`; a mask of truth values leaves out where it is true."""
+        """Mask to add to the scores `[N, heads, T, S]`; a boolean mask excludes where it is true."""
         masks = []
         if attn_mask is not None:  # [T, S], or [N * heads, T, S]
             masks.append(
@@ -83,7 +83,7 @@ class LinearAttention(nn.Module):
 
 
 def can_be_linear(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
-    """Whether it is an attention that `LinearAttention` can stand for."""
+    """Check that `LinearAttention` can stand for an attention."""
     return (
         type(module) is nn.MultiheadAttention
         and module._qkv_same_embed_dim

@@ -1,4 +1,4 @@
-"""Linear layers made of weights that are there already."""
+"""Linear layers made from existing weights."""
 
 from torch import Tensor, nn
 

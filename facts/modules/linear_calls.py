@@ -12,27 +12,27 @@ from facts.modules.pointwise import PointwiseConvolution
 
 
 def copy_with(model: nn.Module, replaced: Mapping[Tensor, Tensor] | None = None) -> nn.Module:
-    """A copy with other tensors in the place of some, and with the same tokenizer."""
+    """Copy with some tensors replaced, and with the same tokenizer."""
     known = {id(original): other for original, other in (replaced or {}).items()}
     tokenizer = getattr(model, "tokenizer", None)
     return copy.deepcopy(model, known | {id(tokenizer): tokenizer})
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """A copy on the meta device, for which no weight is copied."""
+    """Copy to the meta device, without copying a weight."""
     weights = {parameter: nn.Parameter(parameter.detach().to("meta"), False) for parameter in model.parameters()}
     buffers = {buffer: buffer.to("meta") for buffer in model.buffers()}
     return copy_with(model, weights | buffers).to("meta")
 
 
 def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> nn.Module:
-    """The network itself; or, where that needs changes, a copy that computes the same by calls of `nn.Linear`.
+    """Make a copy that computes the same by calls of `nn.Linear`; or return the network if it needs no change.
 
-    GPT-2's `Conv1D` becomes one, its weight transposed; the `convolutions` of these names, all 1x1, each get one;
-    PyTorch's own attention gets four; and timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls
-    it. But for the transposed ones, the copy shares its weights with the network.
+    GPT-2's `Conv1D` becomes one, with its weight transposed; each of the named 1x1 `convolutions` gets one; PyTorch's
+    own attention gets four; timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls it instead.
+    The copy shares all weights with the network, except the transposed ones.
     """
-    library = sys.modules.get("transformers.pytorch_utils")  # who has such a layer has imported it
+    library = sys.modules.get("transformers.pytorch_utils")  # a network with such a layer has imported it
     transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]
     uncalled = [name for name, module in model.named_modules() if getattr(module, "qkv_bias_separate", None) is False]
     attention = {name: module for name, module in model.named_modules() if can_be_linear(module)}
@@ -57,7 +57,7 @@ def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> 
 
 
 def replace_submodule(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of another, under every name that it has."""
+    """Replace a submodule by another module, under every name that it has."""
     original = model.get_submodule(name)
     module.train(original.training)
     for place in [place for place, each in model.named_modules(remove_duplicate=False) if each is original]:

@@ -1,4 +1,4 @@
-"""The module that takes a linear layer's place."""
+"""Low-rank linear layers."""
 
 import torch
 import torch.nn.functional as F
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class LowRankLinear(nn.Module):
     """`x @ rightᵀ @ leftᵀ + bias`: a linear layer of rank k with `left [d_out, k]` and `right [k, d_in]`.
 
-    A drop-in for `nn.Linear`: any leading shape, `.in_features`, `.out_features`, `.bias`, and `.weight` as the product
-    for code that reads it.
+    A drop-in replacement for `nn.Linear`: any leading shape, `.in_features`, `.out_features`, `.bias`, and `.weight`,
+    the product, for code that reads it.
     """
 
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None = None):

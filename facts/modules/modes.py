@@ -1,4 +1,4 @@
-"""Modes of a network that hold for the length of a block."""
+"""Temporary modes of a network: evaluation, frozen parameters, autocast, other forward functions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Callable]) -> Iterator[None]:
-    """Within the block, modules run other forward functions than their own."""
+    """Replace the forward functions of modules within the block."""
     own = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():

@@ -1,4 +1,4 @@
-"""What networks take and give: images go in as they are, tokens as transformers wants them."""
+"""Inputs and outputs of networks: images as they are, tokens as transformers expects them."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -13,9 +13,9 @@ NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_vers
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
-    """The network's outputs; of one of transformers its logits, if it has any, made without a cache of keys and values.
+    """Run the network: its outputs; for one of transformers its logits, if any, without a cache of keys and values.
 
-    Such a network gets a mapping of inputs by name.
+    A network of transformers also takes a mapping of inputs by name.
     """
     if not is_transformers(model):
         return model(inputs)
@@ -32,18 +32,18 @@ def is_transformers(model: nn.Module) -> bool:
 
 
 def reads_tokens(model: nn.Module) -> bool:
-    """Whether its inputs are numbers of tokens: whole ones, `[N, T]`."""
+    """Check that the inputs are indices of tokens: integers `[N, T]`."""
     return is_transformers(model) and model.main_input_name == "input_ids"
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """What a network of transformers computes by besides its weights: heads, windows, rotations; else nothing."""
+    """Settings, besides the weights, of a network of transformers: heads, windows, rotations; else empty."""
     settings = model.config.to_diff_dict() if is_transformers(model) else {}
     return {name: settings[name] for name in sorted(settings.keys() - NOT_COMPUTED_BY)}
 
 
 def continues_text(model: nn.Module) -> bool:
-    """Whether it is a language model that predicts each token from those before."""
+    """Check for a language model that predicts each token from those before."""
     return reads_tokens(model) and model.can_generate() and not is_encoder_decoder(model)
 
 
@@ -52,14 +52,14 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 
 def heads_of(model: nn.Module) -> set[nn.Module]:
-    """The layers that make logits, whatever their names, by what transformers and timm say of a network."""
+    """The layers that make logits, whatever their names, as transformers and timm define them."""
     own = getattr(model, "get_output_embeddings" if is_transformers(model) else "get_classifier", lambda: None)()
     heads = own if isinstance(own, tuple) else (own,)
     return {layer for head in heads if isinstance(head, nn.Module) for layer in head.modules()}
 
 
 def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A batch that says nothing, to be timed: images of noise, or tokens `[N, T]` that are all the first one."""
+    """A meaningless batch for timing: images of noise, or tokens `[N, T]` that are all the first one."""
     if reads_tokens(model):
         return torch.zeros(shape, dtype=torch.int64, device=device)
     return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)

@@ -1,4 +1,4 @@
-"""1x1 convolutions as the linear layers that they are, token by token."""
+"""1x1 convolutions as linear layers on pixels."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from facts.modules.lowrank import LowRankLinear
 
 
 class PointwiseConvolution(nn.Module):
-    """What a 1x1 convolution computes of images `[N, d_in, H, W]`, by a `linear` layer that sees `[N, H, W, d_in]`.
+    """A 1x1 convolution of images `[N, d_in, H, W]`, computed by a `linear` layer on `[N, H, W, d_in]`.
 
-    The layer shares the convolution's weights; it may be replaced by a low-rank one.
+    The layer shares the convolution's weights; a low-rank layer may replace it.
     """
 
     def __init__(self, convolution: nn.Conv2d):
@@ -25,7 +25,7 @@ class PointwiseConvolution(nn.Module):
         return outputs.contiguous() if images.is_contiguous() else outputs  # as a convolution lays them out
 
     def convolution(self) -> nn.Conv2d:
-        """The convolution again, with the weights that the layer has by now."""
+        """The convolution again, with the layer's current weights."""
         layer = self.linear
         result = nn.Conv2d(layer.in_features, layer.out_features, 1, self.stride, bias=False, device="meta")
         result.weight = nn.Parameter(layer.weight.detach()[..., None, None], layer.weight.requires_grad)
@@ -34,7 +34,7 @@ class PointwiseConvolution(nn.Module):
 
 
 def is_pointwise(module: nn.Module) -> bool:
-    """Whether it is a convolution that mixes channels alone: 1x1, not grouped, not padded."""
+    """Check for a convolution that only mixes channels: 1x1, not grouped, not padded."""
     return (
         type(module) is nn.Conv2d
         and module.kernel_size == (1, 1)

@@ -1,4 +1,4 @@
-"""What the data pass collects: sums over samples and tokens, one pass for the union of what estimators need."""
+"""Moments: sums over samples and tokens, collected in one data pass for all estimators."""
 
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.gradients import GroupGradients

@@ -12,7 +12,7 @@ from torch import Tensor
 class LayerBatch:
     """`x [N, T, n]` and `g [N, T, m]` (None if no moment needs gradients), in float32 or better.
 
-    `first_sample` is the position of its first sample in all the data.
+    `first_sample` is the position of its first sample in the data.
     """
 
     def __init__(self, x: Tensor, g: Tensor | None, first_sample: int = 0):
@@ -22,7 +22,7 @@ class LayerBatch:
 
     @property
     def g(self) -> Tensor:
-        assert self._g is not None, "a moment that reads gradients says that it needs them"
+        assert self._g is not None, "a moment that reads gradients must set needs_grads"
         return self._g
 
     @property
@@ -41,7 +41,7 @@ class LayerBatch:
 
     @cached_property
     def tokens_are_cheaper(self) -> bool:
-        """Whether products through `[T, T]` Gram matrices take fewer operations than each sample's D_k `[m, n]`."""
+        """Compare operations: True if `[T, T]` Gram matrices need fewer than the D_k `[m, n]` of each sample."""
         tokens, n = self.x.shape[1:]
         m = self.g.shape[2]
         through_tokens = 2 * tokens**2 * (m + n) + tokens * (m**2 + n**2) / 2
@@ -75,8 +75,8 @@ MIN_BLOCKED_SIZE = 512
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
     """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and `[...]` weights.
 
-    Only the lower blocks are made: with eight block rows that is 56 % of the products. `mirror` fills in the rest once,
-    at the end. Weights are applied block by block, which spares a copy of the whole tensor.
+    Only the lower blocks are computed: with eight block rows, 56 % of the products. `mirror` fills in the rest once, at
+    the end. Weights are applied block by block, without a copy of the whole tensor.
     """
     left, right = left.flatten(0, -2), right.flatten(0, -2)
     weights = None if weights is None else weights.reshape(-1, 1)
@@ -89,7 +89,7 @@ def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | 
 
 
 def mirror(total: Tensor) -> Tensor:
-    """Make `total`, the lower triangle of a symmetric matrix, that matrix: in place, as it may take half of memory."""
+    """Fill in the upper triangle of a symmetric matrix from the lower one; in place, as it may take half of memory."""
     for start in range(0, len(total), MIN_BLOCKED_SIZE):
         end = start + MIN_BLOCKED_SIZE
         block = total[start:end, start:end]
@@ -99,7 +99,7 @@ def mirror(total: Tensor) -> Tensor:
 
 
 def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
-    """`[B, ..., d]` as `[N, T, d]`: every axis between the samples and the features is shared weights, so a token.
+    """Reshape `[B, ..., d]` to `[N, T, d]`: all axes between samples and features count as tokens.
 
     The first axis may hold several rows a sample, as the windows of Swin do (`[N·windows, 49, d]`) or the flattened
     tokens of a Mamba mixer (`[N·T, d]`); rows of one sample lie together. Raises `ValueError` if it cannot be split.

@@ -1,4 +1,4 @@
-"""The data pass: what each layer sees, forwards and backwards, handed on as soon as it is complete."""
+"""Capture of the inputs and output gradients of each layer, handed on as soon as they are complete."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from facts.moments.checkpointing import Checkpoints
 
 @dataclass
 class _Call:
-    """One use of a layer in a forward pass; the gradient arrives later, as do the inputs in a checkpointed block."""
+    """One call of a layer in a forward pass; its gradient arrives later, as do the inputs in a checkpointed block."""
 
     output_shape: torch.Size
     inputs: Tensor | None = None
@@ -30,10 +30,9 @@ class _Call:
 class Capture:
     """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
 
-    Weight gradients are not needed for that and are not computed. A layer that is used several times in a forward pass
-    is handed over once, its tokens joined: as soon as its gradients are there, or, without gradients, where the second
-    tensor is None, at the end of the batch. The inputs of a layer in a checkpointed block are taken when the block runs
-    again, and held no earlier.
+    Weight gradients are not computed. A layer that is called several times in a forward pass is handed over once, its
+    tokens joined: as soon as its gradients are complete; or, without gradients (the second tensor is None), at the end
+    of the batch. The inputs of a layer in a checkpointed block are captured when the block runs again.
     """
 
     def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
@@ -46,7 +45,7 @@ class Capture:
         self.copied: set[str] = set()
 
     def inputs_have_changed(self) -> bool:
-        """Whether the network went on to change a layer's or a block's input in place; from now on that is copied."""
+        """Check whether the network changed an input of a layer or a block in place; from now on, copy that input."""
         changed = {
             name
             for name, calls in self.calls.items()
@@ -61,9 +60,9 @@ class Capture:
         self.checkpoints.runs.clear()
 
     def finish_batch(self) -> None:
-        """Hand over what is left: all layers, or with gradients those with a call that did not reach the loss.
+        """Hand over the remaining layers: all, or, with gradients, those with a call that did not reach the loss.
 
-        The gradient of such a call is zero. Raises `ValueError` for a layer none of whose calls reached it. Blocks may
+        The gradient of such a call is zero. Raises `ValueError` for a layer without a call that reached it. Blocks may
         run here, so the autocast type must be that of the forward pass.
         """
         self.checkpoints.finish()
@@ -79,7 +78,7 @@ class Capture:
             output = output.detach().requires_grad_().clone()
         if run and run.again:
             call = run.calls[name].popleft()
-            call.inputs = inputs.clone()  # the block may change them yet
+            call.inputs = inputs.clone()  # the block may still change them
             self._hand_over_if_complete(name)
             return output
         call = _Call(output.shape)
@@ -109,7 +108,7 @@ class Capture:
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
                 grads.append(split_samples(grad, self.num_samples, name))
-            call.inputs = call.output_grad = None  # the graph, whose hooks know the call, lives on
+            call.inputs = call.output_grad = None  # the hooks of the graph, which lives on, refer to the call
         with torch.autocast(inputs[0].device.type, enabled=False):  # under which a block may just run again
             self.consume(name, _join(inputs), _join(grads) if self.with_grads else None)
 
@@ -126,9 +125,9 @@ def capturing(
     with_grads: bool = True,
     blocks: Iterable[nn.Module] = (),
 ) -> Iterator[Capture]:
-    """Within the context, every pass through `model` feeds `consume`; afterwards the model is as it was.
+    """Feed `consume` from every pass through `model` within the block; afterwards the model is as it was.
 
-    `blocks` are modules that run again in the backward pass, if there is one, instead of keeping what they compute.
+    `blocks` are modules that run again in the backward pass, if there is one, instead of keeping their activations.
     """
     capture = Capture(consume, with_grads)
     forwards = {block: capture.checkpoints.forward_of(block) for block in blocks} if with_grads else {}

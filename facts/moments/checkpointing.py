@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what a block computes is not kept for the backward pass, but computed there again."""
+"""Gradient checkpointing: a block's activations are not kept for the backward pass, but computed there again."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 
 def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks in which the layers lie; one that lies within another is left out.
+    """Find the blocks that contain the layers, without blocks within other blocks.
 
     A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`. Raises
     `ValueError` if no layer has one.
@@ -38,9 +38,9 @@ def _block_around(model: nn.Module, name: str) -> nn.Module | None:
 
 
 class BlockRun:
-    """One use of a block in a forward pass: with what it was given, and then `again` with what was kept of that.
+    """One call of a block in a forward pass: first with the given arguments, then `again` with the kept ones.
 
-    `calls` are those of captured layers that wait for the second time, by layer, in order.
+    `calls` are the calls of captured layers that wait for the second run, by layer, in order.
     """
 
     def __init__(self, block: nn.Module, forward: Callable, arguments: tuple[tuple, dict[str, Any]], copy: bool):
@@ -51,27 +51,27 @@ class BlockRun:
         self.calls: defaultdict[str, deque] = defaultdict(deque)
 
     def tensors(self) -> list[Tensor]:
-        """What was kept."""
+        """The kept tensors."""
         return [leaf for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)]
 
     def run(self) -> Any:
-        """The block's output."""
+        """Run the block and return its output."""
         if self.given is not None:
             arguments, self.given = self.given, None
-        else:  # in copies, for the block may change what it is given
+        else:  # in copies, since the block may change its arguments
             arguments, self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), None, True
         args, kwargs = arguments
         return self.forward(*args, **kwargs)
 
 
 def _kept(tensor: Tensor, copy: bool) -> Tensor:
-    """Without the graph behind the tensor; a graph begins there where one went through it."""
+    """Detach a tensor from its graph; a new graph begins there if it had one."""
     kept = tensor.detach()
     return (kept.clone() if copy else kept).requires_grad_(tensor.requires_grad)
 
 
 class Checkpoints:
-    """The uses of the blocks in one batch, and the one that is under way."""
+    """All calls of the blocks in one batch, and the current one."""
 
     def __init__(self):
         self.current: BlockRun | None = None
@@ -79,7 +79,7 @@ class Checkpoints:
         self.copied: set[nn.Module] = set()
 
     def forward_of(self, block: nn.Module) -> Callable:
-        """What is to take the place of the block's forward function."""
+        """Make the replacement of the block's forward function."""
         own = block.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -101,14 +101,14 @@ class Checkpoints:
             self.current = None
 
     def arguments_have_changed(self) -> bool:
-        """Whether the network changed what it had given to a block in place; from now on that block's is copied."""
+        """Check whether the network changed a block's argument in place; from now on, copy that block's arguments."""
         changed = {run.block for run in self.runs if [tensor._version for tensor in run.tensors()] != run.versions}
         self.copied |= changed
         return bool(changed)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Run those blocks again that the backward pass had no need of."""
+        """Run those blocks again that the backward pass did not need."""
         for run in self.runs:
             if not run.again:
                 self.execute(run)

@@ -31,8 +31,8 @@ class LayerMoments:
     """The moments of one layer, read as `moments[InputGram()]`."""
 
     totals: dict[Moment, Any]
-    device: torch.device | None = None  # where they are wanted; some wait in main memory
-    scratch: ScratchFolder | None = None  # kept as long as the moments, some of which lie in it
+    device: torch.device | None = None  # where moments are read; some wait in main memory
+    scratch: ScratchFolder | None = None  # kept as long as the moments, some of which are stored in it
 
     def __getitem__(self, moment: Moment) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), self.totals[moment])
@@ -58,14 +58,14 @@ def collect_moments(
     cache: Cache | None = None,
     only: Collection[str] | None = None,
 ) -> dict[str, LayerMoments]:
-    """Collect the given moments of every layer, or of `only` some, in one pass, or read those that the cache has.
+    """Collect the given moments of every layer, or of `only` some, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
-    `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory is
-    that of the moments and of one batch; `memory` says what happens where that is too much. Raises `ValueError` for NaN
-    or infinity in a layer and for a layer that never ran. `cache` must be of this model, these layers (or `only` some),
-    data, loss and precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun`
-    each process takes its share of the batches, and all get all moments.
+    `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory
+    holds the moments and one batch; `memory` is the policy if that is too much. Raises `ValueError` for NaN or infinity
+    in a layer and for a layer that never ran. `cache` must belong to this model, these layers (or `only` some), data,
+    loss and precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun` each
+    process takes its share of the batches, and all get all moments.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
@@ -104,7 +104,7 @@ def collect_moments(
 def in_groups(
     layers: Iterable[str], memory: MemoryPolicy, cache: Cache | None
 ) -> Iterator[tuple[list[str], Cache | None]]:
-    """The names of the layers, as many together as the policy says; of several groups each has a cache of its own."""
+    """Divide the layers, by name, into groups as the policy says; with several groups, each has its own cache."""
     groups = memory.groups(layers)
     for names in groups:
         yield names, Cache(cache.folder / content_key(names)) if cache and len(groups) > 1 else cache
@@ -113,7 +113,7 @@ def in_groups(
 def cached_moments(
     moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, nn.Linear], device: torch.device
 ) -> dict[Moment, dict[str, Any]]:
-    """Those of the moments that the cache has."""
+    """Load the moments that the cache holds."""
     kept = {moment: moment.load(cache, layers, device) for moment in moments} if cache else {}
     return {moment: totals for moment, totals in kept.items() if totals is not None}
 
@@ -121,7 +121,7 @@ def cached_moments(
 class MomentPass:
     """One pass over the data; `totals[moment][layer]` grow with it, on the device as long as they take `room` bytes.
 
-    What has no room grows in main memory: each batch's part is then computed on the device and added there.
+    A total without room grows in main memory: each batch's part is computed on the device and added there.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class MomentPass:
         )
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
-        """The finished moments, by moment and layer."""
+        """Run the pass; return the finished moments, by moment and layer."""
         self.accumulate(with_progress(distributed.shard(calibration), "calibration"))
         for moment, totals in self.totals.items():
             moment.all_reduce(totals)

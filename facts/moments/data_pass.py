@@ -19,8 +19,8 @@ from facts.utils.batches import batch_size, in_parts, to_device
 class DataPass:
     """Hands every batch of every layer to `add(name, batch)`; NaN, infinity and layers that never run are errors.
 
-    `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch goes through in at most
-    `num_parts` parts; `blocks` are checkpointed. Of several processes each one runs its share of the batches
+    `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch is divided into at most
+    `num_parts` parts; `blocks` are checkpointed. Each of several processes runs its share of the batches
     (`facts.utils.distributed.shard`).
     """
 
@@ -42,7 +42,7 @@ class DataPass:
         self.finite: dict[str, tuple[Tensor, ...]] = {}
 
     def run(self, batches: Iterable[tuple[Any, Any]], first_sample: int = 0) -> int:
-        """Run the batches, whose first sample has the given position in all the data; returns that behind their last.
+        """Run the batches, whose first sample has the given position in the data; return the position after their last.
 
         Raises `ValueError` if the data are empty or a layer's values are not finite.
         """
@@ -82,7 +82,7 @@ class DataPass:
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
         batch = LayerBatch(x, g, self.first_sample)
-        # Left on the device and read once a batch: a check here would make the device wait at every layer.
+        # Stays on the device and is read once a batch: a check here would synchronise the device at every layer.
         self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
 
@@ -100,7 +100,7 @@ class DataPass:
 
 
 def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-    """The batches of this process's share, each with its number and its first sample's position in all the data."""
+    """Batches of this process's share, each with its number and its first sample's position in the data."""
     iterator = iter(batches)
     first_sample = 0
     for turn in itertools.count():
@@ -109,6 +109,6 @@ def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tup
         if batch is not None:
             before = sum(sizes[: distributed.rank()])
             yield turn * len(sizes) + distributed.rank(), first_sample + before, batch
-        if not any(sizes):  # those that are through wait for the others
+        if not any(sizes):  # finished processes wait for the others
             return
         first_sample += sum(sizes)

@@ -9,7 +9,7 @@ from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 
 @dataclass(frozen=True)
 class Execution:
-    """How a network runs on data: the autocast type (float32 or bfloat16), and what happens if memory is short."""
+    """Precision of passes, as the autocast type (float32 or bfloat16), and the policy for short memory."""
 
     precision: torch.dtype = torch.float32
     memory: MemoryPolicy = DEFAULT_POLICY

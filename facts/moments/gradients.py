@@ -24,7 +24,7 @@ CHUNK_BYTES = 2**28
 
 
 class GradientStore:
-    """A growing stack of `[m, n]` gradients that is read in chunks `[k, m, n]`, so that it need not fit in memory."""
+    """A growing stack of `[m, n]` gradients that is read in chunks `[k, m, n]`, so it need not fit in memory."""
 
     def __init__(self, like: Tensor, shape: tuple[int, int], path: Path | None):
         self.like, self.shape, self.path = like, shape, path
@@ -52,7 +52,7 @@ class GradientStore:
         return self.path is not None and self.path.exists() and self.path.stat().st_size == size
 
     def chunks(self) -> Iterator[Tensor]:
-        """The gradients `[k, m, n]`, some at a time, on the device."""
+        """Read the gradients on the device, `[k, m, n]` at a time."""
         if self.path is None:
             for start in range(0, self.num_gradients, self.per_chunk):
                 yield torch.stack(self.held[start : start + self.per_chunk])
@@ -64,7 +64,7 @@ class GradientStore:
 
 
 def drop_unfinished(path: Path) -> None:
-    """Give back the room of a pass that failed: no layer's file is of use without those of the others."""
+    """Delete the files of a pass that failed: one layer's file is useless without the others'."""
     moment = path.stem.rpartition("-")[0]
     for suffix in (".gradients", ".part"):
         for file in path.parent.glob(f"{moment}-*{suffix}"):
@@ -74,14 +74,14 @@ def drop_unfinished(path: Path) -> None:
 class GroupMeans:
     """The mean weight gradient of each group of samples in a store, one group after another.
 
-    Of a group that several processes share, each has the mean over its own samples until they are joined.
+    If several processes share a group, each has the mean over its own samples until they are joined.
     """
 
     def __init__(self, like: Tensor, shape: tuple[int, int], path: Path | None):
         self.path = path
         own_path = path and path.with_suffix(f".{distributed.rank()}.part") if distributed.size() > 1 else path
         for file in filter(None, (path, own_path)):
-            file.unlink(missing_ok=True)  # of a pass that was cut short
+            file.unlink(missing_ok=True)  # of an interrupted pass
         self.store = GradientStore(like, shape, own_path)
         self.sizes: dict[int, int] = {}  # samples by group, in the order of the store
         self.group = 0
@@ -101,7 +101,7 @@ class GroupMeans:
             self.sum.zero_()
 
     def join(self) -> None:
-        """Take the groups of all processes, each with the mean over all its samples; the main one writes the file."""
+        """Join the groups of all processes, each with the mean over all its samples; the main rank writes the file."""
         self.close_group()
         store = self.store
         whole = GradientStore(store.like, store.shape, self.path)
@@ -116,7 +116,7 @@ class GroupMeans:
                 whole.append(mean)
         whole.num_gradients = len(sizes)
         if store.path:
-            store.path.unlink(missing_ok=True)  # it is not there where a process had no batch
+            store.path.unlink(missing_ok=True)  # missing if a process had no batch
         self.store = whole
 
 
@@ -125,7 +125,7 @@ class GroupGradients(Moment):
     """The mean weight gradient of every `group_size` samples in order, as a `GradientStore`.
 
     Its size grows with the number of groups: `store: disk` streams it to files (the default, 4 bytes a value), `device`
-    keeps it where the layer computes.
+    keeps it on the device of the layer.
     """
 
     group_size: int = 64
@@ -167,7 +167,7 @@ class GroupGradients(Moment):
         return total.store
 
     def save(self, cache: Cache, totals: dict[str, GradientStore]) -> None:
-        """Write down which files are whole; the gradients themselves are there already (`disk`), or are not kept."""
+        """Record which files are complete; the gradients are written already (`disk`), or not kept (`device`)."""
         if self.store == "device":
             return
         index = {

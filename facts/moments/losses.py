@@ -1,4 +1,4 @@
-"""What a network is differentiated by, and how far two networks' outputs lie apart."""
+"""Losses that networks are differentiated by, and distances between the outputs of two networks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,22 +10,21 @@ from torch import Tensor
 from facts.utils.cache import content_key
 
 Loss = Callable[[Any, Any], Tensor]
-"""Of outputs and targets: the sum over samples of each one's own loss."""
+"""From outputs and targets to the sum over samples of each one's own loss."""
 
-NOTHING = -100  # what cross-entropy leaves out
+NOTHING = -100  # the label that cross-entropy leaves out
 
 KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
 
 OutputError = Callable[[Any, Any], Tensor]
-"""Of the original outputs and those of a changed network: the sum over samples of each one's error."""
+"""From the outputs of the original and of a changed network to the sum over samples of each one's error."""
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` of tokens, which add up.
+    """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` summed over tokens.
 
-    Targets are class indices, of which -100 does not count, or probabilities in the shape of the logits. Those of a
-    language model are the tokens that follow (`next_tokens`). Raises `ValueError` for outputs and targets of another
-    kind, to which cross-entropy does not fit.
+    Targets are class indices (-100 does not count), or probabilities in the shape of the logits; for a language model,
+    the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that cross-entropy does not fit.
     """
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.ndim < 2:
         raise _no_cross_entropy(logits, targets)
@@ -39,7 +38,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if ((labels != NOTHING) & ((labels < 0) | (labels >= num_classes))).any():
         raise ValueError(
             f"labels from {labels.min()} to {labels.max()} do not fit a network of {num_classes} classes: they must "
-            f"lie in 0 .. {num_classes - 1}, or be {NOTHING} where nothing is to be predicted"
+            f"lie in 0 .. {num_classes - 1}, or be {NOTHING} if nothing is to be predicted"
         )
     return F.cross_entropy(logits.flatten(0, -2), labels, reduction="sum")
 
@@ -63,9 +62,9 @@ def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """What a language model is to predict at each place of `[N, T]`: the token that follows; nothing at the last.
+    """Targets of a language model at each position of `[N, T]`: the next token; nothing at the last position.
 
-    Sequences are whole, without padding: gradients and moments count every position.
+    Sequences must not be padded: gradients and moments count every position.
     """
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
@@ -73,7 +72,7 @@ def next_tokens(tokens: Tensor) -> Tensor:
 class SampledLabels:
     """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher.
 
-    The given targets go unused. Every data pass draws the same labels for the same batches, known by their numbers.
+    The given targets are ignored. Every data pass draws the same labels for the batch of the same number.
     """
 
     def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
@@ -83,11 +82,11 @@ class SampledLabels:
         self.__module__, self.__qualname__ = loss.__module__, f"{name}, labels sampled with seed {seed}"
 
     def of_batch(self, number: int) -> "SampledLabels":
-        """The loss on the labels of one batch, before their draw."""
+        """The same loss with the draw of one batch."""
         return SampledLabels(self.loss, self.seed, number)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """Raises `ValueError` for outputs that are no class logits."""
+        """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are no class logits."""
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
         if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
             raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
@@ -97,14 +96,14 @@ class SampledLabels:
 
 
 def on_given_labels(loss: Loss) -> Loss:
-    """The loss on the labels of the data, whatever labels its gradients are wanted for."""
+    """The same loss on the labels of the data, for `SampledLabels` too."""
     return loss.loss if isinstance(loss, SampledLabels) else loss
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     """Σ over samples of KL(original ‖ changed) of the classes in the last axis of the logits, in float64.
 
-    Distributions are compared some at a time: a language model's logits take gigabytes.
+    Distributions are compared in chunks: the logits of a language model take gigabytes.
     """
     num_classes = original.shape[-1]
     rows = max(1, KL_VALUES // num_classes)
@@ -120,7 +119,7 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 def squared_error(original: Tensor, changed: Tensor) -> Tensor:
     """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
 
-    For networks whose outputs are no logits, feature maps for instance.
+    For outputs that are no logits, such as feature maps.
     """
     original, changed = original.double().flatten(1), changed.double().flatten(1)
     return ((changed - original).square().sum(dim=1) / original.square().sum(dim=1)).sum()

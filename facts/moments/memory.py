@@ -1,4 +1,4 @@
-"""What happens where a device's memory is short."""
+"""Policy for the memory of a device: where moments grow, and what passes do if it is short."""
 
 import gc
 import logging
@@ -25,14 +25,14 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class MemoryPolicy:
-    """Where moments grow and for how many layers at a time, and what a pass keeps in memory.
+    """Placement of moments, number of layers at a time, and memory of a pass.
 
-    `moments`: on the `device`, in main memory (`host`), or `auto`, on the device until half of its free memory is
-    taken. With `halve_batches` a pass that runs out of memory starts again with each batch in two parts, then in four,
-    and so on: sums over samples stay the same; what a method defines by batch is then of smaller ones. With
-    `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks and computes them
-    again in the backward pass. `layers_at_once` repeats the data pass for every so many layers in order, which are
-    decomposed before the next ones' moments are collected; None collects those of all layers in one pass.
+    `moments` are on the `device`, in main memory (`host`), or with `auto` on the device until half of its free memory
+    is taken. With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in
+    four, and so on: sums over samples stay the same; sums that a method defines by batch are then over smaller ones.
+    With `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks: the backward
+    pass computes them again. `layers_at_once` is the number of layers of one data pass, which are decomposed before the
+    next pass; None takes all layers in one pass.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"
@@ -45,7 +45,7 @@ class MemoryPolicy:
         return blocks_of(model, layers) if self.checkpoint_blocks else []
 
     def groups(self, layers: Iterable[T]) -> list[list[T]]:
-        """The layers in order, as many together as have their moments in memory at a time."""
+        """Divide the layers, in order, into groups whose moments are in memory at the same time."""
         layers = list(layers)
         size = self.layers_at_once or len(layers) or 1
         return [layers[start : start + size] for start in range(0, len(layers), size)]
@@ -58,7 +58,7 @@ class MemoryPolicy:
         return self.room_of(torch.cuda.mem_get_info(device)[0])
 
     def room_of(self, free: float) -> float:
-        """Bytes that moments may take of those that are free."""
+        """Share of the free bytes that moments may take."""
         return {"host": 0, "auto": SHARE_OF_MOMENTS * free, "device": math.inf}[self.moments]
 
 
@@ -66,9 +66,9 @@ DEFAULT_POLICY = MemoryPolicy()
 
 
 def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
-    """`run(num_parts)` with batches whole, or in as many parts as the device's memory asks for.
+    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
 
-    Raises `MemoryError` that says what lowers the need.
+    Raises `MemoryError` that says how to need less.
     """
     num_parts = 1
     while True:
@@ -82,6 +82,6 @@ def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
                     "MemoryPolicy(halve_batches=True) divide the batches"
                 ) from error
         num_parts *= 2
-        gc.collect()  # errors and their frames can refer to each other, and to what lies on the device
+        gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
         torch.cuda.empty_cache()
         log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)

@@ -15,9 +15,9 @@ from facts.moments.statistics import ClippedGradMoment, with_unit_trace
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPowerStep(ClippedGradMoment):
-    """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for the step before's A and B, and tr A.
+    """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for A and B of the previous step, and tr A.
 
-    `iteration` tells the steps apart: `previous`, by layer, follows from the data and the other fields.
+    `iteration` distinguishes the steps: `previous`, by layer, follows from the data and the other fields.
     """
 
     iteration: int

@@ -13,7 +13,7 @@ from facts.utils.cache import content_key
 
 
 def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:
-    """Gaussian probes `[K, m, n]` in float32, the same on every device; only layers of one shape share them."""
+    """Draw Gaussian probes `[K, m, n]` in float32, the same on every device and for layers of the same shape."""
     own_seed = int(content_key(seed, d_out, d_in), base=16) % 2**63
     return torch.randn(num_probes, d_out, d_in, generator=torch.Generator().manual_seed(own_seed))
 
@@ -56,7 +56,7 @@ class FisherProducts(ProbeMoment):
 
 @dataclass(frozen=True)
 class TokenLocalProducts(ProbeMoment):
-    """Σ_k Σ_t g_t (g_tᵀ V x_t) x_tᵀ: the part of that product in which no two tokens meet."""
+    """Σ_k Σ_t g_t (g_tᵀ V x_t) x_tᵀ: the token-local part of that product."""
 
     def add(self, total, batch):
         x, g = batch.x.flatten(0, 1), batch.g.flatten(0, 1)

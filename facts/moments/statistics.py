@@ -28,12 +28,12 @@ class Moment(ABC):
 
     @property
     def on_disk(self) -> bool:
-        """Whether it grows there."""
+        """Whether the sum grows on disk."""
         return False
 
     @property
     def key(self) -> str:
-        """A file name for this moment and its fields."""
+        """File name of this moment with its fields."""
         return f"{type(self).__name__}-{content_key(self)}"
 
     @abstractmethod
@@ -41,15 +41,15 @@ class Moment(ABC):
         """Shapes of the tensors that make up the sum."""
 
     def num_values(self, d_in: int, d_out: int, num_samples: int) -> int:
-        """How many numbers the sum over so many samples holds."""
+        """Number of values in the sum over so many samples."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def num_held(self, d_in: int, d_out: int) -> int:
-        """How many numbers it takes where it grows."""
+        """Number of values in memory while the sum grows."""
         return self.num_values(d_in, d_out, num_samples=0)
 
     def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
-        """An empty sum for a layer, of `like`'s type and device; a moment too large for memory may use `file`."""
+        """Make an empty sum for a layer, in the type and on the device of `like`; a large moment may use `file`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
 
     @abstractmethod
@@ -61,19 +61,19 @@ class Moment(ABC):
         return total
 
     def all_reduce(self, totals: Mapping[str, Any]) -> None:
-        """Make the totals of all layers those of all processes, each of which saw its share of the data."""
+        """Sum the totals of all layers over the processes, each of which saw its share of the data."""
         distributed.all_reduce(tensor for total in totals.values() for tensor in self.reducible(total))
 
     def finalize(self, total: Any) -> Any:
-        """The sum in the form that estimators read, in place where it is large."""
+        """Convert the sum to the form that estimators read, in place if it is large."""
         return total
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
-        """Keep the sums of all layers."""
+        """Save the sums of all layers."""
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
-        """The sums kept before, in main memory, or None; `device` is where they will be read."""
+        """Load saved sums to main memory; None if there are none. They will be read on `device`."""
         tensors = cache.load(self.key)
         if tensors is None:
             return None
@@ -160,7 +160,7 @@ class ClippedGradMoment(SymmetricMoment):
     grad_clip: float | None = None
 
     def clipped(self, energy: Tensor, batch: LayerBatch) -> Tensor:
-        """A weight per token `[N, T]` that stands beside two factors of g, with the clipping worked in."""
+        """Weights of tokens `[N, T]` for products of two factors of g, clipping included."""
         if self.grad_clip is None:
             return energy
         norms = batch.g_energy.sum(dim=1).sqrt()
@@ -248,7 +248,7 @@ class InputFourthMoment(Moment):
 
 @dataclass(frozen=True)
 class InputMagnitude(Moment):
-    """Σ over batches of mean or max |x| per feature `[n]`: what a batch is, matters."""
+    """Σ over batches of mean or max |x| per feature `[n]`; it depends on the batch size."""
 
     statistic: Literal["mean", "max"]
     needs_grads = False

@@ -1,4 +1,4 @@
-"""Structured pruning: the methods that the paper compares with, one file each."""
+"""Structured pruning: methods that the paper compares with, one file each."""
 
 from facts.pruning.base import Pruner, PruningProblem
 from facts.utils.registry import load_methods

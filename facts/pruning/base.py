@@ -26,10 +26,10 @@ Pruned = TypeVar("Pruned", bound=nn.Module)
 
 @plain_dataclass(frozen=True)
 class PruningProblem:
-    """A network, of whose `cost` (all of it, by the paper's rule) at most `ratio` may remain.
+    """A network and the `ratio` of its `cost` (of the whole network, by the paper's rule) that may remain.
 
-    `calibration` is the network with its data and loss; `input_shape` is what FLOPs are counted for. Raises
-    `ValueError` for a ratio or a cost that is not allowed, and without data.
+    `calibration` is the network with its data and loss; FLOPs are counted for `input_shape`. Raises `ValueError` for a
+    ratio or a cost that is not allowed, and without data.
     """
 
     calibration: Calibration
@@ -62,7 +62,7 @@ class PruningProblem:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the blocks of a vision transformer see for one image."""
+        """Number of tokens in the blocks of a vision transformer for one image."""
         return self.calibration.rows["blocks.0.attn.qkv"]
 
     @cached_property
@@ -71,13 +71,13 @@ class PruningProblem:
 
     @cached_property
     def budget(self) -> int:
-        """What may be spent, the ratio taken as it is written: 0.7 of 10 is 7."""
+        """Cost that may remain, with the ratio as a decimal: 0.7 of 10 is 7."""
         return math.floor(Fraction(str(self.ratio)) * self.dense)
 
     def first_fit(self, pruned: Callable[[int], Pruned], most: int, budget: int | None = None) -> Pruned:
-        """`pruned(amount)` for the smallest amount, up to `most`, that keeps to the budget: a larger one costs less.
+        """Find the first `pruned(amount)`, for amounts up to `most`, that keeps to the budget; larger ones cost less.
 
-        Raises `ValueError` if even the largest does not.
+        Raises `ValueError` if even the largest does not keep to it.
         """
         budget = self.budget if budget is None else budget
         amount = bisect_left(range(most + 1), True, key=lambda amount: self.spent(pruned(amount)) <= budget)
@@ -89,11 +89,11 @@ class PruningProblem:
         return pruned(amount)
 
     def endless(self) -> Iterator[tuple[Any, Any]]:
-        """The calibration batches, from the start again where they end."""
+        """Cycle through the calibration batches."""
         return itertools.chain.from_iterable(itertools.repeat(self.batches))
 
     def mean_loss(self, model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
-        """The mean loss of a batch, to be differentiated."""
+        """Mean loss of a batch, with its graph."""
         device = next(model.parameters()).device
         inputs, targets = to_device(batch, device)
         with autocast(device, self.calibration.execution.precision):
@@ -105,13 +105,13 @@ class Pruner(ABC):
     """A way to narrow a network."""
 
     def prune(self, problem: PruningProblem) -> nn.Module:
-        """A copy of the network, in evaluation mode, that keeps to the budget; as it is where it does already.
+        """Make a copy in evaluation mode that keeps to the budget; unchanged if the network does already.
 
-        Raises `ValueError` for a network that the method does not know and for a budget that it cannot reach.
+        Raises `ValueError` for a network that the method does not support and for a budget that it cannot reach.
         """
         model = copy.deepcopy(problem.model).eval()
         return model if problem.dense <= problem.budget else self.narrowed(problem, model)
 
     @abstractmethod
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        """The pruned network, made of `model`, a copy of the problem's that may be changed."""
+        """Prune `model`, a copy of the problem's network that may be changed."""

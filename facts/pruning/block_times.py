@@ -1,4 +1,4 @@
-"""How long a transformer block takes at given widths: a table measured on the device at hand."""
+"""Times of a transformer block at given widths: a table measured on this device."""
 
 import copy
 import itertools
@@ -31,7 +31,7 @@ class BlockTimes:
         self.table = RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
 
     def savings(self, widths: Mapping[str, Width]) -> dict[str, float]:
-        """For each width the seconds that one unit less saves in the whole network."""
+        """Seconds that one unit less saves in the whole network, for each width."""
         saved = dict.fromkeys(widths, 0.0)
         for number in range((len(widths) - 1) // len(BLOCK_WIDTHS)):
             names = [EMBEDDING, *(f"blocks.{number}.{name}" for name in BLOCK_WIDTHS)]
@@ -39,7 +39,7 @@ class BlockTimes:
             points = torch.cat([sizes[None], sizes - torch.eye(len(sizes), dtype=torch.long)])
             whole, *less = self.table(points.numpy()).tolist()
             for name, seconds in zip(names, less, strict=True):
-                saved[name] += max(0.0, whole - seconds)  # a stopwatch may say that less takes longer
+                saved[name] += max(0.0, whole - seconds)  # by measurement, less may take longer
         return saved
 
 

@@ -1,4 +1,4 @@
-"""Gates on what the blocks of a vision transformer read and write, and how a hypernetwork opens and shuts them."""
+"""Gates on the inputs and outputs of the blocks of a vision transformer, and the hypernetwork that controls them."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ HIDDEN = 32  # of the hypernetwork, as in the original code
 
 
 def gate_widths(model: VisionTransformer) -> list[int]:
-    """Of the five gates of each block, in the order of `IndexedBlock.PLACES`."""
+    """Widths of the five gates of each block, in the order of `IndexedBlock.PLACES`."""
     return [
         width
         for block in model.blocks
@@ -35,7 +35,7 @@ def by_block(gates: Sequence[Tensor]) -> list[Sequence[Tensor]]:
 
 
 def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tensor:
-    """How many entries of the blocks' matrices the masks leave, differentiably."""
+    """Number of entries of the blocks' matrices that the masks leave, differentiably."""
     total = masks[0].new_zeros(())
     for block, gates in zip(model.blocks, by_block(masks), strict=True):
         attn_in, attn_out, mlp_in, hidden, mlp_out = (gate.sum() for gate in gates)
@@ -46,7 +46,7 @@ def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tens
 
 @contextmanager
 def gated(model: VisionTransformer, masks: list[Tensor]) -> Iterator[None]:
-    """Within the block every gate multiplies by its mask; `masks` may be filled anew before each pass."""
+    """Multiply every gate by its mask within the block; `masks` may be replaced before each pass."""
 
     def multiply_input(place: int) -> Callable[..., tuple[Tensor, ...]]:
         return lambda module, args: (args[0] * masks[place], *args[1:])
@@ -84,12 +84,12 @@ class HyperNetwork(nn.Module):
 
 
 def draw(logits: Tensor, offset: float, temperature: float, generator: torch.Generator) -> Tensor:
-    """A mask of zeros and ones with the gradient of a Gumbel-sigmoid (straight through)."""
+    """Draw a mask of zeros and ones with the gradient of a Gumbel-sigmoid (straight through)."""
     uniform = torch.rand(logits.shape, generator=generator).clamp(1e-6, 1 - 1e-6).to(logits)
     soft = ((logits + offset + uniform.logit()) / temperature).sigmoid()
     return (soft > 0.5).to(soft) + soft - soft.detach()
 
 
 def distance(share: Tensor, target: float) -> Tensor:
-    """DISP-LLM's regulariser: how far, in the logarithm, a share lies from its target."""
+    """DISP-LLM's regulariser: distance between the logarithms of a share and its target."""
     return (share.clamp(min=1e-6).log() - math.log(target)).abs()

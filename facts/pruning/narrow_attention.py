@@ -8,7 +8,7 @@ from torch import Tensor, nn
 class NarrowAttention(nn.Module):
     """timm's attention `[N, T, d] -> [N, T, d]`, with its weights, in a form that can be narrowed in every direction.
 
-    The scale stays that of the original head: what is pruned of queries and keys is taken as zero.
+    The scale is that of the original head: pruned dimensions of queries and keys count as zero.
     """
 
     def __init__(self, attention: Attention):

@@ -1,4 +1,4 @@
-"""In which order units go, whatever group they belong to."""
+"""Order in which units are removed, whatever group they belong to."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -10,7 +10,7 @@ Name = TypeVar("Name")
 
 
 def turns_to_go(scores: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
-    """For each unit of each group its turn, from 0: the smallest score first, the largest of each group never."""
+    """Turn of each unit of each group, from 0: the smallest score first; the largest of each group never."""
     staying = [score.index_fill(0, score.argmax(), float("inf")) for score in scores.values()]
     order = torch.cat(staying).argsort(stable=True)
     turns = torch.empty_like(order)

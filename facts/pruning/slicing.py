@@ -11,7 +11,7 @@ def slice_parameter(module: nn.Module, name: str, axis: int, kept: Tensor) -> No
 
 
 def slice_linear(layer: nn.Linear, inputs: Tensor | None = None, outputs: Tensor | None = None) -> None:
-    """Keep some inputs and outputs of a linear layer, by index; None for all."""
+    """Keep some inputs and outputs of a linear layer, by index; None keeps all."""
     if inputs is not None:
         slice_parameter(layer, "weight", 1, inputs)
     if outputs is not None:

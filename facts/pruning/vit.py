@@ -1,4 +1,4 @@
-"""The networks that can be pruned: plain and distilled vision transformers of timm."""
+"""Networks that can be pruned: plain and distilled vision transformers of timm."""
 
 import re
 
@@ -12,10 +12,10 @@ KNOWN_PARAMETERS = re.compile(rf"{'|'.join(TOKENS)}|({LAYERS})\.(weight|bias)")
 
 
 def check_vit(model: nn.Module) -> VisionTransformer:
-    """The network itself. Raises `ValueError` for one with parameters that would not be pruned with the others."""
+    """Return the network. Raises `ValueError` if it has parameters that would not be pruned with the others."""
     supported = (
-        "pruning knows timm's plain and distilled vision transformers (vit_*, deit_*) without layer scale, norms in "
-        "their attention, or attention pooling; "
+        "pruning supports timm's plain and distilled vision transformers (vit_*, deit_*) without layer scale, norms "
+        "in their attention, or attention pooling; "
     )
     if not isinstance(model, VisionTransformer):
         raise ValueError(f"{supported}this is a {type(model).__name__}")
@@ -28,10 +28,10 @@ def check_vit(model: nn.Module) -> VisionTransformer:
 
 
 def token_parameters(model: VisionTransformer) -> list[nn.Parameter]:
-    """What is added to the patches' embeddings or put beside them; the embedding is the last axis."""
+    """Parameters added to the patches' embeddings or put beside them; the last axis is the embedding."""
     return [getattr(model, name) for name in TOKENS if getattr(model, name, None) is not None]
 
 
 def note_embedding(model: VisionTransformer) -> None:
-    """Let the attributes say how wide the embedding has become."""
+    """Update the attributes that hold the width of the embedding."""
     model.embed_dim = model.num_features = model.head_hidden_size = len(model.patch_embed.proj.weight)

@@ -1,4 +1,4 @@
-"""The widths of a vision transformer that can be narrowed, and where in its parameters each unit of them lies."""
+"""The widths of a vision transformer that can be narrowed, and the parameter entries of each of their units."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
 
 @dataclass(frozen=True)
 class Place:
-    """An axis of a parameter, and to which unit of a width each of its entries belongs; -1 for none."""
+    """An axis of a parameter, and the unit of a width that each of its entries belongs to; -1 for none."""
 
     module: str
     name: str
@@ -34,7 +34,7 @@ class Width:
 def widths_of(model: VisionTransformer) -> dict[str, Width]:
     """Every width of a network whose attention is `NarrowAttention`: the embedding, and four in each block.
 
-    A dimension of queries and keys, or of values, is one of all heads of a block, which so stay alike.
+    A dimension of queries and keys, or of values, spans all heads of a block, so the heads stay alike.
     """
     widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
     for number, block in enumerate(model.blocks):
@@ -80,7 +80,7 @@ def _embedding_places(model: VisionTransformer) -> Iterator[Place]:
 
 
 def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[str, Tensor]:
-    """(Σ gradient · weight)² over the entries of each unit, for the gradients at hand: NViT's saliency."""
+    """(Σ gradient · weight)² over the entries of each unit, for the current gradients: NViT's saliency."""
     scores = {}
     device = next(model.parameters()).device
     for name, width in widths.items():
@@ -94,7 +94,7 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
 
 
 def without(model: VisionTransformer, widths: Mapping[str, Width], kept: Mapping[str, Tensor]) -> VisionTransformer:
-    """A copy of which every width keeps the units that its mask in `kept` says."""
+    """Copy the model; each width keeps the units in its mask in `kept`."""
     model = copy.deepcopy(model)
     masks: dict[tuple[str, str, int], Tensor] = {}
     for name, width in widths.items():
@@ -112,7 +112,7 @@ def without(model: VisionTransformer, widths: Mapping[str, Width], kept: Mapping
 
 
 def note_sizes(model: VisionTransformer) -> None:
-    """Let the attributes say how wide the layers have become."""
+    """Update the attributes that hold the widths of the layers."""
     note_embedding(model)
     for module in model.modules():
         if isinstance(module, nn.Linear):

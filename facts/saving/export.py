@@ -1,4 +1,4 @@
-"""A network as one file that runs without this package: ONNX, or the `.pt2` of `torch.export`."""
+"""Export of a network to one file that runs without this package: ONNX, or the `.pt2` of `torch.export`."""
 
 import copy
 import io
@@ -19,12 +19,12 @@ TOLERANCE = 1e-4
 
 
 def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
-    """Write the network as ONNX of opset 20: `input [N, ...]` to `output`, for any N, else the shape of `example`.
+    """Write the network as ONNX of opset 20: `input [N, ...]` to `output`, for any N, else shaped as `example`.
 
-    `example` is a batch of inputs. ONNX Runtime must compute from the file what PyTorch does, on the example and on one
-    sample more, to 1e-4 of the largest output; otherwise `ValueError` is raised and nothing is written. Weights beyond
-    1.5 GB lie beside the file as `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError`
-    for a network of another type than float32.
+    `example` is a batch of inputs. ONNX Runtime must give the outputs of PyTorch, on the example and on one more
+    sample, to 1e-4 of the largest output; otherwise nothing is written and `ValueError` is raised. Weights above 1.5 GB
+    are stored beside the file as `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError`
+    for a network that is not in float32.
     """
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
         raise ModuleNotFoundError(f"ONNX export needs {', '.join(missing)}: pip install 'facts[export]'")
@@ -53,18 +53,18 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
 def export_program(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
     """Write the network as a `.pt2` that `torch.export.load(path).module()` runs on the CPU, for any batch size.
 
-    `example` and the comparison of outputs are those of `export_onnx`; `ValueError` where they differ.
+    `example` and the comparison of outputs are those of `export_onnx`. Raises `ValueError` if outputs differ.
     """
     model, example = _on_cpu(compressed, example)
     with staging(Path(path)) as staged:
-        buffer = io.BytesIO()  # torch's own writer ends the process where the disk is full
+        buffer = io.BytesIO()  # torch's own writer ends the process if the disk is full
         torch.export.save(_trace(model, example), buffer)
         staged.write_bytes(buffer.getbuffer())
         _compare(model, torch.export.load(staged).module(), example)
 
 
 def _on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of the network in evaluation mode, and the batch, so that the file depends on no device."""
+    """Copy the network, in evaluation mode, and the batch to the CPU, so that the file depends on no device."""
     if not isinstance(example, Tensor) or example.ndim == 0 or len(example) == 0:
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
@@ -77,8 +77,8 @@ def _one_more(example: Tensor) -> Tensor:
 
 
 def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
-    """The network's graph for any batch size, without the example's data and without this machine's source files."""
-    # Of one sample, torch would take the batch size for a constant.
+    """Trace the graph for any batch size, without the example's data and this machine's source files."""
+    # With one sample, torch would take the batch size for a constant.
     program = torch.export.export(model, (_one_more(example),), dynamic_shapes=({0: Dim("batch")},))
     program.example_inputs = None
     for node in program.graph.nodes:
@@ -88,7 +88,7 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
 
 @torch.no_grad()
 def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
-    """Raise `ValueError` if the outputs on two batch sizes differ by more than rounding."""
+    """Raises `ValueError` if the outputs on two batch sizes differ by more than rounding."""
     for batch in (example, _one_more(example)):
         expected = model(batch)
         if not isinstance(expected, Tensor):
@@ -101,5 +101,5 @@ def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Te
             raise ValueError(
                 f"the exported {type(model).__name__} gives other outputs than the network: they differ by up to "
                 f"{difference:.3g} on {len(batch)} inputs, and {allowed:.3g} is allowed, {TOLERANCE} of the largest "
-                "output; nothing was written. Look for what is random or depends on the batch size in `forward`"
+                "output; nothing was written. Look in `forward` for randomness or dependence on the batch size"
             )

@@ -21,18 +21,18 @@ from facts.saving.validation import bounded_parameters, refuse_what_is_not_data
 from facts.utils.files import replacing, writable_folder
 from facts.utils.hub import REPOSITORY, pulled
 
-DENSE_PER_SAVED = 16  # many more parameters than any network registers for each tensor of its file
+DENSE_PER_SAVED = 16  # far more parameters than any network registers for each tensor of its file
 
 
 def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
-    """Write `model.safetensors`, `compression.json` (recipe, plan, summary, origin) and `README.md` into `folder`.
+    """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    Beside a language model go its generation settings and its tokenizer, if it has one as `.tokenizer`.
-    The recipe is the one the model was built by, or timm's name of it and the options that it shows, where these
-    rebuild the same network; without either, which a warning tells, the folder can be loaded only onto a given network.
-    `metrics` are numbers that were measured: `{"top1": {"original": 72.1, "compressed": 70.3}}`; the model card,
-    `README.md`, shows them. A card that was changed stays as it is. Killed in between, this leaves a folder that is
-    refused, never one of another network.
+    For a language model, its generation settings and its `.tokenizer`, if any, are written too. The recipe is the one
+    that built the model, or timm's name and the options that the model shows, if these rebuild the same network.
+    Without a recipe, a warning is logged, and the folder can be loaded only with the dense network. `metrics` are
+    measured values, `{"top1": {"original": 72.1, "compressed": 70.3}}`, for the model card, `README.md`. A card that
+    was edited stays as it is. If the process is killed halfway, the folder is refused on loading, never mistaken for
+    another network.
     """
     metrics = checked_metrics(metrics)
     folder = writable_folder(Path(folder))
@@ -60,12 +60,12 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
 def load_compressed(
     source: Path | str, model: nn.Module | None = None, *, revision: str | None = None, token: str | None = None
 ) -> CompressionResult:
-    """Read what `save_compressed` wrote, on the CPU and in evaluation mode.
+    """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
-    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face, of which `revision` names a branch, tag or
-    commit and `token` opens a private one. `model` is the dense network, for a source without a recipe; its tensors are
-    taken over. Nothing but data is read: raises `FileNotFoundError` or `ValueError`, before anything is built, if the
-    folder is not whole, holds a pickle or other code, leads elsewhere, or does not fit.
+    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face; `revision` is its branch, tag or commit, and
+    `token` gives access to a private one. `model` is the dense network, for a source without a recipe; the result takes
+    over its tensors. Only data are read: raises `FileNotFoundError` or `ValueError`, before anything is built, if the
+    folder is incomplete, holds a pickle or other code, links outside of itself, or does not fit.
     """
     folder = _folder(source, revision, token)
     refuse_what_is_not_data(folder)

@@ -1,4 +1,4 @@
-"""What `compression.json` says of a saved network, and that it says it in the right types."""
+"""The manifest of a saved network, `compression.json`, and checks of its types."""
 
 import json
 from dataclasses import asdict
@@ -21,11 +21,11 @@ Metrics = dict[str, dict[Literal["original", "compressed"], float]]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Manifest:
-    """How to build the network (`recipe`, `plan`), what it was made from, and what is known of it.
+    """Instructions to build the network (`recipe`, `plan`), its provenance, and its summary.
 
-    `fingerprint` is the SHA-256 of the weights that belong to it; `versions` are those of the libraries. `base_model`
-    tells, as far as it is known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of
-    its weights. `buffers` are types of those that are in no file, where they are not float32.
+    `fingerprint` is the SHA-256 of the file of weights; `versions` are those of the libraries. `base_model` holds, as
+    far as known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights.
+    `buffers` holds the types of unsaved buffers that are not float32.
     """
 
     recipe: dict[str, Any] | None
@@ -40,7 +40,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or of a newer library."""
+        """Read a manifest. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or too new."""
         path = folder / MANIFEST
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes())
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def checked_metrics(metrics: Any) -> Metrics | None:
-    """Raises `ValueError` for metrics of another shape."""
+    """Check metrics. Raises `ValueError` for metrics of another shape."""
     try:
         return TypeAdapter(Metrics | None).validate_python(metrics)
     except ValidationError as error:
@@ -71,13 +71,13 @@ def checked_metrics(metrics: Any) -> Metrics | None:
 
 
 def versions(model: nn.Module) -> dict[str, str]:
-    """Of the libraries that build and run it."""
+    """Versions of the libraries that build and run a network."""
     names = ("torch", "timm", *(("transformers",) if is_transformers(model) else ()))
     return {"facts": __version__, **{name: version(name) for name in names}}
 
 
 def first_fault(error: ValidationError) -> str:
-    """Where it is and what it is, of all that pydantic has found."""
+    """Location and message of the first error that pydantic found."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,4 +1,4 @@
-"""The page that a saved network shows of itself: what it is, what was measured, how it is loaded."""
+"""Model card of a saved network: its provenance, its metrics, and how to load it."""
 
 import hashlib
 import logging
@@ -24,7 +24,7 @@ SIGNATURE = "\n<!-- Saving here again renews this page, unless it has been chang
 
 
 def write_card(folder: Path, source: str) -> None:
-    """Write `README.md` of a saved network, to be loaded from `source`, unless somebody else has written one there."""
+    """Write `README.md` of a saved network, to be loaded from `source`, unless a card there was edited."""
     path = folder / CARD
     if path.exists() and not is_unchanged(path.read_bytes()):
         log.info("%s stays as it is, since it has been changed", path)
@@ -35,13 +35,13 @@ def write_card(folder: Path, source: str) -> None:
 
 
 def is_unchanged(card: bytes) -> bool:
-    """Whether it is a card as `write_card` writes it."""
+    """Check that a card is as `write_card` wrote it."""
     text, mark, _ = card.decode(errors="replace").rpartition(SIGNATURE.partition("{}")[0])
     return bool(mark) and (text + _signature(text)).encode() == card
 
 
 def model_card(manifest: Manifest, num_bytes: int, source: str) -> str:
-    """Markdown, headed by what Hugging Face's hub wants to know as YAML. It says nothing that is not known."""
+    """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out."""
     original = (manifest.base_model or {}).get("name")
     sections = [
         f"---\n{_metadata(manifest, source).to_yaml()}\n---",

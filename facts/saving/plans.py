@@ -1,4 +1,4 @@
-"""Networks with empty low-rank layers, as a plan has them, for the tensors of a file."""
+"""Networks with the empty low-rank layers of a plan, for the tensors of a file."""
 
 from torch import nn
 
@@ -9,9 +9,9 @@ from facts.search import Plan
 
 
 def with_plan(dense: nn.Module, plan: Plan) -> nn.Module:
-    """The network with empty low-rank layers as planned, 1x1 convolutions among them, under all names of each layer.
+    """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, under all names of each layer.
 
-    Raises `ValueError` for a layer that is not there or not linear, and for a rank that it cannot have.
+    Raises `ValueError` for a layer that is missing or not linear, and for a rank that it cannot have.
     """
     modules = dict(dense.named_modules())
     convolutions = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}

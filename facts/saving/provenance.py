@@ -1,4 +1,4 @@
-"""What a network was made from."""
+"""Provenance of a network: its name, its repository and the file of its weights."""
 
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from facts.utils.hub import REPOSITORY
 
 
 def provenance_of(model: nn.Module) -> dict[str, str] | None:
-    """`name` and `repository` of a network, the file of its weights (`source`) and its `sha256`, as far as known."""
-    if known := getattr(model, "provenance", None):  # of one that was saved and loaded
+    """`name` and `repository` of a network, `source` and `sha256` of the file of its weights, as far as known."""
+    if known := getattr(model, "provenance", None):  # of a network that was saved and loaded
         return known
     if recipe := getattr(model, "recipe", None):
         return _of_recipe(recipe)
@@ -30,7 +30,7 @@ def _of_recipe(recipe: Recipe) -> dict[str, str]:
     repository = {"repository": recipe.repository} if published else {}
     try:
         return {"name": recipe.name, **repository, **recipe.provenance()}
-    except FileNotFoundError:  # the file has gone since
+    except FileNotFoundError:  # the file was removed since
         return {"name": recipe.name, **repository, "source": Path(recipe.weights).name}
 
 
@@ -41,7 +41,7 @@ def _of_transformers(name: str) -> dict[str, str] | None:
 
 
 def _of_timm(model: nn.Module, published: dict[str, Any]) -> dict[str, str]:
-    """timm does not say whether it read the weights that it publishes: the weights themselves do."""
+    """Compare the weights with the published ones, since timm does not record whether it read those."""
     tag = published.get("tag")
     name = f"{published['architecture']}.{tag}" if tag else published["architecture"]
     repository = published.get("hf_hub_id")
@@ -52,7 +52,7 @@ def _of_timm(model: nn.Module, published: dict[str, Any]) -> dict[str, str]:
 
 
 def _holds(path: Path, model: nn.Module) -> bool:
-    """Whether the largest weight that a network and a file have in common is the same in both."""
+    """Compare the largest weight that a network and a file have in common."""
     if path.suffix != ".safetensors":
         return False
     ours = model.state_dict()

@@ -23,11 +23,11 @@ def push_to_hub(
     token: str | None = None,
     commit_message: str = "Network compressed with facts",
 ) -> str:
-    """Save a network to the repository `OWNER/NAME`, made if need be (`private` or not), and return its address.
+    """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
 
-    `metrics` are those of `save_compressed`; `revision` is a branch, made if need be; `token` may write there (default:
-    that of `hf auth login`). A model card that was changed there stays. Raises `ValueError` for another kind of name,
-    `ConnectionError` if the hub does not answer, and `PermissionError` without a token that may write.
+    `metrics` are those of `save_compressed`; `revision` is a branch, created if necessary; `token` needs write access
+    (default: that of `hf auth login`). A model card that was edited there stays. Raises `ValueError` for a name of
+    another form, `ConnectionError` if the hub does not answer, and `PermissionError` without a token that may write.
     """
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is no repository: name it as OWNER/NAME")

@@ -19,11 +19,11 @@ from facts.saving.plans import with_plan
 
 log = logging.getLogger(__name__)
 
-IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes that change no output of a loaded network
+IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 
 
 def recipe_of_result(result: CompressionResult) -> Recipe | None:
-    """What builds the network again from JSON alone; None for one that nothing known does."""
+    """Find a recipe that builds the network from JSON alone; None if there is none."""
     model = result.model
     recipe = getattr(model, "recipe", None) or (recipe_of(model) if is_transformers(model) else _timm_recipe(result))
     try:
@@ -38,7 +38,7 @@ def recipe_of_result(result: CompressionResult) -> Recipe | None:
 
 
 def _timm_recipe(result: CompressionResult) -> TimmModel | None:
-    """timm's name of the network and the options that it shows, if these make the same network."""
+    """Make a recipe of timm's name and the options that the network shows, if it builds the same network."""
     model = result.model
     tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
@@ -49,13 +49,13 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
             arguments |= options_beside(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
             rebuilt = with_plan(build_recipe(recipe), result.plan)
-    except ValueError:  # it has other layers, or takes other options
+    except ValueError:  # the named network has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None
 
 
 def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:
-    """What tells networks with the same names apart: what they print, their shapes, and their modules' settings."""
+    """Structure that distinguishes networks of one name: their text, their shapes, and their modules' settings."""
     shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     settings = {
         (name, attribute): value
@@ -91,7 +91,7 @@ def build_recipe(recipe: Recipe) -> nn.Module:
         model = recipe.architecture()
     except ImportError:
         raise
-    except Exception as error:  # libraries fail in any way on arguments that they did not expect
+    except Exception as error:  # libraries may raise anything on unexpected arguments
         raise ValueError(f"{recipe.name} cannot be built as it was saved: {error}") from error
     model.recipe = recipe  # type: ignore[assignment]
     return model

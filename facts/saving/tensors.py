@@ -16,7 +16,7 @@ class SavedTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, SavedTensor]:
-    """Raises `ValueError` if it is not whole."""
+    """Read names, shapes and types. Raises `ValueError` if the file is incomplete."""
     try:
         with safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -26,9 +26,9 @@ def read_header(path: Path) -> dict[str, SavedTensor]:
 
 
 def misfits(model: nn.Module, found: dict[str, SavedTensor]) -> list[str]:
-    """Where names, shapes or kinds of numbers in a file are others than the network's.
+    """List the differences in names, shapes and kinds of numbers between a file and a network.
 
-    Of tensors that are one and the same the file holds one, by any of their names.
+    Of a shared tensor, the file holds one copy under any of its names.
     """
     expected = model.state_dict(keep_vars=True)
     held = {id(expected[name]) for name in found.keys() & expected.keys()}
@@ -44,14 +44,14 @@ def misfits(model: nn.Module, found: dict[str, SavedTensor]) -> list[str]:
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those of floating-point numbers that are in no file: the network computes them where it is built."""
+    """Floating-point buffers that are in no file: the network computes them when it is built."""
     saved = model.state_dict().keys()
     buffers = model.named_buffers(remove_duplicate=False)
     return {name: buffer for name, buffer in buffers if name not in saved and buffer.is_floating_point()}
 
 
 def types_of_buffers(model: nn.Module) -> dict[str, Any]:
-    """Of those in no file, where they are not in float32, as most networks compute them."""
+    """Types of the unsaved buffers that are not float32, which most networks compute them in."""
     names = {dtype: name for name, dtype in FLOATS.items()}
     types = {name: names[buffer.dtype] for name, buffer in unsaved_buffers(model).items()}
     return {name: kind for name, kind in types.items() if kind != "F32"}

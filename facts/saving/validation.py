@@ -1,4 +1,4 @@
-"""What a folder from somebody else may hold: data, and nothing that leads out of it."""
+"""Validation of a folder from somebody else: only data, and nothing that leads out of it."""
 
 import json
 import os
@@ -20,13 +20,13 @@ BEGINNINGS = {
     b"\x7fELF": "a program",
 }
 SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
-CODE = ("auto_map", "custom_generate", "init_inputs", "fast_tokenizer_files")  # settings that name files or code
+CODE = ("auto_map", "custom_generate", "init_inputs", "fast_tokenizer_files")  # settings that refer to files or code
 
 
 def refuse_what_is_not_data(folder: Path) -> None:
-    """Raises `ValueError` that names the first file of `folder` that is not data or that is a way out of it.
+    """Raises `ValueError` with the first file of `folder` that is not data or that leads out of it.
 
-    Hidden folders (`.git`, `.cache`) are never read, and passed by.
+    Hidden folders (`.git`, `.cache`) are never read, and skipped.
     """
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
@@ -40,7 +40,7 @@ def refuse_what_is_not_data(folder: Path) -> None:
 
 
 def _refuse_ways_out(path: Path, folder: Path) -> None:
-    """A link may lead to another place in the folder; in Hugging Face's cache also to its repository's blobs."""
+    """Refuse links, except within the folder and, in Hugging Face's cache, to the repository's blobs."""
     if not path.is_symlink():
         return
     home, target = folder.resolve(), path.resolve()
@@ -76,9 +76,10 @@ def _refuse_settings(path: Path) -> None:
 
 @contextmanager
 def bounded_parameters(most: int) -> Iterator[None]:
-    """Within the block, raises `ValueError` if networks come to have more than so many parameters.
+    """Raises `ValueError` within the block once networks have more than `most` parameters.
 
-    Else 100 000 layers, which weigh nothing on the meta device, would be built for minutes before they are refused.
+    Without the bound, 100 000 layers, which take no memory on the meta device, would be built for minutes before they
+    are refused.
     """
     count = 0
 
@@ -86,7 +87,7 @@ def bounded_parameters(most: int) -> Iterator[None]:
         nonlocal count
         count += 1
         if count > most:
-            raise ValueError(f"it has more than {most} parameters, which is many more than the weights that were saved")
+            raise ValueError(f"it has more than {most} parameters, many more than the saved weights have")
 
     hook = register_module_parameter_registration_hook(register)
     try:

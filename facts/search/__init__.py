@@ -1,4 +1,4 @@
-"""How many components each layer keeps, one file a method."""
+"""Searches: the number of components that each layer keeps, one file a method."""
 
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import Plan, Search, SearchResult

@@ -1,4 +1,4 @@
-"""Which choice for which layer: the least total error within a budget, solved as an integer program."""
+"""Allocation: one choice for each layer, of least total error within a budget, by an integer program."""
 
 import math
 import time
@@ -15,19 +15,19 @@ Costs = float | Sequence[float]
 Solver = Literal["cbc", "highs"]
 Status = Literal["optimal", "time limit"]
 
-# Total errors are brought to about this size: solvers take differences below 1e-7 to 1e-5 for equal.
+# Total errors are scaled to about this size: solvers treat differences below 1e-7 to 1e-5 as equal.
 SCALE = 1e4
-# What the solver may exceed a budget of 1 by, lest its own rounding rule out what just fits; checked in exact numbers.
+# Tolerance above a budget of 1, so that rounding in the solver excludes no choice that just fits; checked exactly.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The choice of each layer by its index, and what is known of it.
+    """The choice of each layer by its index, and its proof.
 
-    `error` is the total; no allocation within the budget has one below `bound`; `gap` is (error - bound) / |error|.
-    `status` is `optimal` where the solver has proved that, to 1e-9 of the error; with `time limit` the choices are the
-    best found, and the bound is Lagrange's. `cost` is the total of each cost.
+    `error` is the total; no allocation within the budget has a total below `bound`; `gap` is (error - bound) / |error|.
+    `status` is `optimal` if the solver has proved it, to 1e-9 of the error; with `time limit` the choices are the best
+    found, and the bound is the Lagrangian one. `cost` is the total of each cost.
     """
 
     choices: dict[str, int]
@@ -46,11 +46,11 @@ def allocate(
     solver: Solver = "cbc",
     time_limit: float = 60.0,
 ) -> Allocation:
-    """One choice `(cost, error)` a layer, of least total error and of a total cost within the budget (paper, eq. 3).
+    """Choose one `(cost, error)` a layer: least total error, total cost within the budget (paper, eq. 3).
 
-    A cost is a number, or one number for each bound of `budget`; the budget is not exceeded by rounding either.
+    A cost is a number, or one number for each bound of `budget`; rounding does not exceed the budget either.
     `time_limit` is in seconds. Raises `ValueError` for a profile that is empty or holds NaN or infinity, for a budget
-    below the smallest cost, which it names, and for a solver that is not installed.
+    below the smallest cost, which the error states, and for a solver that is not installed.
     """
     program = _Program(*_checked(profiles, budget))
     program.check_feasible()
@@ -110,7 +110,7 @@ def _checked(
 
 def _command(solver: Solver) -> Callable[..., pulp.LpSolver]:
     bundled = pulp.PULP_CBC_CMD.pulp_cbc_path  # PuLP's own CBC, through the class that PuLP 4 keeps
-    # Their preprocessing loses the optimum of some small problems; what it would strike out is struck out here already.
+    # Their preprocessing loses the optimum of some small problems; the choices that it would remove are removed here.
     cbc = partial(pulp.COIN_CMD, path=bundled, options=["preprocess off"])
     commands = {"cbc": cbc, "highs": partial(pulp.HiGHS, presolve="off")}
     if solver not in commands:
@@ -151,22 +151,22 @@ class _Program:
 
     @cached_property
     def spare(self) -> np.ndarray:
-        """What of the budget is left over the smallest costs `[bounds]`."""
+        """Budget left above the smallest costs `[bounds]`."""
         return self.budget - [math.fsum(column) for column in zip(*(c.min(axis=0) for c in self.costs), strict=True)]
 
     @cached_property
     def shares(self) -> list[np.ndarray]:
-        """Costs above each layer's smallest, as shares of what is spare, so that a sum of 1 is just affordable."""
+        """Costs above each layer's smallest, as shares of `spare`, so that a sum of 1 is just affordable."""
         unit = np.where(self.spare > 0, self.spare, 1.0)
         return [(cost - cost.min(axis=0)) / unit for cost in self.costs]
 
     @cached_property
     def affordable(self) -> np.ndarray:
-        """The sum of shares that each bound allows: 1, or 0 where nothing is spare."""
+        """The sum of shares that each bound allows: 1, or 0 if nothing is spare."""
         return np.where(self.spare > 0, 1.0, 0.0)
 
     def relaxation(self) -> tuple[np.ndarray, list[int] | None]:
-        """What the linear relaxation pays for each cost `[bounds]`, and its rounding where that fits."""
+        """Prices of each cost `[bounds]` in the linear relaxation, and its rounding if that fits the budget."""
         layer = np.repeat(np.arange(len(self.costs)), [len(error) for error in self.errors])
         errors = np.concatenate([error - error.min() for error in self.errors])
         size = errors.max() or 1.0
@@ -188,15 +188,15 @@ class _Program:
         return prices, rounded if self.fits(rounded) else None
 
     def _priced(self, prices: np.ndarray) -> list[np.ndarray]:
-        """Errors with the costs at their prices on top."""
+        """Errors plus the costs at their prices."""
         return [error + shares @ prices for shares, error in zip(self.shares, self.errors, strict=True)]
 
     def bound(self, prices: np.ndarray) -> float:
-        """An error below that of every allocation within the budget, whatever the prices (Lagrange)."""
+        """Lower bound on the error of every allocation within the budget, for any prices (Lagrange)."""
         return math.fsum(priced.min() for priced in self._priced(prices)) - float(self.affordable @ prices)
 
     def _contenders(self, prices: np.ndarray, best: list[int] | None) -> list[np.ndarray]:
-        """Choices of each layer that an allocation better than `best` can hold: at these prices others are too dear."""
+        """Choices of each layer in allocations better than `best`; at these prices all others cost too much."""
         payable = self._payable()
         if best is None:
             return [np.flatnonzero(mask) for mask in payable]
@@ -207,7 +207,7 @@ class _Program:
         return [np.flatnonzero(masks[0] & masks[1]) for masks in zip(payable, good, strict=True)]
 
     def _payable(self) -> list[np.ndarray]:
-        """Which choices of each layer leave something for every other layer, until none is struck out any more."""
+        """Mark the choices that leave every other layer something to choose; repeat until no choice is removed."""
         kept = [np.ones(len(shares), dtype=bool) for shares in self.shares]
         while all(mask.any() for mask in kept):
             least = np.array([shares[mask].min(axis=0) for shares, mask in zip(self.shares, kept, strict=True)])
@@ -222,7 +222,7 @@ class _Program:
     def solve(
         self, command: pulp.LpSolver, prices: np.ndarray, best: list[int] | None, excluded: list[list[int]]
     ) -> tuple[list[int] | None, bool]:
-        """The solver's choices, None if it has none, and whether it has proved that nothing is better."""
+        """The solver's choices, None if it has none, and whether they are proved optimal."""
         contenders = self._contenders(prices, best)
         if not all(map(len, contenders)):
             return None, True

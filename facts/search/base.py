@@ -1,4 +1,4 @@
-"""What a search is: from the layers and a budget to a rank plan."""
+"""Searches: from the layers and a budget to a rank plan."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass as plain_dataclass
@@ -23,10 +23,10 @@ Multiple = Annotated[int, Field(ge=1)]
 
 @plain_dataclass(frozen=True)
 class SearchResult:
-    """A plan and what it rests on.
+    """A plan and the evidence for it.
 
-    `solution` is the solver's answer, where there is one: its status, bound and gap. `profile` holds the errors that
-    decided. `saved_seconds` is what the search would have taken on top, had it not found errors measured before.
+    `solution` is the solver's answer, if there is one: its status, bound and gap. `profile` is the sensitivity profile
+    that decided. `saved_seconds` is the time saved by errors found in the cache.
     """
 
     plan: Plan
@@ -41,4 +41,4 @@ class Search(ABC):
 
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        """A rank for each layer. The budget is below the dense cost: `compress` sees to the other case."""
+        """Choose a rank for each layer. The budget is below the dense cost: `compress` handles the other case."""

@@ -1,4 +1,4 @@
-"""Searches that know the error of every choice and leave the choosing to a solver."""
+"""Searches that compute the error of every choice and leave the choice to a solver."""
 
 from typing import Annotated
 
@@ -12,14 +12,16 @@ from facts.search.problem import AllocationProblem
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class MILPSearch(Search):
-    """Within `time_limit` seconds the `solver` proves its choice optimal, or else the best one found is taken."""
+    """If the `solver` proves no choice optimal within `time_limit` seconds, the best one found is taken."""
 
     solver: Solver = "cbc"
     time_limit: Annotated[float, Field(gt=0)] = 60.0
 
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
-        """The plan of least total error within the budget; a layer may also stay dense, at the error `errors[None]`
-        or 0."""
+        """Find the plan of least total error within the budget.
+
+        A layer may also stay dense, at the error `errors[None]` or 0.
+        """
         choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items()}
         profiles = {
             name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]

@@ -23,11 +23,11 @@ from facts.utils.cache import Cache
 class AllocationProblem:
     """Layers, their decompositions, and `bounds`: for each cost the fraction that may remain.
 
-    FLOPs and parameters are those of these layers alone, latency is that of the whole network. `rows` says how many
-    vectors a layer multiplies for one sample, `latency` how long it takes; both only matter to the bounds that need
-    them. `sensitivity` are the batches on which a changed network is compared with the original, `calibration` those
-    that a search may train on. `energies_are_losses` where the decompositions' energies are in the metric of an
-    estimated Fisher. Errors are kept in `cache`, which must be of this model and these decompositions.
+    FLOPs and parameters count these layers alone, latency the whole network. `rows` holds the number of vectors that a
+    layer multiplies for one sample, `latency` its time; each is used only by the bounds that need it. A changed network
+    is compared with the original on the batches `sensitivity`; a search may train on `calibration`.
+    `energies_are_losses` if the decompositions' energies are in the metric of an estimated Fisher. Errors are kept in
+    `cache`, which must belong to this model and these decompositions.
     """
 
     model: nn.Module
@@ -46,13 +46,13 @@ class AllocationProblem:
     cache: Cache | None = None
 
     def sensitivity_batches(self) -> Iterable[tuple[Any, Any]]:
-        """The sensitivity data. Raises `ValueError` if there is none."""
+        """The sensitivity data. Raises `ValueError` if there are none."""
         if self.sensitivity is None:
             raise ValueError("this search compares outputs: give calibration or sensitivity data")
         return self.sensitivity
 
     def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
-        """What a layer costs at a rank (None for dense), one value a bound: whole numbers but for the latency."""
+        """Cost of a layer at a rank (None for dense), one value a bound: integers except for latency."""
         return tuple(self._cost(bound, name, rank) for bound in self.bounds)
 
     def _cost(self, bound: CostName, name: str, rank: int | None) -> float:
@@ -78,7 +78,7 @@ class AllocationProblem:
 
     @cached_property
     def budget(self) -> tuple[float, ...]:
-        """What may be spent on the layers, the ratios taken as they are written: 0.7 of 10 is 7.
+        """Cost that the layers may have, with ratios as decimals: 0.7 of 10 is 7.
 
         Raises `ValueError` for a latency that leaves the layers nothing.
         """
@@ -93,7 +93,7 @@ class AllocationProblem:
         budget = ratio * dense - rest
         if budget <= 0:
             raise ValueError(
-                f"of the network's {1000 * dense:.4g} ms it takes {1000 * rest:.4g} outside the layers to compress: "
+                f"of the network's {1000 * dense:.4g} ms, {1000 * rest:.4g} are outside the layers to compress: "
                 f"{1000 * ratio * dense:.4g} ms, a ratio of {ratio:.3g}, cannot be met; allow more than that"
             )
         return budget
@@ -102,15 +102,15 @@ class AllocationProblem:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
 
     def share(self, name: str, rank: int | None) -> float:
-        """A layer's cost as a share of what all layers cost dense, summed over the bounds."""
+        """A layer's cost as a share of the dense cost of all layers, summed over the bounds."""
         return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
 
     def full_rank(self, name: str) -> int:
-        """The rank at which a layer's two factors cost what the layer costs: ratio 1 (1 where none is as cheap)."""
+        """The rank at which a layer's two factors cost what the layer costs: ratio 1 (1 if none is that cheap)."""
         return max(1, break_even_rank(self.layers[name].out_features, self.layers[name].in_features))
 
     def ranks_of_ratios(self, ratios: Iterable[float]) -> dict[str, list[int]]:
-        """For each layer the ranks of some ratios, each rank once, in ascending order."""
+        """Ranks of some ratios for each layer, each rank once, in ascending order."""
         return {
             name: sorted({rank_of_ratio(layer.out_features, layer.in_features, ratio) for ratio in ratios})
             for name, layer in self.layers.items()

@@ -1,4 +1,4 @@
-"""What a network is for: its calibration data, its loss, and how well it does."""
+"""Tasks: calibration data, losses and metrics for one kind of network each."""
 
 from facts.tasks.base import Task
 from facts.tasks.classification.digits import Digits

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The interface of a task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Batches(Protocol):
-    """Batches of `(inputs, targets)`. A slice of them leaves the others unread."""
+    """Batches of `(inputs, targets)`. A slice leaves the other batches unread."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
@@ -20,17 +20,17 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Task(ABC):
-    """Data and measure for one kind of network. `model` tells the input size and normalisation it expects."""
+    """Data and metrics for one kind of network, whose `model` determines input size and normalisation."""
 
     num_evaluation: ClassVar[int]
 
     @abstractmethod
     def inspect(self) -> str:
-        """What data there are, in words. Raises an `OSError` or `ValueError` if they are not as they should be."""
+        """Describe the data in words. Raises an `OSError` or `ValueError` if they are missing or damaged."""
 
     @abstractmethod
     def content_key(self, model: nn.Module) -> str:
-        """A hash of everything that the task's data contribute to a result."""
+        """Hash of all data that contribute to a result."""
 
     @abstractmethod
     def calibration(self, model: nn.Module) -> Iterable[tuple[Any, Any]]:
@@ -42,24 +42,24 @@ class Task(ABC):
 
     @abstractmethod
     def analysis(self, model: nn.Module) -> tuple[Iterable[tuple[Any, Any]], Iterable[tuple[Any, Any]]]:
-        """Disjoint parts of the evaluation data, every class alike: for the factors to analyse, and to compare with."""
+        """Disjoint parts of the evaluation data, balanced by class: for the factors to analyse, and to compare with."""
 
     @abstractmethod
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches:
-        """Batches for an epoch of finetuning, as many in each. Order and augmentation depend on `seed` and `epoch`."""
+        """Batches for one epoch, equally many in each. Order and augmentation depend on `seed` and `epoch`."""
 
     def chosen_images(self) -> dict[str, Any]:
-        """Which images give the factors, and which the sensitivities; empty where that needs no telling."""
+        """Images that give the factors and the sensitivities; empty if they need not be recorded."""
         return {}
 
     @abstractmethod
     def output_error(self, original: Any, changed: Any) -> Tensor:
-        """How far the outputs of a changed network lie from the original ones: the sum over samples."""
+        """Distance of the outputs of a changed network from the original ones: the sum over samples."""
 
     def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
-        """How far a student's outputs lie from its teacher's, for training: the sum over samples.
+        """Distance of a student's outputs from its teacher's, for training: the sum over samples.
 
-        Raises `ValueError` for a temperature if there are no logits to divide by it.
+        Raises `ValueError` for a temperature other than 1 if the outputs are no logits.
         """
         if temperature != 1:
             raise ValueError(f"the outputs of {type(self).__name__} are no class logits: temperature must be 1")
@@ -75,4 +75,4 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """The task's figures by name, on the model's device and in the given autocast type."""
+        """Measure the task's metrics by name, on the model's device and in the given autocast type."""

@@ -1,4 +1,4 @@
-"""What tasks have in common whose networks say how likely each class is, for an image or for every next token."""
+"""Shared parts of tasks whose networks give class logits, for an image or for every next token."""
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -10,7 +10,7 @@ from facts.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class ClassLogits(Task):
-    """Cross-entropy for the labels, Kullback-Leibler divergence between networks."""
+    """Cross-entropy on labels, Kullback-Leibler divergence between networks."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return summed_cross_entropy(outputs, targets)
@@ -19,5 +19,5 @@ class ClassLogits(Task):
         return kl_divergence(original, changed)
 
     def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
-        """The gradient of the softened outputs shrinks with the square of the temperature, which is made up for."""
+        """KL divergence of the softened outputs, times the squared temperature, by which their gradient shrinks."""
         return temperature**2 * kl_divergence(original / temperature, changed / temperature)

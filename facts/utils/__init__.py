@@ -1,1 +1,1 @@
-"""Tools that know nothing of the method: files, caches, processes, random draws, batches, progress."""
+"""Tools independent of the method: files, caches, processes, random draws, batches, progress."""

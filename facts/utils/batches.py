@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_map_only
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors, and those within mappings, lists and tuples, on `device`."""
+    """Move tensors, also within mappings, lists and tuples, to `device`."""
     return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
-    """`(inputs, targets)` in at most `num_parts` parts; every tensor is divided along its first axis.
+    """Divide `(inputs, targets)` into at most `num_parts` parts, every tensor along its first axis.
 
-    Raises `ValueError` for a tensor that has not one row a sample there.
+    Raises `ValueError` for a tensor without one row a sample.
     """
     if num_parts == 1:
         yield batch
@@ -31,8 +31,8 @@ def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]
 def _rows(tensor: Tensor, start: int, end: int, total: int) -> Tensor:
     if tensor.ndim == 0 or len(tensor) != total:
         raise ValueError(
-            f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}, which cannot be divided among "
-            "parts of it as the device's memory asks for; lower the batch size instead"
+            f"a batch of {total} samples holds a tensor of shape {list(tensor.shape)}, which cannot be divided into "
+            "the parts that fit the device's memory; lower the batch size instead"
         )
     return tensor[start:end]
 

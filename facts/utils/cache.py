@@ -1,4 +1,4 @@
-"""Tensors that were computed before, kept in a folder under the content they came from."""
+"""Cache of computed tensors, in a folder, keyed by the content they were computed from."""
 
 import hashlib
 import logging
@@ -43,7 +43,7 @@ class Cache:
 
 
 def content_key(*parts: Any) -> str:
-    """A short hash of models, tensors, nested lists and mappings of them, and of anything with a stable `repr`."""
+    """Short hash of models, tensors, nested lists and mappings of them, and anything with a stable `repr`."""
     digest = hashlib.sha256()
     for part in parts:
         _update(digest, part)
@@ -73,13 +73,13 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
 
 
 def calibration_key(calibration: Iterable) -> str:
-    """The data's own `content_key`, where it knows one, or the hash of every batch."""
+    """The data's own `content_key`, if it has one, or the hash of every batch."""
     own = getattr(calibration, "content_key", None)
     return own if own is not None else content_key(*calibration)
 
 
 def name_of(function: Callable, argument: str) -> str:
-    """Module and name. Raises `ValueError` for one without a name of its own, which could not be told from another."""
+    """Module and name. Raises `ValueError` for a function without a name that distinguishes it from others."""
     name = getattr(function, "__qualname__", "<unnamed>")
     if "<" in name:
         raise ValueError(

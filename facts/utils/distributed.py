@@ -1,7 +1,7 @@
-"""One run on several processes, as `torchrun` starts them: each takes its share of the data, and sums are added up.
+"""One run on several processes started by `torchrun`: each takes its share of the data, and sums are added up.
 
-All processes run the same program. Wherever they meet, they first exchange how each fares: what fails on one fails on
-all, and none waits for another that gave up. A process that is killed ends the others through torchrun.
+All processes run the same program. Where they meet, they first exchange whether each succeeded: a failure on one fails
+on all, and none waits for a process that gave up. If a process is killed, torchrun ends the others.
 """
 
 import atexit
@@ -21,7 +21,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-LONGEST_WAIT = timedelta(days=2)  # for a rank search of the main process, say; not what a dead process takes to notice
+LONGEST_WAIT = timedelta(days=2)  # long enough for a rank search on the main rank; a dead process is noticed sooner
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class _Group:
 
     rank: int = 0
     size: int = 1
-    messages: Any = None  # the group of torch that they go through
+    messages: Any = None  # torch's group for the exchange
 
 
 _group = _Group()
@@ -43,7 +43,7 @@ class _Failure:
 
 
 def join() -> None:
-    """Become one of the processes that torchrun started, if it did, each with its own GPU where there are any."""
+    """Join the processes that torchrun started, if it did, each with its own GPU if there are any."""
     global _group
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _group.size > 1:
         return
@@ -73,7 +73,7 @@ def is_main_rank() -> bool:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within the block this process is one of one."""
+    """Run the block as if this process were the only one."""
     global _group
     before, _group = _group, _Group()
     try:
@@ -83,12 +83,12 @@ def alone() -> Iterator[None]:
 
 
 def all_gather(value: T) -> list[T]:
-    """What each process brings, on all of them."""
+    """Gather the value of each process on all of them."""
     return [value] if _group.size == 1 else _meet(value)
 
 
 def on_all_ranks(action: Callable[[], T]) -> T:
-    """Run it on every process; where it fails on one, all raise that error once they are through."""
+    """Run an action on every process; if it fails on one, all raise its error after they have finished."""
     if _group.size == 1:
         return action()
     try:
@@ -102,7 +102,7 @@ def on_all_ranks(action: Callable[[], T]) -> T:
 
 
 def on_main_rank(action: Callable[[], T]) -> T:
-    """Run it on the main process, as if it were alone; all get what it returns or raises."""
+    """Run an action on the main rank alone; all ranks return its result or raise its error."""
     if _group.size == 1:
         return action()
     outcome: Any = None
@@ -117,7 +117,7 @@ def on_main_rank(action: Callable[[], T]) -> T:
 
 @contextmanager
 def held_by_main_rank(context: AbstractContextManager) -> Iterator[None]:
-    """The main process enters a context for all; what it raises on entering, all raise."""
+    """Enter a context on the main rank for all; an error on entering is raised on all."""
     with ExitStack() as stack:
         on_main_rank(lambda: stack.enter_context(context))
         yield
@@ -132,9 +132,9 @@ def all_reduce(tensors: Iterable[Tensor]) -> None:
 
 
 def shard(batches: Iterable[T]) -> Iterable[T]:
-    """This process's share of some data: of as many batches in a row as there are processes, the one of its rank.
+    """Take this process's share of the batches: number `rank`, and every `size`-th after it.
 
-    Data that can leave the others unread have a method `shard(rank, size)`.
+    Data with a method `shard(rank, size)` leave the other batches unread.
     """
     if _group.size == 1:
         return batches
@@ -143,7 +143,7 @@ def shard(batches: Iterable[T]) -> Iterable[T]:
 
 
 def _meet(value: Any) -> list[Any]:
-    """Exchange values; of several failures all processes raise the same one, that of the lowest rank."""
+    """Exchange values; if several processes failed, all raise the error of the lowest rank."""
     received: list[Any] = [None] * _group.size
     try:
         dist.all_gather_object(received, _portable(value), group=_group.messages)
@@ -152,15 +152,15 @@ def _meet(value: Any) -> list[Any]:
     failure = next((each.error for each in received if isinstance(each, _Failure)), None)
     if failure is None:
         return received
-    failure.is_shared = True  # type: ignore[attr-defined]  # see `everywhere`
+    failure.is_shared = True  # type: ignore[attr-defined]  # see `on_all_ranks`
     try:
         raise failure from (value.error if isinstance(value, _Failure) else None)
     finally:
-        del failure, received, value  # the error holds this frame, which must not hold the error
+        del failure, received, value  # the error refers to this frame, which must not refer to the error
 
 
 def _portable(value: Any) -> Any:
-    """A failure that survives the journey: errors that cannot be pickled become a `RuntimeError`."""
+    """Make a failure that can be sent: errors that cannot be pickled become a `RuntimeError`."""
     if not isinstance(value, _Failure):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, written under another name first and then renamed; and locks on files."""
+"""Atomic writing of files, under another name first and then renamed; and locks on files."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block succeeds and disappears when it fails.
+    """Yield a temporary path in the same folder that becomes `path` if the block succeeds and is removed if it fails.
 
     Raises `OSError` that says what to do if the disk is full.
     """
@@ -41,10 +41,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """`path` in a temporary folder beside it, for a writer that may leave other files there, which `path` refers to.
+    """Yield `path` in a temporary folder beside it, for a writer of several files that `path` refers to.
 
-    All of them move here when the block succeeds, `path` last, and disappear when it fails. Raises `OSError` that says
-    what to do if the folder cannot be written or the disk is full.
+    If the block succeeds, all files move beside `path`, `path` last; if it fails, they are removed. Raises `OSError`
+    that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
@@ -54,7 +54,7 @@ def staging(path: Path) -> Iterator[Path]:
         for file in (*others, staged):
             _to_disk(file)
         if others:
-            path.unlink(missing_ok=True)  # the older one must not refer to newer files, should this end in between
+            path.unlink(missing_ok=True)  # an older one must not refer to newer files if this is interrupted
         for file in (*others, staged):
             file.replace(folder / file.name)
 
@@ -66,7 +66,7 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def needing_room(path: Path) -> Iterator[None]:
-    """For a block that writes `path`: raises `OSError` that says what to do if the disk is full."""
+    """Raises `OSError` that says what to do if the disk is full while the block writes `path`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -83,7 +83,7 @@ def needing_room(path: Path) -> Iterator[None]:
 
 
 def _error_number(error: OSError | SafetensorError) -> int | None:
-    """The system's; safetensors has it in its text alone, and none where the tensors are at fault."""
+    """The system's error number; safetensors has it only in its text, and has none for errors of tensors."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"os error (\d+)", str(error))
@@ -97,7 +97,7 @@ def _umask() -> int:
 
 
 class ScratchFolder:
-    """A temporary folder `path` that is removed when nothing refers to this object any more."""
+    """A temporary folder `path`, removed once nothing refers to this object."""
 
     def __init__(self):
         self.path = Path(tempfile.mkdtemp(prefix="facts-"))
@@ -105,7 +105,7 @@ class ScratchFolder:
 
 
 def writable_folder(path: Path) -> Path:
-    """`path`, made if need be. Raises `OSError` that says what to do if nothing can be written there."""
+    """Create `path` if necessary. Raises `OSError` that says what to do if nothing can be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -115,18 +115,18 @@ def writable_folder(path: Path) -> Path:
 
 
 class HeldElsewhere(Exception):
-    """A lock that was not to be waited for is held already."""
+    """Another process holds a lock, and `wait` is false."""
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock file `path` for the block, against all processes and machines that see it.
+    """Hold the lock file `path` for the block, against all processes and machines that share it.
 
-    The lock is the kernel's (`flock`), not a file that exists: it falls with the process that holds it, however that
-    ends, and with its machine. Linux passes it on to the server on NFS, CIFS and GPFS, and on Lustre and BeeGFS where
-    they are mounted or set up with user locks. The empty file stays, since removing it would let two in at once.
+    The lock is the kernel's (`flock`), not the existence of a file: it is released when its process ends, in whatever
+    way, or its machine. Linux forwards it to the server on NFS, CIFS and GPFS, and on Lustre and BeeGFS if they are
+    mounted or set up with user locks. The empty file stays, since removing it would let two processes in at once.
 
-    Raises `HeldElsewhere` without `wait`, and `OSError` where the file system has no locks.
+    Raises `HeldElsewhere` if `wait` is false and the lock is held, and `OSError` if the file system has no locks.
     """
     writable_folder(path.parent)
     # A soft lock instead would outlive a holder that was killed.

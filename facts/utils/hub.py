@@ -1,4 +1,4 @@
-"""Hugging Face's hub where it answers, and what was fetched from it before where it does not."""
+"""Access to Hugging Face's hub, or to files fetched before if it does not answer."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ SECONDS = 5
 
 @contextmanager
 def hub() -> Iterator[None]:
-    """Within the block the libraries that fetch something know whether they can: else they try again and again."""
+    """Set the libraries offline within the block if the hub does not answer: else they would retry for minutes."""
     own = constants.HF_HUB_OFFLINE
     _set_offline(own or not answers())
     try:
@@ -44,7 +44,7 @@ def _set_offline(offline: bool) -> None:
 
 
 def answers() -> bool:
-    """Whether the hub is there; asked at most once a minute."""
+    """Check that the hub answers; at most once a minute."""
     return _answers(constants.ENDPOINT, int(time.monotonic() // 60))
 
 
@@ -64,9 +64,9 @@ def api(token: str | None = None) -> HfApi:
 
 
 def pulled(repository: str, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder in Hugging Face's cache with the repository's data files, fetched where they are not there yet.
+    """Fetch a repository's data files, unless they are there, to a folder in Hugging Face's cache.
 
-    Raises an `OSError` that says why if that fails.
+    Raises an `OSError` that says why if this fails.
     """
     with hub(), told_plainly(repository):
         return Path(api(token).snapshot_download(repository, revision=revision, allow_patterns=DATA))
@@ -74,7 +74,7 @@ def pulled(repository: str, revision: str | None = None, token: str | None = Non
 
 @contextmanager
 def told_plainly(repository: str) -> Iterator[None]:
-    """For what asks the hub: raises `ConnectionError`, `FileNotFoundError`, `PermissionError` that say what to do."""
+    """Turn the hub's errors into `ConnectionError`, `FileNotFoundError` or `PermissionError` that say what to do."""
     try:
         yield
     except GatedRepoError as error:

@@ -1,4 +1,4 @@
-"""Progress of long work, and the time that it took."""
+"""Progress bars and timing of long work."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from facts.utils import distributed
 
 
 def with_progress(batches: Iterable, what: str) -> Iterable:
-    """The batches, with a progress bar that goes away, on the main process."""
+    """Yield the batches with a transient progress bar on the main rank."""
     return track(batches, what, transient=True, console=Console(stderr=True), disable=not distributed.is_main_rank())
 
 

@@ -12,15 +12,15 @@ from facts.utils.cache import content_key
 
 
 def seed_of(*parts: Any) -> int:
-    """A seed of 32 bits, another one for other parts."""
+    """A seed of 32 bits that depends on all parts."""
     return int(content_key(*parts), base=16) % 2**32
 
 
 @contextmanager
 def seeded(*parts: Any, device: torch.device | None = None) -> Iterator[None]:
-    """Within the block Python, NumPy and torch draw from `parts` alone; afterwards they go on as if it had not been.
+    """Seed Python, NumPy and torch from `parts` within the block; restore their states afterwards.
 
-    `device` is the GPU on which torch draws, if it does.
+    `device` is the GPU on which torch draws, if any.
     """
     seed, states = seed_of(*parts), (random.getstate(), np.random.get_state())
     devices = [device] if device is not None and device.type == "cuda" else []

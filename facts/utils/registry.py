@@ -12,14 +12,14 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Description(NamedTuple):
-    """A method in words, as its file's docstring has them: the first line without its source, and the rest."""
+    """Description of a method in its file's docstring: the first line without its source, and the rest."""
 
     summary: str
     details: str
 
 
 def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
-    """By file name, the method that each file of a package defines: its first class that is a `base`."""
+    """Import the method of each file of a package, its first subclass of `base`, by file name."""
     methods = {}
     for name in _names(package):
         module = import_module(f"{package}.{name}")
@@ -29,7 +29,7 @@ def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def describe_methods(package: str) -> dict[str, Description]:
-    """By file name, what the docstring of each file of a package says. Nothing is imported.
+    """Read the docstring of each file of a package, by file name. Nothing is imported.
 
     The docstring begins with `NAME: summary (source).`
     """
@@ -43,7 +43,7 @@ def describe_methods(package: str) -> dict[str, Description]:
 
 
 def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
-    """An instance: `value` itself, or the default one of the class it names. Raises `ValueError` with the choices."""
+    """Return `value` itself, or a default instance of the class it names. Raises `ValueError` with the choices."""
     if not isinstance(value, str):
         return value
     if value not in known:

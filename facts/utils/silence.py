@@ -1,4 +1,4 @@
-"""Libraries that say more than anybody asked for."""
+"""Silencing of libraries that log and print too much."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from io import StringIO
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Without what libraries log and print, progress bars included: a line a parameter drawn, a page a metric."""
+    """Suppress the logs, prints and progress bars of libraries: a line a parameter, a page a metric."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

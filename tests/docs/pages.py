@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [str(path.relative_to(ROOT)) for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md")]
 BLOCK = re.compile(r"^<!-- (?:file: (?P<file>\S+)|(?P<kind>\w+)) -->\n```\w+\n(?P<text>.*?)^```$", re.M | re.S)
 
 

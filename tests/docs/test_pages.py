@@ -2,9 +2,12 @@
 
 import re
 import runpy
+from importlib import import_module
+from operator import attrgetter
 
 import pytest
 
+import facts
 from tests.docs.pages import PAGES, ROOT
 
 SOURCE = re.compile(r"(?<![\w/.-])((?:facts|experiments|conf|tests)/[\w/.{},-]*)")
@@ -25,7 +28,7 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles], target
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/data_flow.svg"])
+@pytest.mark.parametrize("page", PAGES)
 def test_sources_that_a_page_names_are_there(page):
     example = {"facts/estimators/methods/diagonal.py", "conf/estimator/diagonal.yaml"}  # made by docs/extending.md
     named = {name.rstrip(".,") for name in SOURCE.findall((ROOT / page).read_text())} - example
@@ -34,11 +37,33 @@ def test_sources_that_a_page_names_are_there(page):
 
 
 def test_the_tree_shows_every_folder():
-    """`docs/architecture.md` begins with it, one line each."""
+    """And every file of `experiments`: `docs/architecture.md` begins with it, one line each."""
     tree = (ROOT / "docs/architecture.md").read_text().split("```")[1]
-    shown = re.findall(r"^  (\w+/|\w+\.py)", tree, re.MULTILINE)
-    folders = [f"{path.name}/" for root in ("facts", "experiments") for path in sorted((ROOT / root).iterdir()) if path.is_dir()]
-    assert sorted(name for name in shown if name.endswith("/")) == sorted(set(folders) - {"__pycache__/"})
+    parts = re.split(r"^(\w+/)$", tree, flags=re.MULTILINE)[1:]
+    for root, lines in zip(parts[::2], parts[1::2], strict=True):
+        shown = re.findall(r"^  (\S+)", lines, re.MULTILINE)
+        folders = {f"{path.parent.name}/" for path in (ROOT / root).glob("*/*") if path.parent.name != "__pycache__"}
+        files = {path.name for path in (ROOT / root).glob("*.py")} - {"__init__.py"}
+        assert sorted(shown) == sorted(folders | files)
+
+
+def test_the_drawing_names_what_is_there():
+    words = re.findall(r'class="code"[^>]*>([^<]*)<', (ROOT / "docs/data_flow.svg").read_text())
+    named = [name for text in words for name in re.findall(r"[\w/]+(?:/|\.py)", text)]
+    roots = (ROOT, ROOT / "facts", ROOT / "experiments")
+    assert named and [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_that_a_page_imports_are_there(page):
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
+    imports = re.findall(r"^ *from (facts[\w.]*) import (.+)$", code, re.MULTILINE)
+    uses = re.findall(r"(?<![\w.\"-])facts\.((?:search\.)?[A-Za-z]\w*)(?=\()", code)
+    for module, names in imports:
+        for name in names.split(", "):
+            assert hasattr(import_module(module), name), f"{module}.{name}"
+    for name in uses:
+        assert attrgetter(name)(facts), name
 
 
 def test_the_tables_of_methods_are_what_the_docstrings_give():

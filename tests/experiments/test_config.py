@@ -12,9 +12,9 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from experiments.cell import check
 from experiments.config import CONF
 from experiments.instantiation import instantiate
+from experiments.methods import method_of
 from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from facts import compress
@@ -200,4 +200,4 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
 
 def test_stages_want_a_compression(cell_config):
     with pytest.raises(ValueError, match="stages begin with a compression: choose an estimator"):
-        check(cell_config("model=mask_rcnn_swin_b", "task=coco", "stages=pela", "estimator=none"))
+        method_of(cell_config("model=mask_rcnn_swin_b", "task=coco", "stages=pela", "estimator=none"))

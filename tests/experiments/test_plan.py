@@ -4,16 +4,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 from rich.console import Console
 
+from experiments.cell import results_folder
 from experiments.config import CONF
 from experiments.grid import GridCell, by_data
-from experiments.plan import duration, show_cells, state_of
+from experiments.plan import duration, latest_records, show_cells, state_of
 from experiments.preflight import Finding, look_first
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
+from facts.models import Recipe
 
 ROOT = Path(CONF).parent
 
@@ -53,31 +57,39 @@ def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
     assert "no ImageNet at" in done.stdout
 
 
+def state(config) -> str:
+    """The state of a cell, told without its network and without a change to what is drawn next."""
+    drawn = torch.get_rng_state()
+    with patch.object(Recipe, "build", lambda recipe: pytest.fail("built")):
+        found = state_of(config, latest_records(results_folder(config) / "records"))
+    assert torch.equal(torch.get_rng_state(), drawn)
+    return found
+
+
 def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     config = cell_config("estimator=pela")
-    assert state_of(config) == "to do"
+    assert state(config) == "to do"
     run_cell(open_cell(config))
-    assert state_of(config) == "done"
+    assert state(config) == "done"
     failing = cell_config("estimator=svd_llm")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cell(open_cell(failing))
-    assert state_of(failing) == "failed"
-    assert state_of(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
+    assert state(failing) == "failed"
+    assert state(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
-    assert state_of(missing) == "blocked (FileNotFoundError)"
+    assert state(missing) == "blocked (FileNotFoundError)"
     empty = cell_config("profile=paper", "model=mambavision_b", f"checkpoints={tmp_path}")
-    assert state_of(empty) == "blocked (FileNotFoundError)"
-    assert state_of(cell_config("profile=paper", "model=mambavision_b", "model.paper.variant=XL")) == (
+    assert state(empty) == "blocked (FileNotFoundError)"
+    assert state(cell_config("profile=paper", "model=mambavision_b", "model.paper.variant=XL")) == (
         "blocked (ValidationError)"
     )
 
 
 def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
     monkeypatch.setattr("facts.models.Recipe.checkpoint", lambda recipe: None)
-    monkeypatch.setattr("facts.models.Recipe.build", lambda recipe: pytest.fail("built"))
     for name in ("deit_b", "mambavision_b"):
-        assert state_of(cell_config("profile=paper", f"model={name}")) == "weights not here"
+        assert state(cell_config("profile=paper", f"model={name}")) == "weights not here"
 
 
 def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):

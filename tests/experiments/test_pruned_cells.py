@@ -18,7 +18,7 @@ def test_a_cell_prunes_finetunes_and_times(cell_config):
     assert tuned.metrics["top1"] > pruned.metrics["top1"]
     assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
     minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
-    assert tuned.figures["total_minutes"] == pytest.approx(minutes)
+    assert tuned.values["total_minutes"] == pytest.approx(minutes)
 
 
 def test_what_a_cell_is_known_by(cell_config):

@@ -20,6 +20,7 @@ from experiments.config import CONF, Experiment
 from experiments.grid import GridCell, grid_of
 from experiments.output.tables import entries_of, write_tables
 from experiments.runner import open_cell
+from facts.moments.collect import MomentPass
 
 ROOT = Path(CONF).parent
 NUM_CELLS = 2 * 7
@@ -69,10 +70,10 @@ def place(config) -> GridCell:
 def test_one_failing_cell_does_not_lose_the_others(cell_config, monkeypatch):
     places = [place(cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
     places.append(place(cell_config("estimator.shrinkage_row=3")))
-    real = experiments.reproduce.run_cell
+    real = experiments.columns.run_cell
 
     def failing(cell: Cell, wait: bool):
-        if type(cell.estimator).__name__ == "PELA":
+        if type(cell.method.needed_estimator).__name__ == "PELA":
             raise RuntimeError("no luck")
         return real(cell, wait)
 
@@ -93,7 +94,7 @@ def test_cells_that_failed_are_counted_at_the_end(tmp_path):
 def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkeypatch):
     cells = [open_cell(cell_config(f"estimator={name}")) for name in ("facts", "kfac_expand", "gfwsvd", "asvd")]
     passes = []
-    real = experiments.reproduce.collect_moments.__globals__["MomentPass"].run
+    real = MomentPass.run
 
     def counted(self, calibration):
         passes.append(self)
@@ -102,7 +103,7 @@ def test_a_column_needs_one_data_pass_for_all_its_estimators(cell_config, monkey
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", counted)
     share_data_pass(cells)
     for cell in cells:
-        experiments.reproduce.run_cell(cell)
+        experiments.columns.run_cell(cell)
     assert len(passes) == 1
 
 
@@ -110,7 +111,7 @@ def test_a_column_shares_a_data_pass_for_every_group_of_layers(cell_config, monk
     at_once = "hardware.memory.layers_at_once=3"
     cells = [open_cell(cell_config(f"estimator={name}", at_once)) for name in ("facts", "gfwsvd", "pela")]
     passes = []
-    real = experiments.reproduce.collect_moments.__globals__["MomentPass"].run
+    real = MomentPass.run
 
     def counted(self, calibration):
         passes.append(list(self.layers))
@@ -118,7 +119,7 @@ def test_a_column_shares_a_data_pass_for_every_group_of_layers(cell_config, monk
 
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", counted)
     share_data_pass(cells)
-    records = [experiments.reproduce.run_cell(cell) for cell in cells]
+    records = [experiments.columns.run_cell(cell) for cell in cells]
     assert len(passes) > 1 and max(map(len, passes)) == 3
     assert [name for group in passes for name in group] == list(records[0].plan)
 
@@ -128,9 +129,9 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(cell_
     share_data_pass([alone])
     assert not (alone.folder / "cache").exists()
     assert shared.fingerprint != alone.fingerprint
-    record = experiments.reproduce.run_cell(alone)
+    record = experiments.columns.run_cell(alone)
     assert not (alone.folder / "cache").exists()
-    assert record.figures["total_minutes"] * 60 == pytest.approx(
+    assert record.values["total_minutes"] * 60 == pytest.approx(
         record.seconds["decomposition"] + record.seconds["search"]
     )
 
@@ -161,12 +162,13 @@ def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path):
 
 
 def test_a_search_leaves_its_proof_in_the_record(cell_config):
-    record = experiments.reproduce.run_cell(open_cell(cell_config("search=cors", "ratio=0.6")))
-    assert record.solution["status"] == "optimal" and record.solution["gap"] == 0
-    assert record.spent["flops"] <= record.budget["flops"]
+    record = experiments.columns.run_cell(open_cell(cell_config("search=cors", "ratio=0.6")))
+    summary = record.summary
+    assert summary.solution["status"] == "optimal" and summary.solution["gap"] == 0
+    assert summary.spent["flops"] <= summary.budget["flops"]
     assert record.metrics["gflops"] <= record.metrics["gflops_budget"]
-    assert set(record.profile) == set(record.plan)
-    assert record.figures["search_minutes"] > 0
+    assert set(summary.profile) == set(record.plan)
+    assert record.values["search_minutes"] > 0
 
 
 def test_an_experiment_that_does_not_exist_is_refused_with_the_choices():

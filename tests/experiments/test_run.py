@@ -177,7 +177,7 @@ def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_confi
     subject = subject_of(cell, cell.model)
     factors, held_out, every = (
         {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
-        for batches in (subject.calibration, subject.held_out, cell.task.evaluation(cell.model))
+        for batches in (subject.calibration.data, subject.held_out.data, cell.task.evaluation(cell.model))
     )
     assert (len(factors), len(held_out)) == (320, 160)
     assert not factors & held_out and factors | held_out <= every
@@ -197,7 +197,7 @@ def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (
             ["model=swin_b", "analysis=token_coupling"],
-            "no linear layer is called blocks.4.mlp.fc2; the model has layers",
+            "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2; SwinTransformer has layers",
         ),
     ],
 )

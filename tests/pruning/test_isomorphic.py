@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from facts.pruning import Isomorphic, PruningProblem
+from facts.pruning import Isomorphic
+from tests.networks import image_batches
 from tests.pruning.problems import make_problem, make_vit
 
 
@@ -51,7 +52,7 @@ def test_only_the_first_batches_are_read():
             yield batch
             raise AssertionError("a second batch was read")
 
-    (batch,) = image_batches([8], dtype=torch.float32)
+    batch, _ = image_batches([8, 8], dtype=torch.float32)
     problem = make_problem(make_vit(depth=1), batches=OneBatch())
     assert problem.spent(Isomorphic(num_batches=1).prune(problem)) <= problem.budget
 

@@ -8,6 +8,7 @@ from facts.pruning.block_times import BlockTimes
 from facts.pruning.methods.nvit import less_latency
 from facts.pruning.narrow_attention import NarrowAttention
 from facts.pruning.widths import importance, widths_of, without
+from tests.networks import image_batches
 from tests.pruning.problems import make_problem, make_vit
 
 
@@ -53,7 +54,7 @@ def test_units_without_effect_can_go(width, silence):
         silence(model.blocks[0]).zero_()
         if width.endswith("key_dims"):  # the bias of the query is what is left of it
             model.blocks[0].attn.qkv.bias[:24].unflatten(0, (3, 8))[:, 1] = 0
-    ((images, labels),) = image_batches([8], dtype=torch.float32)
+    images, labels = image_batches([8, 8], dtype=torch.float32)[0]
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     widths = widths_of(model)
     scores = importance(model, widths)[width]
@@ -66,7 +67,7 @@ def test_units_without_effect_can_go(width, silence):
 
 def test_importance_is_the_squared_sum_of_gradient_times_weight():
     model = narrowable(depth=1)
-    ((images, labels),) = image_batches([8], dtype=torch.float32)
+    images, labels = image_batches([8, 8], dtype=torch.float32)[0]
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     scores = importance(model, widths_of(model))
     mlp = model.blocks[0].mlp

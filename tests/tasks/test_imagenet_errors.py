@@ -38,7 +38,7 @@ def test_a_folder_that_holds_none_of_the_layouts_says_what_was_looked_for(tmp_pa
         "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
         "data/train-*.parquet, data/validation-*.parquet",
         "found train/, ILSVRC2012_img_val.tar.",
-        "task.paper.root",
+        "Set root to a folder that holds one of the three.",
     ):
         assert part in str(error.value)
     with pytest.raises(FileNotFoundError, match="found none of these"):

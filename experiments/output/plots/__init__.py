@@ -1,1 +1,1 @@
-"""One function a figure: from an experiment's records to the figure and the values that it shows."""
+"""Figures, one function each: from an experiment's records to the figure and its values."""

@@ -1,4 +1,4 @@
-"""One choice of a method against accuracy."""
+"""Ablations: one choice of a method against accuracy."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from experiments.output.plots.style import BLUE, GREEN, ORANGE, VERMILION, WIDTH
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """The ranked metric for every row, one curve a column."""
+    """Plot the ranked metric of every row, one curve a column."""
     metric = experiment.ranked_by
     figure = Figure(figsize=(WIDTH / 2, 2.4), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Couplings between tokens and within them, as in the paper's motivation."""
+"""Couplings between tokens and within tokens, as in the paper's motivation."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ COLUMNS = ["column", "token", "other", "coupling", "distance_correlation", "p_va
 
 
 def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """For each column the cross-token map above, the distance correlations of its tokens below."""
+    """Plot, for each column, the cross-token map above and the distance correlations of its tokens below."""
     (row,) = experiment.rows
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     maps, tokens = (
@@ -31,7 +31,7 @@ def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, p
 
 
 def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Map and distance correlations of one layer (first row), and the similarity of estimators against accuracy."""
+    """Plot the couplings of one layer (first row), and the similarity of estimators against accuracy."""
     (column,) = experiment.columns
     row, *estimators = experiment.rows
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")

@@ -1,4 +1,4 @@
-"""How large the dropped cross-token terms are, layer by layer."""
+"""Ratio of the dropped cross-token terms to the kept ones, layer by layer."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -16,7 +16,7 @@ KINDS = {
 
 
 def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Ratios of the cross-token part to the token-local one over the layers in order, one panel a network."""
+    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel a network."""
     (row,) = experiment.rows
     num_rows = 1 + (len(experiment.columns) > 2)
     figure = Figure(figsize=(WIDTH, 0.8 + 1.8 * num_rows), layout="constrained")

@@ -15,7 +15,7 @@ INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 
 
 def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Measured errors of two layers, their interpolation by windows, and one cubic spline through all of them."""
+    """Plot measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
     figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
     curves = []
@@ -45,7 +45,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
 
 
 def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """The errors predicted to second order against those measured, one point a layer and ratio."""
+    """Plot errors predicted to second order against measured ones, one point a layer and ratio."""
     truth, *predictions = experiment.rows
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     points = []

@@ -1,4 +1,4 @@
-"""What all drawings share: colours that the colour-blind can tell apart, sizes, and records by row and column."""
+"""Shared style of all figures: colours that the colour-blind can distinguish, sizes, and records by row and column."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +26,10 @@ Drawing = Callable[[Experiment, Records], tuple[Figure, pd.DataFrame]]
 
 
 def say(axes: Axes, what: str = "not measured") -> None:
-    """Words in place of a drawing."""
+    """Write words in place of a plot."""
     axes.text(0.5, 0.5, what, ha="center", transform=axes.transAxes)
 
 
 def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    """The plotted values as one table, empty where nothing was measured."""
+    """Join the plotted values into one table; empty if nothing was measured."""
     return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)

@@ -1,4 +1,4 @@
-"""Images a second as bars, each beside the original network's."""
+"""Images per second as bars, beside those of the original network."""
 
 from dataclasses import fields
 
@@ -19,7 +19,7 @@ COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)),
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """A panel a network; above each bar its ratio to the original, and in words what this device cannot run."""
+    """Plot a panel a network; above each bar its ratio to the original, or a note if this device cannot run it."""
     figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
     values = []
     for axes, ((row, column), record) in zip(

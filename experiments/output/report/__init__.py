@@ -1,7 +1,6 @@
-"""One page on what was measured, with what, and how far it lies from the paper: `report.html`, in short `report.md`.
+"""Report on the measurements, their provenance and their distance from the paper: `report.html`, in short `report.md`.
 
-Both are made of the results folder and the experiments alone, whatever was run last; `python -m experiments.report`
-writes them anew.
+Both are made from the results folder and the experiments alone; `python -m experiments.report` writes them again.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from facts.utils.files import replacing
 
 
 def write_report(experiments: Iterable[Experiment], properties: dict[str, Properties], folder: Path) -> None:
-    """`report.html` and `report.md` in `folder`; `properties` are those that an experiment's table shows, by name."""
+    """Write `report.html` and `report.md` in `folder`; `properties` are those of an experiment's table, by name."""
     results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
     for name, text in (("report.md", markdown(results, folder.name)), ("report.html", page(results, folder.name))):
         with replacing(folder / name) as path:

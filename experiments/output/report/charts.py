@@ -1,4 +1,4 @@
-"""Charts as inline SVG whose colours are the page's own, so that they follow its light and dark scheme."""
+"""Charts as inline SVG in the colours of the page, so that they follow its light and dark scheme."""
 
 import io
 import re
@@ -25,12 +25,12 @@ SERIES = (
     "#56b4e9",
     "#8a6d3b",
     "#7f7f7f",
-)  # Okabe and Ito's, two more
+)  # Okabe and Ito's colours, and two more
 CSS = {INK: "currentColor"} | {color: f"var(--series-{number})" for number, color in enumerate(SERIES, start=1)}
 MARKERS = "osD^vP*X"
 LINES = {"ours": "-", "paper": "--"}
 NUM_NAMED = 3  # layers of a sensitivity profile that stand out
-WIDTH = 4.5  # inches, with text of 10 points: legible where it is scaled to a phone
+WIDTH = 4.5  # inches, with text of 10 points: legible when scaled to a phone
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -54,7 +54,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing and what it shows, in words."""
+    """A chart and its description in words."""
 
     title: str
     caption: str
@@ -62,7 +62,7 @@ class Chart:
 
 
 def svg_of(name: str, draw: Callable[[Figure], None], height: float) -> str:
-    """The SVG element, the same for the same drawing; `name` keeps its inner names apart from other charts'."""
+    """Render the SVG element, reproducibly; `name` keeps its inner names distinct from those of other charts."""
     file = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -77,7 +77,7 @@ def svg_of(name: str, draw: Callable[[Figure], None], height: float) -> str:
 
 
 def pareto_charts(results: list[ExperimentResult]) -> list[Chart]:
-    """For each network of the tables that are alike but for their budget: the ranked metric against the FLOPs."""
+    """Draw the ranked metric against FLOPs, for each network of the tables that differ only in their budget."""
     alike: dict[tuple, list[ExperimentResult]] = {}
     for result in results:
         experiment = result.experiment
@@ -119,7 +119,7 @@ def _pareto(group: list[ExperimentResult], column: str) -> Chart | None:
 
 
 def _curves(group: list[ExperimentResult], column: str, dense: str, source: str) -> Mapping[str, Points]:
-    """By method the points of `ours` or the `paper`, FLOPs in percent of the dense network's."""
+    """Points of `ours` or the `paper` by method, FLOPs in percent of the dense network's."""
     curves: dict[str, Points] = {}
     for result in group:
         values = [
@@ -135,7 +135,7 @@ def _curves(group: list[ExperimentResult], column: str, dense: str, source: str)
 
 
 def sensitivity_charts(results: list[ExperimentResult]) -> dict[str, list[Chart]]:
-    """By network, each profile once that an integer program decided by, with the cells that rest on it."""
+    """Draw by network each sensitivity profile that an integer program used, once, with the cells that share it."""
     uses: dict[str, list[tuple[ExperimentResult, str, str]]] = {}
     for result in results:
         for (row, column), record in result.records.items():
@@ -152,7 +152,7 @@ def sensitivity_charts(results: list[ExperimentResult]) -> dict[str, list[Chart]
 
 
 def _draw_profile(figure: Figure, profile: Mapping[str, list[list[float]]]) -> None:
-    """One thin line a layer; those three stand out whose errors are largest over all ratios, by geometric mean."""
+    """Draw one thin line a layer; the three with the largest geometric mean of errors stand out."""
     axes = figure.subplots()
     axes.set(xlabel="ratio that remains", ylabel="error", yscale="log")
     positive = {layer: np.array([point[1:] for point in points if point[2] > 0]) for layer, points in profile.items()}

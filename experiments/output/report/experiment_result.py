@@ -1,4 +1,4 @@
-"""What a results folder knows of an experiment: figures, records, and why there is none."""
+"""Results of an experiment in a folder: metrics, records, and reasons for the missing ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from experiments.paper import paper_values
 from experiments.record import Record, read_record
 
 Properties = dict[str, dict[str, str]]
-"""What a table says of each row's estimator, by row and title."""
+"""Properties of each row's estimator in a table, by row and title."""
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Cells that have no figures for one reason."""
+    """Cells without metrics for the same reason."""
 
     status: str
     reason: str
@@ -27,7 +27,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """One experiment. `entries` are by row, column and metric, `records` by row and column: those that are here."""
+    """One experiment. `entries` are by row, column and metric; `records`, those that exist, by row and column."""
 
     experiment: Experiment
     properties: Properties
@@ -37,7 +37,7 @@ class ExperimentResult:
 
     @property
     def cells(self) -> dict[tuple[str, str], Entry]:
-        """The ranked figure of each cell, which tells its status; none where there is no table."""
+        """The ranked metric of each cell, with its status; empty if there is no table."""
         metric, experiment = self.experiment.ranked_by, self.experiment
         places = [(row, column) for row in experiment.rows for column in experiment.columns] if metric else []
         return {place: self.entries[*place, metric] for place in places}
@@ -54,7 +54,7 @@ class ExperimentResult:
 
     @property
     def gaps(self) -> list[Gap]:
-        """Every cell that is not done, those together that share the reason, and the figure if it is not here."""
+        """Cells that are not done, grouped by reason, and the figure if it is missing."""
         cells: dict[tuple[str, str], list[str]] = {}
         for (row, column), entry in self.cells.items():
             if entry.status != "done":
@@ -81,7 +81,7 @@ class ExperimentResult:
 
 
 def read_result(experiment: Experiment, properties: Properties, folder: Path) -> ExperimentResult:
-    """Read the experiment's table and records; a cell that the table lacks is missing, or left out on purpose."""
+    """Read the experiment's table and records; cells that the table lacks are missing, or left out on purpose."""
     entries = _read_table(folder / "tables" / f"{experiment.name}.csv")
     for row in experiment.rows:
         for column in experiment.columns:

@@ -1,4 +1,4 @@
-"""The report in short, for those who read in a terminal."""
+"""The report in short, for a terminal."""
 
 import pandas as pd
 

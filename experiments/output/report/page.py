@@ -22,7 +22,7 @@ MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Group:
-    """A metric's columns under one heading: of ours, the paper's and their difference those that are known."""
+    """A metric's columns under one heading: ours, the paper's and their difference, if known."""
 
     metric: str
     title: str
@@ -30,7 +30,7 @@ class Group:
 
 
 def page(results: list[ExperimentResult], profile: str) -> str:
-    """The whole document."""
+    """Render the whole document."""
     records = distinct(results)
     environment = Environment(
         loader=PackageLoader("experiments.output.report"),
@@ -59,7 +59,7 @@ def page(results: list[ExperimentResult], profile: str) -> str:
 
 
 def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
-    """The experiments under headings, the paper's tables first."""
+    """Group the experiments under headings, the paper's tables first."""
     tables = [result for result in results if result.experiment.metrics]
     chosen = {
         "Tables of the paper": [result for result in tables if in_paper(result.entries.values())],
@@ -70,7 +70,7 @@ def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
 
 
 def groups(result: ExperimentResult) -> list[Group]:
-    """The headings under each of a table's columns; a paper that says nothing of a metric gets no column for it."""
+    """The headings under each of a table's columns; without a value of the paper there is no column for it."""
     found = []
     for metric, title in result.experiment.metrics.items():
         entries = [entry for (_, _, name), entry in result.entries.items() if name == metric]
@@ -84,12 +84,12 @@ def number(value: float | None) -> str:
 
 
 def code(text: str) -> Markup:
-    """What stands between backticks, as code."""
+    """Mark up text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def metric_title(title: str) -> Markup:
-    """`^` and `_` as in TeX: mAP^b_50."""
+    """Mark up `^` and `_` as in TeX: mAP^b_50."""
     raised = re.sub(r"\^(\w)", r"<sup>\1</sup>", str(escape(title)))
     return Markup(re.sub(r"_(\w+)", r"<sub>\1</sub>", raised))
 

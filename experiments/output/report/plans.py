@@ -1,4 +1,4 @@
-"""The ranks that searches gave to the layers, as shares of the ranks at which the layers would cost the same."""
+"""Ranks that searches gave to the layers, as shares of the ranks at which the layers would cost the same."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ FullRanks = dict[tuple[str, str], int]
 
 @dataclass(frozen=True)
 class Bar:
-    """`rank` is None for a layer left dense, `full` where nothing tells it; `share` is the bar's length."""
+    """`rank` is None for a layer left dense, `full` if it is unknown; `share` is the length of the bar."""
 
     rank: int | None
     full: int | None
@@ -30,12 +30,12 @@ class PlanTable:
 
     @property
     def relative(self) -> bool:
-        """Whether bars are relative to the largest rank, since the full ones are unknown."""
+        """Whether bars are relative to the largest rank, since the full ranks are unknown."""
         return any(bar and bar.rank and not bar.full for bars in self.layers.values() for bar in bars)
 
 
 def full_ranks(records: Iterable[Record]) -> FullRanks:
-    """Every rank that was tried stands beside its ratio in a sensitivity profile."""
+    """Compute full ranks from the sensitivity profiles, which list ranks with their ratios."""
     return {
         (record.model_hash, layer): round(points[-1][0] / points[-1][1])
         for record in records
@@ -44,7 +44,7 @@ def full_ranks(records: Iterable[Record]) -> FullRanks:
 
 
 def plan_tables(result: ExperimentResult, full: FullRanks) -> list[PlanTable]:
-    """One a network, of the cells whose search may give each layer another ratio."""
+    """Make one table a network, of the cells whose search may give different ratios to layers."""
     networks: dict[str, dict[str, Record]] = defaultdict(dict)
     for (row, column), record in result.records.items():
         if record.plan and not record.config["search"]["_target_"].endswith(".Uniform"):

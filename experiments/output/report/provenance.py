@@ -1,4 +1,4 @@
-"""With what the cells were run, and how long they took."""
+"""Provenance of the cells: machine, versions, commits, and seconds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from experiments.record import Record
 
 @dataclass(frozen=True)
 class Provenance:
-    """Time, machine and versions of the last cell, and the commits of all."""
+    """Time, machine and versions of the last cell, and the commits of all cells."""
 
     time: str
     commits: list[str]

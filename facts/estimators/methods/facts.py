@@ -18,11 +18,11 @@ from facts.moments import GradWeightedInputGram, InputWeightedGradGram, LayerMom
 class FACTS(TwoSidedEstimator):
     """Token-wise power iterations from the identity; the paper takes one.
 
-    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²]. `grad_clip` bounds the Frobenius
-    norm of each sample's output gradient; `normalize: batch` divides each batch's A by its trace (Algorithm 2 has
-    both, without saying how much). The defaults do neither: every sample weighs the same. Of `num_iterations` each
-    one takes a data pass; their directions converge to those of the nearest Kronecker product of the token-local
-    Fisher (but with `normalize`), while tr A tr B stays its trace.
+    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²]. `grad_clip` bounds the Frobenius norm
+    of each sample's output gradient; `normalize: batch` divides each batch's A by its trace (Algorithm 2 has both,
+    without their values). The defaults do neither: every sample weighs the same. Each of `num_iterations` takes a data
+    pass; without `normalize`, the directions converge to the nearest Kronecker product of the token-local Fisher, whose
+    trace tr A tr B keeps.
     """
 
     grad_clip: Annotated[float, Field(gt=0)] | None = None
@@ -53,7 +53,7 @@ class FACTS(TwoSidedEstimator):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FACTSStep(Estimator):
-    """One iteration more: A ∝ E[Σ_t (g_tᵀ B g_t) x_t x_tᵀ], B ∝ E[Σ_t (x_tᵀ A x_t) g_t g_tᵀ], with the same traces."""
+    """One more iteration: A ∝ E[Σ_t (g_tᵀ B g_t) x_t x_tᵀ], B ∝ E[Σ_t (x_tᵀ A x_t) g_t g_tᵀ], with the same traces."""
 
     facts: FACTS
     iteration: int

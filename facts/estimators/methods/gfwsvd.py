@@ -23,8 +23,8 @@ from facts.moments.gradients import GradientStore
 class GFWSVD(TwoSidedEstimator):
     """The leading singular pair of V ↦ mean_k D_k V D_kᵀ, D_k the mean weight gradient of `group_size` samples.
 
-    `store` says where the gradients wait: `disk` or `device`. A factor without a Cholesky factor is shrunk by 0.2, 0.3,
-    ... until it has one (the original's rule); there is no other shrinkage by default. `tolerance` is the relative
+    `store` is the place of the gradients: `disk` or `device`. A factor without a Cholesky factor is shrunk by 0.2, 0.3,
+    ... until it has one (the rule of the original); by default there is no other shrinkage. `tolerance` is the relative
     accuracy of the singular value.
     """
 
@@ -49,7 +49,7 @@ class GFWSVD(TwoSidedEstimator):
 def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tuple[Tensor, Tensor]:
     """`(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64.
 
-    Each iteration reads the gradients once. Symmetric, with positive traces, and of equal norm.
+    Each iteration reads the gradients once. Both are symmetric, with positive traces and equal norms.
     """
     m, n = gradients.shape
 

@@ -14,7 +14,7 @@ from facts.moments import InputGram, LayerMoments
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SVDLLM(Estimator):
-    """A = Σ XᵀX, B = I; where A is not positive definite, (1e-6 - λ_min) I is added."""
+    """A = Σ XᵀX, B = I; if A is not positive definite, (1e-6 - λ_min) I is added."""
 
     @property
     def moments(self):

@@ -22,13 +22,13 @@ Positive = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class DISP(Pruner):
-    """Every block reads and writes features of its own choice; a hypernetwork learns which, the weights stay.
+    """Each block reads and writes its own selection of features, learned by a hypernetwork; the weights stay fixed.
 
     The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
-    `temperature`, straight through, open at first by `offset`. The loss is the task's plus `penalty` times
+    `temperature`, straight through, open at first by `offset`. The loss is the task's loss plus `penalty` times
     |log(share / target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits, all gates
-    ranked together, go until the budget is met; each gate keeps one. The defaults are the published code's, but for the
-    number of steps.
+    ranked together, are removed until the budget is met; each gate keeps one. The defaults are those of the published
+    code, except the number of steps.
     """
 
     num_steps: Annotated[int, Field(ge=1)] = 10_000
@@ -46,7 +46,7 @@ class DISP(Pruner):
         return problem.first_fit(lambda amount: indexed(model, [turn >= amount for turn in turns]), most)
 
     def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
-        """The logits of the gates' features."""
+        """Train the hypernetwork; return the logits of the gates' features."""
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(self.seed)
         masks = [torch.ones(width, device=device) for width in gate_widths(model)]
@@ -69,7 +69,7 @@ class DISP(Pruner):
 
 
 def target_share(problem: PruningProblem, num_weights: int) -> float:
-    """What may remain of the blocks' matrices, which hold `num_weights`. Raises `ValueError` if nothing may."""
+    """Remaining share of the blocks' matrices, which hold `num_weights`. Raises `ValueError` if nothing may remain."""
     cost = num_weights * (2 * problem.num_tokens if problem.cost == "flops" else 1)
     if cost <= problem.dense - problem.budget:
         raise ValueError(
@@ -80,7 +80,7 @@ def target_share(problem: PruningProblem, num_weights: int) -> float:
 
 
 def indexed(model: nn.Module, masks: list[Tensor]) -> nn.Module:
-    """A copy of which every block keeps what the masks of its gates say."""
+    """Copy the model; each block keeps the features in the masks of its gates."""
     copied = copy.deepcopy(model)
     for number, (block, gates) in enumerate(zip(model.blocks, by_block(masks), strict=True)):
         kept = [gate.nonzero().squeeze(1) for gate in gates]

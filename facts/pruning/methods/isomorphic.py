@@ -16,18 +16,18 @@ from facts.pruning.vit import check_vit, note_embedding, token_parameters
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-STEPS = 1000  # in which the pruned fraction is searched
-MOST = 950  # of them: what is left beyond is refused by torch-pruning, which empties no layer
+STEPS = 1000  # of the pruned fraction in its search
+MOST = 950  # of them at most: torch-pruning refuses to empty a layer
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Isomorphic(Pruner):
-    """The widths of least first-order Taylor importance go, ranked among structures of one kind only.
+    """Widths of least first-order Taylor importance are removed, ranked within each kind of structure.
 
     One fraction, searched to meet the budget, is pruned of the embedding and of the hidden units of all MLPs together;
     `heads` times as much of all heads together, and `head_dims` times as much of the dimensions of every head. Widths
-    are rounded down to multiples of `round_to`. Importance comes from the first `num_batches` batches. The original
-    pruning script's values are the defaults.
+    are rounded down to multiples of `round_to`. Importance comes from the first `num_batches` batches. The defaults are
+    those of the original pruning script.
     """
 
     heads: Share = 1.0
@@ -36,7 +36,7 @@ class Isomorphic(Pruner):
     num_batches: Annotated[int, Field(ge=1)] = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        """Raises `ModuleNotFoundError` if torch-pruning is missing."""
+        """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
         network = check_vit(model)
         library = load_torch_pruning()
         network.requires_grad_(True)
@@ -47,11 +47,11 @@ class Isomorphic(Pruner):
     def _pruned(
         self, library: ModuleType, original: VisionTransformer, input_shape: tuple[int, ...], amount: int
     ) -> VisionTransformer:
-        """A copy of a network with gradients, of which `amount` of `STEPS` is pruned."""
+        """Prune `amount` of `STEPS` from a copy of a network with gradients."""
         fraction = amount / STEPS
         model = copy.deepcopy(original)
         for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
-            parameter.grad = source.grad  # which copies lack
+            parameter.grad = source.grad  # copies have none
         attentions = [block.attn for block in model.blocks]
         pruner = library.BasePruner(
             model,
@@ -83,7 +83,7 @@ class Isomorphic(Pruner):
 
 
 def load_torch_pruning() -> ModuleType:
-    """torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
+    """Import torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
     try:
         import torch_pruning
     except ModuleNotFoundError as error:

@@ -24,12 +24,12 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class NViT(Pruner):
-    """In `num_steps` equal steps towards the budget the units of least importance go, of all widths ranked together.
+    """Units of least importance, all widths ranked together, are removed in `num_steps` equal steps to the budget.
 
-    Importance is (Σ gradient · weight)² over a unit's parameters, mean over the batches between two steps, less
-    `latency_weight` times the latency that the unit costs by a measured table of block times; both are divided by their
-    mean over all units. The weights are trained meanwhile, `steps_between` batches a step, by the task's loss and AdamW
-    at `learning_rate`; after the last step they are not.
+    Importance is (Σ gradient · weight)² over a unit's parameters, the mean over the batches between two steps, less
+    `latency_weight` times the unit's latency in a measured table of block times; both are divided by their mean over
+    all units. Between steps the weights are trained on `steps_between` batches, with the task's loss and AdamW at
+    `learning_rate`; not after the last step.
     """
 
     num_steps: Count = 20
@@ -58,7 +58,7 @@ class NViT(Pruner):
         widths: Mapping[str, Width],
         batches: Iterable[tuple[Any, Any]],
     ) -> dict[str, Tensor]:
-        """Train the model in place; the sum of each unit's importance over the batches."""
+        """Train the model in place; return the sum of each unit's importance over the batches."""
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate)
         scores = {name: torch.zeros(width.size) for name, width in widths.items()}
         for batch in batches:
@@ -87,7 +87,7 @@ def remove(
     turns: Mapping[str, Tensor],
     target: int,
 ) -> VisionTransformer:
-    """The model without as few units, by their turns, as cost it `target` at most; each width keeps one."""
+    """Remove as few units as possible, by their turns, until the model costs at most `target`; each width keeps one."""
     most = sum(width.size - 1 for width in widths.values())
     return problem.first_fit(
         lambda amount: without(model, widths, {name: turn >= amount for name, turn in turns.items()}), most, target

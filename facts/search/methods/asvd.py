@@ -14,9 +14,9 @@ from facts.search.sensitivity.measured import Sensitivity
 class ASVDSearch(Search):
     """All pairs of a layer and a ratio are sorted by falling error; a cut is moved until the budget is met.
 
-    Behind the cut a layer takes its smallest ratio, or stays dense where it has none. Errors are the output's (the
-    paper's choice, KL, instead of the original's cross-entropy). Where even the smallest ratios cost too much, they
-    are the plan.
+    A layer takes its smallest ratio behind the cut, or stays dense if it has none. Errors are of the output (KL, the
+    paper's choice, instead of the original's cross-entropy). If even the smallest ratios cost too much, they are the
+    plan.
     """
 
     ratios: tuple[Ratio, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

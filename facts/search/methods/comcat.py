@@ -23,10 +23,10 @@ Positive = Annotated[float, Field(gt=0)]
 class ComCatSearch(MILPSearch):
     """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
 
-    The loss is the task's times (cost / budget)^`penalty` where the expected cost lies above the budget. The
-    temperature falls from the first of `temperatures` to the second, a step an epoch over the calibration data. The
+    The loss is the task's loss, times (cost / budget)^`penalty` if the expected cost lies above the budget. The
+    temperature falls from the first of `temperatures` to the second, one step an epoch of the calibration data. The
     plan is the most probable one within the budget, which the solver finds (the original takes each layer's most
-    probable choice, and may end above its budget).
+    probable choice, and may exceed the budget).
     """
 
     ratios: tuple[Ratio, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -87,7 +87,7 @@ class _Mixture:
         self.shares = self.logits
 
     def draw(self, temperature: float, generator: torch.Generator) -> Tensor:
-        """New shares of the choices, and the cost `[bounds]` that they amount to."""
+        """Draw new shares of the choices; return their cost `[bounds]`."""
         noise = -torch.empty(len(self.logits)).exponential_(generator=generator).log()
         self.shares = ((self.logits + noise.to(self.logits)) / temperature).softmax(dim=0)
         return self.shares @ self.costs

@@ -19,8 +19,8 @@ from facts.search.sensitivity.measured import Sensitivity
 class CoRS(MILPSearch):
     """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
 
-    `interpolation` is `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`: then the measured ranks themselves
-    are offered, and no others.
+    `interpolation` is `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`, which offers the measured ranks
+    alone.
     """
 
     rank_multiple: Multiple = 8
@@ -42,6 +42,6 @@ class CoRS(MILPSearch):
         """The errors at all ranks that are offered, from those measured at some."""
         offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
         offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
-        # A rank is as good an abscissa as its ratio: parabolas and distances scale with it.
+        # A rank serves as abscissa as well as its ratio: parabolas and distances scale with it.
         found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
         return dict(zip(offered, found.tolist(), strict=True))

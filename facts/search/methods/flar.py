@@ -17,11 +17,12 @@ CLOSE = 1.001
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FLARSearch(Search):
-    """Each layer takes the smallest rank whose error stays under one threshold, or stays dense where none does.
+    """Each layer takes the smallest rank whose error stays under one threshold, or stays dense if none does.
 
-    The error is the relative squared one of what the last linear layer sees; ranks are multiples of `rank_multiple`,
-    found by binary search. An outer search finds the smallest threshold that meets the budget (the original leaves the
-    threshold to its user), in at most `num_thresholds` steps. Where no threshold does, the smallest ranks are the plan.
+    The error is the relative squared error of the inputs of the last linear layer; ranks are multiples of
+    `rank_multiple`, found by binary search. An outer search finds the smallest threshold that meets the budget (the
+    original leaves the threshold to the user), in at most `num_thresholds` steps. If no threshold does, the smallest
+    ranks are the plan.
     """
 
     rank_multiple: Multiple = 8
@@ -48,7 +49,7 @@ class FLARSearch(Search):
 
 
 def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float) -> Plan:
-    """One binary search for each layer, all of them a step at a time so that they share their passes."""
+    """Find the ranks by one binary search for each layer; all take each step together to share their passes."""
     low, high = dict.fromkeys(offered, 0), {name: len(ranks) for name, ranks in offered.items()}
     while searching := [name for name in offered if low[name] < high[name]]:
         middle = {name: (low[name] + high[name]) // 2 for name in searching}

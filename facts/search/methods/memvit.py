@@ -13,11 +13,11 @@ from facts.search.problem import AllocationProblem
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class MemViTSearch(Search):
-    """From the uniform plan on, ranks move from the layers that lose least energy by it to the one that gains most.
+    """Starting from the uniform plan, ranks move from the layers that lose least energy to the one that gains most.
 
     A layer's energy is the share of its singular values (not squared) that it keeps. At iteration i the portion moved
-    is `first_step · exp(-i / decay)` of a layer's full rank, but at least one component; gains and losses are taken
-    per unit of cost. A move that does not raise the total energy is not made.
+    is `first_step · exp(-i / decay)` of a layer's full rank, but at least one component; gains and losses are taken per
+    unit of cost. A move that does not raise the total energy is not made.
     """
 
     decay: Annotated[float, Field(gt=0)] = 80.0

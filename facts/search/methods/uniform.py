@@ -12,12 +12,12 @@ from facts.search.problem import AllocationProblem
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Uniform(Search):
-    """Every layer keeps the same fraction, that of the tightest bound; or, where a latency asks for less, the largest
-    number of thousandths at which that holds too.
+    """Every layer keeps the same fraction, that of the tightest bound.
 
-    The two factors of a layer cost `rank (d_in + d_out)` for each token as well as in parameters, so one plan meets the
-    ratio in FLOPs and in parameters alike. Ranks are multiples of `rank_multiple` where layers are wide enough: rounded
-    down, and then up within the budget, first those that lost most.
+    If a latency needs less, it is the largest number of thousandths that meets it too. The two factors of a layer cost
+    `rank (d_in + d_out)` for each token as well as in parameters, so one plan meets the ratio in FLOPs and in
+    parameters alike. Ranks are multiples of `rank_multiple` if layers are wide enough: rounded down, and then up within
+    the budget, first for the layers that lost most.
     """
 
     rank_multiple: Multiple = 1
@@ -26,7 +26,7 @@ class Uniform(Search):
         return SearchResult(dict(self.ranks(problem)))
 
     def ranks(self, problem: AllocationProblem) -> dict[str, int]:
-        """The plan, which leaves no layer dense."""
+        """Ranks of all layers; none stays dense."""
 
         def at(ratio: float) -> dict[str, int]:
             return {

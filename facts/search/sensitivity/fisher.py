@@ -24,22 +24,24 @@ from facts.utils.cache import calibration_key, content_key
 from facts.utils.progress import with_progress
 
 Labels = Literal["sampled", "given"]
-SECONDS = "/seconds"  # beside the layers' names in the cache, which hold no slash
+SECONDS = "/seconds"  # contains a slash, unlike the layers' names beside it in the cache
 
 
 def kronecker_profile(decomposition: Decomposition) -> Tensor:
-    """Errors `[k + 1]` at the ranks 0 .. k in float64, with the estimator's own A ⊗ B for the Fisher: half the energy
-    that the rank discards."""
+    """Errors `[k + 1]` at the ranks 0 .. k in float64: half the energy that each rank discards.
+
+    The estimator's own A ⊗ B stands for the Fisher.
+    """
     return 0.5 * _tail_sums(decomposition.energies.double())
 
 
 def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tuple[dict[str, Tensor], float]:
     """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
-    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is
-    ½ mean (Σ_{j >= r} c_j)². One forward and backward pass; `sampled` draws each label from the network's own output
-    (the true Fisher), `given` takes those of the data (the empirical one). Also returns the seconds that were saved,
-    where the cache had the profiles. Raises `ValueError` for outputs that are no class logits, if labels are drawn.
+    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is ½ mean
+    (Σ_{j >= r} c_j)². One forward and backward pass; `sampled` draws each label from the network's own output (the true
+    Fisher), `given` takes the labels of the data (the empirical Fisher). Also returns the seconds that were saved if
+    the cache held the profiles. Raises `ValueError` for outputs that are no class logits, if labels are drawn.
     """
     start = time.perf_counter()
     batches = problem.sensitivity_batches()

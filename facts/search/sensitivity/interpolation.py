@@ -1,4 +1,4 @@
-"""From a few measured errors of a layer to errors at every rank in between (paper, Algorithm 3)."""
+"""Interpolation of a few measured errors of a layer to every rank in between (paper, Algorithm 3)."""
 
 from typing import Literal, get_args
 
@@ -15,10 +15,10 @@ DENSE = 1.0
 def interpolate_profile(
     ratios: ArrayLike, errors: ArrayLike, queries: ArrayLike, method: Interpolation = "windows"
 ) -> np.ndarray:
-    """Errors at the queries; ratio 1 is the dense layer, whose error is 0.
+    """Interpolate errors at the queries; ratio 1 is the dense layer, whose error is 0.
 
-    - `windows`: through every three neighbouring points runs a parabola; a query takes that of the window whose total
-      distance from the piecewise-linear curve, summed over the window's queries, is the smaller.
+    - `windows`: a parabola through every three neighbouring points; a query takes the window with the smaller total
+      distance from the piecewise-linear curve, summed over the window's queries.
     - `cubic`: one cubic spline through all points, not-a-knot at its ends.
     - `linear`: straight lines.
 

@@ -25,10 +25,10 @@ from facts.utils.progress import with_progress
 
 
 class Sensitivity:
-    """Errors of the network with one layer at one rank: measured when first asked for, kept in the problem's cache.
+    """Errors of the network with one layer at one rank: measured at first use, kept in the problem's cache.
 
-    The error is the problem's own (`of="output"`), or the relative squared error of what the last linear layer sees
-    (`of="features"`, as in FLAR-SVD), either way the mean over samples. Layers before the changed one are computed
+    The error is the problem's own (`of="output"`), or the relative squared error of the inputs of the last linear layer
+    (`of="features"`, as in FLAR-SVD), in both cases the mean over samples. Layers before the changed one are computed
     once, and one decomposition serves all ranks.
     """
 
@@ -44,7 +44,7 @@ class Sensitivity:
         self.used: Profile = defaultdict(dict)
 
     def profile(self, ranks: Mapping[str, Iterable[int]]) -> Profile:
-        """The error of every layer at each of its ranks. Raises `ValueError` if one is NaN or infinite."""
+        """Measure the error of every layer at each of its ranks. Raises `ValueError` if one is NaN or infinite."""
         lacking = [{rank for rank in ranks[name] if rank not in self.known[name]} for name in ranks]
         lacking = [set().union(*each) for each in zip(*distributed.all_gather(lacking), strict=True)]
         missing = {name: sorted(each) for name, each in zip(ranks, lacking, strict=True)}
@@ -58,7 +58,7 @@ class Sensitivity:
         return profile
 
     def _add(self, ranks: Mapping[str, list[int]]) -> None:
-        """Measure, and keep what was measured."""
+        """Measure errors and save them."""
         totals, num_samples = within_memory(partial(self._measure, ranks), self.problem.memory)
         if not num_samples:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
@@ -70,7 +70,7 @@ class Sensitivity:
         distributed.on_main_rank(self._save)
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[dict[str, dict], int]:
-        """By layer and rank the summed error and the seconds, and the number of samples, over all processes."""
+        """Summed error and seconds by layer and rank, and the number of samples, over all processes."""
         model, device = self.problem.model, next(self.problem.model.parameters()).device
         places = {entry: i for i, entry in enumerate((name, rank) for name in ranks for rank in ranks[name])}
         sums, num_samples = torch.zeros(len(places), 2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
@@ -86,14 +86,14 @@ class Sensitivity:
                         for rank, *measured in self._errors(prefix, name, ranks[name], original, read):
                             sums[places[name, rank]] += torch.tensor(measured, dtype=torch.float64)
         distributed.all_reduce([sums, num_samples])
-        sums[:, 1] /= distributed.size()  # they worked at once
+        sums[:, 1] /= distributed.size()  # they worked in parallel
         totals = {name: {rank: sums[places[name, rank]].tolist() for rank in ranks[name]} for name in ranks}
         return totals, int(num_samples)
 
     def _errors(
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
     ) -> Iterator[tuple[int, float, float]]:
-        """Rank, summed error on one batch, and the seconds that it took."""
+        """Rank, summed error on one batch, and its seconds."""
         dense = self.problem.layers[name]
         with prefix.before(name) as run:
             for rank in ranks:
@@ -106,11 +106,11 @@ class Sensitivity:
 
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
-        """What is compared, as a function of the outputs just computed."""
+        """A function from the outputs just computed to the values to compare."""
         if self.of == "output":
             yield lambda outputs: outputs
             return
-        seen: dict[str, Tensor] = {}  # by whichever linear layer was the last to run
+        seen: dict[str, Tensor] = {}  # the inputs of the last linear layer that ran
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -119,7 +119,7 @@ class Sensitivity:
             yield lambda outputs: seen["features"].clone()
 
     def _load(self) -> dict[str, dict[int, tuple[float, float]]]:
-        """By layer and rank the error and the seconds it took to measure."""
+        """Error and measurement time in seconds, by layer and rank."""
         known: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
         tensors = (self.problem.cache and self.problem.cache.load(self.file)) or {}
         for name, table in tensors.items():

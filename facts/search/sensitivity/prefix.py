@@ -1,4 +1,4 @@
-"""A network run again and again with one layer changed, without computing anew what comes before that layer."""
+"""Repeated runs of a network with one layer changed, without recomputing the modules before that layer."""
 
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
@@ -18,8 +18,8 @@ from facts.modules.networks import run
 class _Trace:
     """The calls of one module in the original forward pass: when the first began, the last ended, and their outputs.
 
-    `within` are, for each call, the modules that were running. A module `must_run` again if more came of it than its
-    outputs: it changed its inputs in place, or gave on a part of them that was changed later.
+    `within` holds, for each call, the modules that were running. A module `must_run` again if it has effects beyond its
+    outputs: it changed its inputs in place, or returned a part of them that was changed later.
     """
 
     began: int
@@ -31,11 +31,11 @@ class _Trace:
 
 
 class Prefix:
-    """The original forward pass on one batch, remembered module by module.
+    """The original forward pass on one batch, recorded module by module.
 
-    Every module whose calls had all ended before a layer first began gives, when that layer is changed, the output that
-    it gave before. Only modules are remembered, so what a `forward` computes between them is computed again. Memory is
-    that of all the modules' outputs.
+    When a layer is changed, every module whose calls all ended before that layer began returns its recorded output.
+    Only modules are recorded, so the operations of a `forward` between them run again. Memory holds the outputs of all
+    modules.
     """
 
     def __init__(self, model: nn.Module, inputs: Any):
@@ -57,7 +57,7 @@ class Prefix:
             return run(self.model, _copy(self.inputs))
 
     def _watch(self, name: str, forward: Callable, *args: Any, **kwargs: Any) -> Any:
-        """One call of a module, by its forward function alone: whatever hooks do to the output, they will do again."""
+        """Record one call of a module, without hooks: these run again and change the output again."""
         self.clock += 1
         trace = self.traces.setdefault(name, _Trace(began=self.clock))
         trace.within.append(set(self.running))
@@ -76,7 +76,7 @@ class Prefix:
 
     @contextmanager
     def before(self, layer: str) -> Iterator[Callable[[Callable[[Tensor], Tensor]], Any]]:
-        """Within the block, what is yielded runs the network with that layer's forward pass replaced.
+        """Yield a function that runs the network with another forward pass of that layer.
 
         Raises `ValueError` for a layer that does not run.
         """
@@ -95,7 +95,7 @@ class Prefix:
 
     @staticmethod
     def _outputs_outside(trace: _Trace, known: Set[str]) -> list[Any]:
-        """The outputs of the calls that will happen: not those within modules that do not run again."""
+        """Outputs of the calls that will happen: without calls within modules that do not run again."""
         return [output for output, within in zip(trace.outputs, trace.within, strict=True) if within.isdisjoint(known)]
 
     def _replay(self, name: str, outputs: list[Any]) -> Callable[..., Any]:

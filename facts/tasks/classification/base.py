@@ -1,4 +1,4 @@
-"""Image classification: what is the same for all data sets."""
+"""Image classification: shared parts of all data sets."""
 
 import itertools
 from abc import abstractmethod
@@ -25,9 +25,9 @@ Batch = tuple[Tensor, Tensor]
 class Classification(ClassLogits):
     """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
 
-    `num_calibration` images give the factors; on `num_sensitivity` others searches compare outputs. Analyses take
-    `num_factors_per_class` evaluation images of each class for the factors that they look at, and others,
-    `num_held_out_per_class`, to compare with (paper, supplement on the comparison).
+    `num_calibration` images give the factors; searches compare outputs on `num_sensitivity` others. Analyses take
+    `num_factors_per_class` evaluation images of each class for factors, and `num_held_out_per_class` others to compare
+    with (paper, supplement on the comparison).
     """
 
     num_calibration: Count
@@ -48,9 +48,9 @@ class Classification(ClassLogits):
 
 
 def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
-    """Percent of samples whose largest logit is their label."""
+    """Percentage of samples whose largest logit is at their label."""
     device = next(model.parameters()).device
-    counts = torch.zeros(2, device=device, dtype=torch.int64)  # correct ones, and all
+    counts = torch.zeros(2, device=device, dtype=torch.int64)  # correct samples, and all samples
     model.eval()
     for batch in with_progress(distributed.shard(batches), "evaluation"):
         images, labels = to_device(batch, device)
@@ -75,6 +75,6 @@ def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tenso
             f"num_factors_per_class + num_held_out_per_class needs {sum(counts)} evaluation images of every class; one "
             f"has {fewest}"
         )
-    place = (one_hot.cumsum(dim=0) * one_hot).sum(dim=1) - 1  # how many of its class came before
+    place = (one_hot.cumsum(dim=0) * one_hot).sum(dim=1) - 1  # number of earlier samples of its class
     ends = list(itertools.accumulate(counts, initial=0))
     return [order[(start <= place) & (place < end)] for start, end in itertools.pairwise(ends)]

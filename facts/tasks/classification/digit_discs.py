@@ -1,4 +1,4 @@
-"""Digits in colour, light on a dark disc: what scenes are made of, and what their backbones are first trained on."""
+"""Digits in colour, light on a dark disc: parts of scenes, and the first training data of their backbones."""
 
 import numpy as np
 import torch

@@ -34,8 +34,8 @@ def split_indices(split: Split) -> Tensor:
 def load_images(split: Split, size: int, channels: int = 1) -> tuple[Tensor, Tensor]:
     """Normalised images `[N, channels, size, size]`, and their labels `[N]`.
 
-    With one channel they are grey, and enlarged bilinearly; with three each digit lies on a disc, in one of the squares
-    of 32 x 32 pixels that the image is made of.
+    With one channel they are grey, and enlarged bilinearly; with three, each digit is on a disc in one of the 32 x 32
+    squares of the image.
     """
     labels = torch.tensor(load_digits().target)[split_indices(split)]
     if channels == 3:
@@ -62,7 +62,7 @@ def _coloured(split: Split, size: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Digits(Classification):
-    """Handwritten digits: 1,198 to train and calibrate on, the last of them for searches, and 599 others to test on."""
+    """Handwritten digits: 1,198 for training and calibration, the last of these for searches, and 599 for testing."""
 
     num_calibration: Annotated[int, Field(ge=1, le=1198)] = 1024
     num_sensitivity: Count = 128
@@ -82,7 +82,7 @@ class Digits(Classification):
         return "1,198 training and 599 test digits, part of scikit-learn"
 
     def content_key(self, model: nn.Module) -> str:
-        side, _ = input_size(model)  # the channels follow from the model, which has a hash of its own
+        side, _ = input_size(model)  # the channels follow from the model, which is hashed separately
         return content_key(self, side)
 
     def calibration(self, model: nn.Module) -> list[Batch]:
@@ -95,7 +95,7 @@ class Digits(Classification):
         return [(images[-self.num_sensitivity :], labels[-self.num_sensitivity :])]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
-        """All training images, not augmented: in the few epochs of finetuning none is seen often."""
+        """All training images, not augmented: finetuning takes few epochs."""
         images, labels = load_images("train", *input_size(model))
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of(seed, epoch)))
         return _split(images[order], labels[order], self.batch_size)
@@ -111,7 +111,7 @@ class Digits(Classification):
 
 
 def input_size(model: nn.Module) -> tuple[int, int]:
-    """Side and channels of the square images that the model expects."""
+    """Side and number of channels of the square images that the model expects."""
     channels, _, side = model.pretrained_cfg["input_size"]
     return side, channels
 

@@ -32,24 +32,24 @@ class Decoded(Dataset):
         data = self.files.read(index)
         try:
             image = Image.open(BytesIO(data)).convert("RGB")
-        except (OSError, SyntaxError, ValueError):  # what PIL raises for broken files, by format
+        except (OSError, SyntaxError, ValueError):  # errors of PIL for broken files, by format
             return self.files.names[index]
         return self.transform(image), int(self.files.labels[index])
 
 
 def collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Batch | None, list[str]]:
-    """The batch of the images, if there are any, and the names of those that could not be decoded."""
+    """Make a batch of the images, if any, and list the names of those that could not be decoded."""
     images = [sample for sample in samples if not isinstance(sample, str)]
     return default_collate(images) if images else None, [sample for sample in samples if isinstance(sample, str)]
 
 
 @dataclass(frozen=True)
 class ImageBatches:
-    """Batches under a key that spares hashing the pixels. `make_loader` is called when the first one is asked for.
+    """Batches under a key that avoids hashing the pixels. `make_loader` is called at the first read.
 
     It makes the loader of every `size`-th batch from number `rank` on, so that several processes can share the work.
-    Images that cannot be decoded are left out and logged, each once. More than one in a thousand, and more than one,
-    are a `ValueError`; of several processes each counts its own, against a thousandth of all.
+    Images that cannot be decoded are left out and logged, each once. Raises `ValueError` for more than one of them if
+    they exceed a thousandth of all; each of several processes counts its own.
     """
 
     make_loader: Callable[[int, int], DataLoader]
@@ -68,7 +68,7 @@ class ImageBatches:
         return len(self.loader)
 
     def shard(self, rank: int, size: int) -> "ImageBatches":
-        """Every `size`-th batch from number `rank` on, by workers that stay; the others are not decoded."""
+        """Every `size`-th batch from number `rank` on, by persistent workers; the others are not decoded."""
         return self.shares.setdefault((rank, size), replace(self, rank=rank, size=size))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -81,14 +81,14 @@ class ImageBatches:
 
 
 def mixed(batch: Batch, mixup: timm.data.Mixup | None) -> Batch:
-    """The batch with its images mixed in pairs, without one that has no partner, if they are to be mixed at all."""
+    """Mix the images of a batch in pairs, if `mixup` is given; an image without a partner is dropped."""
     images, labels = batch
     even = len(images) // 2 * 2
     return mixup(images[:even], labels[:even]) if mixup else batch
 
 
 def note_corrupt(names: list[str], known: set[str], total: int) -> None:
-    """Add to the `known` ones of `total` images. Raises `ValueError` if they are too many."""
+    """Add names to the `known` corrupt ones of `total` images. Raises `ValueError` if there are too many."""
     for name in set(names) - known:
         known.add(name)
         log.warning("%s cannot be decoded and is left out (%d so far)", name, len(known))

@@ -1,4 +1,4 @@
-"""Image classification on pictures of one's own, a folder a class."""
+"""Image classification on your own images, one folder a class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass as plain_dataclass
@@ -27,11 +27,11 @@ TRAINING, EVALUATION = "train", ("val", "validation", "test")
 
 @plain_dataclass(frozen=True, eq=False)
 class Pictures(Folders):
-    """Images below `folder`, known by name, size and time of change; `labels` [N] are positions of classes."""
+    """Images below `folder`, identified by name, size and time of change; `labels` [N] are positions of classes."""
 
     @classmethod
     def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
-        """Those in the class folders of a part of `root`; where there are no classes, those in the part itself."""
+        """Find images in the class folders of a part of `root`; without classes, in the part itself."""
         pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
         paths = [path for path in part.glob(pattern) if _is_image(path)]
         paths = sorted(path for path in paths if not classes or path.parent.name in positions)
@@ -48,7 +48,7 @@ class Pictures(Folders):
 
 
 class ImagesAlone(ImageBatches):
-    """The images of batches whose labels mean nothing to the network."""
+    """Images of batches without their labels, which are no classes of the network."""
 
     def __iter__(self):
         return (images for images, _ in super().__iter__())
@@ -56,15 +56,14 @@ class ImagesAlone(ImageBatches):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class ImageFolder(ImageNet):
-    """Images in `root/<class>/`; or in `root/train/<class>/` and, to evaluate on, in `val`, `validation` or `test`.
+    """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 
-    Where one of these parts is there alone, or none, half of the images are kept for evaluation, the same half for
-    every `seed`. A folder of such a name that holds no folders, with other folders beside it, is a class. Folders
-    without images are none. A label is the position of a class among the sorted ones; where the network has 1,000
-    classes and all folders are called by synsets of ImageNet-1k, that of the synset. Where the network has another
-    number of classes than there are folders, its data are images alone, and there is nothing to evaluate on.
-    `num_calibration` and `num_sensitivity` are upper bounds; searches compare outputs on images that give the factors
-    too.
+    If only one of these parts exists, or none, half of the images are kept for evaluation, the same half for every
+    `seed`. A folder of such a name without folders in it, but with folders beside it, is a class. Folders without
+    images are ignored. A label is the position of a class among the sorted ones, or of its synset if the network has
+    1,000 classes and all folders are named by synsets of ImageNet-1k. If the numbers of classes and folders differ, the
+    data are images without labels, and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper
+    bounds; searches compare outputs on images that also give the factors.
     """
 
     num_calibration: Count = 512
@@ -99,12 +98,12 @@ class ImageFolder(ImageNet):
         return content_key(super().content_key(model), self.classes, None if labels is None else labels.tolist())
 
     def evaluation(self, model: nn.Module) -> ImageBatches:
-        """Raises `ValueError` if the folders are no classes of the network."""
+        """Evaluation images. Raises `ValueError` if the folders are no classes of the network."""
         self._labelled(self.validation_images, model)
         return super().evaluation(model)
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
-        """Raises `ValueError` if the folders are no classes of the network."""
+        """Training images. Raises `ValueError` if the folders are no classes of the network."""
         batches = super().training(model, epoch, seed)
         files = self._labelled(batches.batches.files, model)
         return replace(batches, batches=replace(batches.batches, files=files))
@@ -116,7 +115,7 @@ class ImageFolder(ImageNet):
 
     @cached_property
     def _parts(self) -> list[Path]:
-        """One folder, or that of training and that of evaluation. Raises `FileNotFoundError`."""
+        """Find one folder, or those for training and for evaluation. Raises `FileNotFoundError`."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"no folder {self.root}: give one that holds a folder of images for each class")
         found = {path.name: path for path in _folders_in(self.root)}
@@ -127,7 +126,7 @@ class ImageFolder(ImageNet):
 
     @cached_property
     def _splits(self) -> tuple[Pictures, Pictures]:
-        """Images to calibrate on, and to evaluate on. Raises `ValueError` if there are none."""
+        """Divide the images into those for calibration and for evaluation. Raises `ValueError` if there are none."""
         splits = [Pictures.within(self.root, part, self.classes) for part in self._parts]
         if empty := [part for part, images in zip(self._parts, splits, strict=True) if not len(images)]:
             raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
@@ -155,7 +154,7 @@ class ImageFolder(ImageNet):
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Those that are not hidden."""
+    """Folders that are not hidden."""
     return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 

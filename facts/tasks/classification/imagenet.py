@@ -25,8 +25,8 @@ Augmentation = Literal["none", "train", "train_cutmix"]
 Transform = Literal["paper", "timm"]
 TrainingAugmentation = Literal["crop", "deit"]
 
-# The defaults of DeiT's code, as those of Mixup below are. But for mmax9: at magnitude 10, of one draw in forty, timm
-# asks Pillow for images of no bits, which Pillow 13 refuses.
+# The defaults of DeiT's code, like those of Mixup below, except mmax9: at magnitude 10, one draw in forty, timm
+# asks Pillow for images of 0 bits, which Pillow 13 refuses.
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 
@@ -34,16 +34,16 @@ DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", 
 class ImageNet(Classification):
     """ImageNet-1k in `root`: class folders, else the original tar files, else Hugging Face's parquet shards.
 
-    A label is the position of the class among the sorted synsets. Of one seeded shuffle of the training images, sorted
-    by synset and file name, the first `num_sensitivity` are left for rank searches, the next `num_calibration` give the
+    A label is the position of the class among the sorted synsets. The training images, sorted by synset and file name,
+    are shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the
     factors (paper, section 5.1). `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for
-    another input size; `timm` does what the checkpoint was evaluated with. `augmentation: train` calibrates on timm's
-    training transform instead, `train_cutmix` with CutMix on top. `training_augmentation` is that of finetuning, which
-    sees all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix;
-    `crop` crops, flips and jitters colours.
+    another input size; `timm` takes the evaluation transform of the checkpoint. `augmentation: train` calibrates on
+    timm's training transform instead, `train_cutmix` with CutMix on top. `training_augmentation` is for finetuning,
+    which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or
+    CutMix; `crop` crops, flips and jitters colours.
 
-    Tar files are read in place, with an index beside them. Images chosen from parquet shards are copied into the
-    temporary folder, 2 GB of them at the paper's number, all of them, 140 GB, for finetuning.
+    Tar files are read in place, with an index beside them. Images from parquet shards are copied into the temporary
+    folder: 2 GB for the paper's number of images, all 140 GB for finetuning.
     """
 
     root: Path
@@ -63,7 +63,7 @@ class ImageNet(Classification):
 
     @cached_property
     def shuffled_images(self) -> ImageFiles:
-        """The training images, made quick to read in any order."""
+        """The training images, quick to read in any order."""
         return self.training_images.gathered(range(len(self.training_images)))
 
     @cached_property
@@ -134,7 +134,7 @@ class ImageNet(Classification):
         indices: Sequence[int] | None,
         augmentation: Augmentation = "none",
     ) -> ImageBatches:
-        """Batches of the images at `indices`, or of all of them in whatever order they are read the quickest."""
+        """Batches of the images at `indices`, or of all images in the order that is quickest to read."""
         config = timm.data.resolve_model_data_config(model)
         how = (self.transform, augmentation, config, self.batch_size, self.seed)
         mixup = None
@@ -159,7 +159,7 @@ class ImageNet(Classification):
 
 
 def make_transform(config: dict, transform: Transform, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
-    """From a PIL image to the tensor that a model of this data configuration expects."""
+    """Make the transform from a PIL image to the tensor that a model of this data configuration expects."""
     if augmentation != "none":
         return timm.data.create_transform(**config, is_training=True)
     if transform == "timm":

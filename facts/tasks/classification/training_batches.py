@@ -1,4 +1,4 @@
-"""Augmented batches of images to train on, each determined by its number alone."""
+"""Augmented training batches, each determined by its number alone."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,10 +19,10 @@ from facts.utils.random import seed_of, seeded
 
 @dataclass(frozen=True)
 class AugmentedBatches(Dataset):
-    """Whole batches, and the names of images that could not be decoded, by number.
+    """Full batches, with the names of images that could not be decoded, by number.
 
-    The order of the images is drawn from `seed`, the augmentation of a batch from `seed` and its number. A last batch
-    that would be smaller is left out, as DeiT does.
+    The order of the images is drawn from `seed`, the augmentation of a batch from `seed` and its number. A smaller last
+    batch is left out, as in DeiT.
     """
 
     files: ImageFiles
@@ -52,9 +52,9 @@ class AugmentedBatches(Dataset):
 
 @dataclass(frozen=True)
 class TrainingBatches:
-    """The batches of some `numbers`; those of a slice are the same, and the others are not decoded.
+    """Batches of some `numbers`; a slice has the same batches and leaves the others undecoded.
 
-    Images that cannot be decoded are left out and logged; too many of them are a `ValueError`.
+    Images that cannot be decoded are left out and logged. Raises `ValueError` if there are too many.
     """
 
     batches: AugmentedBatches
@@ -75,7 +75,7 @@ class TrainingBatches:
             sampler=self.numbers,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # or the loader would draw from the one that all share
+            generator=torch.Generator(),  # else the loader would draw from the global generator
         )
         for batch, corrupt in loader:
             note_corrupt(corrupt, self.corrupt, len(self.batches.files))

@@ -1,4 +1,4 @@
-"""Semantic segmentation on ADE20K, or on anything in its layout."""
+"""Semantic segmentation on ADE20K, or on other data in its layout."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -28,8 +28,8 @@ class ADE20K(DensePrediction):
     """Mean intersection over union of the classes, in percent.
 
     `root` holds `images/{training,validation}/` and, of the same names, `annotations/{training,validation}/`.
-    Calibration and training see square crops of side `crop`; the standard augmentation takes them of images in half to
-    twice the size, and changes colours. Sensitivity is the KL divergence of the decoder's classes, its mean over the
+    Calibration and training see square crops of side `crop`; the standard augmentation crops images at half to twice
+    the size, and changes colours. Sensitivity is the KL divergence of the decoder's classes, averaged over the
     positions of the map.
     """
 
@@ -47,7 +47,7 @@ class ADE20K(DensePrediction):
         elif split == "train":
             pipeline = [load, truth, resize, crop]
         else:
-            pipeline = [load, resize, truth]  # what is compared has the size of the image on disk
+            pipeline = [load, resize, truth]  # predictions are compared at the size of the image on disk
         return self.files(split, [*pipeline, PackSegInputs()])
 
     def files(self, split: Split, pipeline: list) -> BaseSegDataset:
@@ -92,7 +92,7 @@ class ADE20K(DensePrediction):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class DigitSegmentation(ADE20K):
-    """Scenes of digits, written to `root` at the first use; the ground is a class too."""
+    """Scenes of digits, written to `root` at the first use; the background is a class too."""
 
     num_evaluation: ClassVar[int] = NUM_SCENES["test"]
 

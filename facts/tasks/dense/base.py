@@ -1,4 +1,4 @@
-"""Detection and segmentation: what is the same for both, on networks of `facts.models.feature_network`."""
+"""Shared parts of detection and segmentation, for networks of `facts.models.feature_network`."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ Split = Literal["train", "val"]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class DensePrediction(Task):
-    """Calibrated on the heads' own losses, one image at a time.
+    """A task calibrated on the heads' own losses, one image at a time.
 
-    `num_calibration` training images give the factors; on `num_sensitivity` others searches compare (paper, supplement
+    `num_calibration` training images give the factors; searches compare on `num_sensitivity` others (paper, supplement
     on downstream tasks: 10). Analyses take `num_factors` evaluation images, and `num_held_out` others to compare with.
-    Images are enlarged until they fill `scale`, the long and the short side. `augmentation` is that of training:
-    `standard`, the library's own for this data set, or `none`. Cost is counted for square images of `input_size`.
+    Images are resized to fill `scale`, the long and the short side. `augmentation` in training is `standard`, the
+    library's own for this data set, or `none`. Cost is counted for square images of `input_size`.
     """
 
     root: str
@@ -55,24 +55,24 @@ class DensePrediction(Task):
 
     @abstractmethod
     def metric(self) -> BaseMetric:
-        """The library's own."""
+        """The library's own metric."""
 
     @abstractmethod
     def figures(self, measured: dict[str, float]) -> dict[str, float]:
-        """What the metric says, by the names of this package."""
+        """Rename the library's metrics to the names of this package."""
 
     @abstractmethod
     def targets(self, samples: list[Any]) -> dict[str, Tensor]:
-        """What the samples know of the truth, as tensors with one row an image."""
+        """Ground truth of the samples, as tensors with one row an image."""
 
     @abstractmethod
     def samples(self, targets: dict[str, Tensor]) -> list[Any]:
-        """The data samples with these targets."""
+        """Data samples with these targets."""
 
     @property
     @abstractmethod
     def files_key(self) -> str:
-        """A hash of the files that the results depend on."""
+        """Hash of the files that the results depend on."""
 
     @cached_property
     def training_images(self) -> BaseDataset:
@@ -108,7 +108,7 @@ class DensePrediction(Task):
         return factors, held_out
 
     def chosen_indices(self) -> dict[str, list[int]]:
-        """Positions of the training images for `sensitivity` and for `calibration`. Raises `ValueError`."""
+        """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
         available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
         if available < needed:
             raise ValueError(
@@ -118,10 +118,10 @@ class DensePrediction(Task):
         return {"sensitivity": order[: self.num_sensitivity], "calibration": order[self.num_sensitivity : needed]}
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
-        """Σ over images of each one's own loss; in training, of as many times the loss of the batch together.
+        """Σ over images of each one's own loss; in training, the joint loss of the batch times its size.
 
-        But in training what the heads draw, the regions that count, is drawn alike for every image, so that its loss is
-        the same in any batch.
+        Outside of training, the heads draw the regions that count by the same seed for every image, so its loss is the
+        same in any batch.
         """
         samples = self.samples(targets)
         if outputs.heads.training:
@@ -173,7 +173,7 @@ class DensePrediction(Task):
         batch_size: int,
         seed: tuple[int, ...] = (),
     ) -> NumberedBatches:
-        """Batches of images, normalised and padded as the network's library does, and what `truth` makes of samples."""
+        """Batches of images, preprocessed by the network's library, and the targets that `truth` makes from samples."""
 
         def prepare(items: list[Any]) -> tuple[Tensor, Any]:
             data = model.heads.data_preprocessor(pseudo_collate(items), training=truth == self.targets)
@@ -185,7 +185,7 @@ class DensePrediction(Task):
 
 
 def _preprocessing(model: nn.Module) -> list[Any]:
-    """What the network's library does to images and targets before the network sees them."""
+    """Preprocessing of images and targets by the network's library."""
     preprocessor = model.heads.data_preprocessor
     settings = {
         name: value for name, value in vars(preprocessor).items() if isinstance(value, int | float | list | tuple)

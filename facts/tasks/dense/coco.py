@@ -1,4 +1,4 @@
-"""Detection and instance segmentation on COCO, or on anything in its format."""
+"""Detection and instance segmentation on COCO, or on other data in its format."""
 
 import hashlib
 import json
@@ -25,8 +25,8 @@ from facts.tasks.dense.base import Count, DensePrediction, Split
 from facts.tasks.dense.digit_scenes import NUM_SCENES, write_coco
 from facts.utils.silence import silence
 
-COARSEST = 3  # of the maps that the backbone's stages give: FPN's `fpn_convs.3.conv`
-NONE = -1  # the label of a row that only fills up
+COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
+NONE = -1  # the label of a row of padding
 FIGURES = {
     f"{ours}_map{threshold}": f"{theirs}_mAP{threshold}"
     for ours, theirs in (("box", "bbox"), ("mask", "segm"))
@@ -39,8 +39,8 @@ class Coco(DensePrediction):
     """COCO's mean average precision of boxes and of masks, in percent: over all overlaps, and at 0.5 and 0.75.
 
     `root` holds `train2017/`, `val2017/` and `annotations/instances_{train,val}2017.json`, whose categories, in their
-    order, are the network's classes. Sensitivity is the squared error of the neck's coarsest map but the pooled one
-    (paper, supplement on downstream tasks), its mean over the map.
+    order, are the network's classes. Sensitivity is the squared error of the neck's coarsest map except the pooled one
+    (paper, supplement on downstream tasks), averaged over the map.
     """
 
     scale: tuple[Count, Count] = (1333, 800)
@@ -48,7 +48,7 @@ class Coco(DensePrediction):
     num_evaluation: ClassVar[int] = 5000
 
     def dataset(self, split: Split, augmented: bool = False) -> CocoDataset:
-        # Boxes and masks to be trained on have the size of the enlarged image; the metric reads the file's own.
+        # Boxes and masks for training have the size of the resized image; the metric reads the file's own ones.
         load = [LoadImageFromFile(), LoadAnnotations(with_bbox=True, with_mask=True)]
         flip = [RandomFlip(prob=0.5)] if augmented and self.augmentation == "standard" else []
         with silence():
@@ -58,7 +58,7 @@ class Coco(DensePrediction):
                 metainfo={"classes": self.classes},
                 pipeline=[*load, Resize(scale=self.scale, keep_ratio=True), *flip, PackDetInputs()],
                 filter_cfg={"filter_empty_gt": True, "min_size": 32},
-                test_mode=split == "val",  # where no image is left out
+                test_mode=split == "val",  # without leaving out images
             )
 
     def metric(self) -> CocoMetric:
@@ -66,13 +66,13 @@ class Coco(DensePrediction):
             return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
 
     def figures(self, measured: dict[str, float]) -> dict[str, float]:
-        # The metric says nothing of a network that finds nothing.
+        # The metric has no entry for a network that finds nothing.
         return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in FIGURES.items()}
 
     def targets(self, samples: list[DetDataSample]) -> dict[str, Tensor]:
-        """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, filled up to the M of the fullest image.
+        """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, padded to the M of the fullest image.
 
-        And the size of each image, without its padding to a multiple of 32 and with it, `[N, 2]` each.
+        Also the size of each image, without and with its padding to a multiple of 32, `[N, 2]` each.
         """
         known = [sample.gt_instances for sample in samples]
         device = known[0].bboxes.device

@@ -32,7 +32,7 @@ class Scene:
 
 @cache
 def scenes(split: Split) -> tuple[Scene, ...]:
-    """Each with one to four digits of one split on discs, at most one in each quarter of the image."""
+    """Draw scenes with one to four digits of one split on discs, at most one in each quarter of the image."""
     draw = np.random.default_rng(split == "test")
     digits = load_digits()
     indices = split_indices(split).numpy()
@@ -52,7 +52,7 @@ def _compose(draw: np.random.Generator, digits: np.ndarray, labels: np.ndarray) 
 
 
 def write_coco(root: Path) -> None:
-    """The scenes in the layout of COCO 2017, where they are not there yet."""
+    """Write the scenes in the layout of COCO 2017, if they are not there yet."""
     from pycocotools import mask as rle
 
     for folder, split in _missing(root):
@@ -82,7 +82,7 @@ def write_coco(root: Path) -> None:
 
 
 def write_ade20k(root: Path) -> None:
-    """The scenes in the layout of ADE20K, where they are not there yet; class 0 is the ground, digit d is d + 1."""
+    """Write the scenes in the layout of ADE20K, if they are missing; class 0 is the background, digit d is d + 1."""
     for folder, split in _missing(root):
         name = {"train": "training", "test": "validation"}[split]
         for number, scene in enumerate(scenes(split)):
@@ -94,7 +94,7 @@ def write_ade20k(root: Path) -> None:
 
 
 def _missing(root: Path) -> Iterator[tuple[Path, Split]]:
-    """The splits, and a folder to write them into that becomes `root` once both are there; none where it exists."""
+    """Yield the splits, and a folder that becomes `root` once both are written; nothing if `root` exists."""
     with locked(root.with_suffix(".lock")):
         if root.exists():
             return

@@ -12,7 +12,7 @@ from facts.utils.random import seeded
 
 @dataclass(frozen=True)
 class Groups(Dataset):
-    """The items of a dataset, by number of their batch. What their transforms draw depends on `seed` and the number."""
+    """Items of a dataset by the number of their batch. Random transforms depend on `seed` and the number."""
 
     items: Dataset
     indices: Sequence[int]
@@ -30,7 +30,7 @@ class Groups(Dataset):
 
 @dataclass(frozen=True)
 class NumberedBatches:
-    """Batches of some `numbers`, made of groups of items by `prepare`; those of a slice are the same."""
+    """Batches of some `numbers`, made by `prepare` from groups of items; a slice has the same batches."""
 
     groups: Groups
     prepare: Callable[[list[Any]], tuple[Any, Any]]
@@ -55,7 +55,7 @@ class NumberedBatches:
             sampler=self.numbers,
             num_workers=self.num_workers,
             collate_fn=_unchanged,
-            generator=torch.Generator(),  # or the loader would draw from the one that all share
+            generator=torch.Generator(),  # else the loader would draw from the global generator
         )
         return map(self.prepare, loader)
 

@@ -1,4 +1,4 @@
-"""Language modelling: what is the same for all texts."""
+"""Language modelling: shared parts of all texts."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ Split = Literal["training", "evaluation"]
 class Language(ClassLogits):
     """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
 
-    A text is cut into windows of `sequence_length` tokens that do not overlap; what is left over at its end is dropped.
-    Of the training text's windows, shuffled by `seed`, the first `num_sensitivity` are for searches, and the
-    `num_calibration` after them give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
+    A text is cut into windows of `sequence_length` tokens without overlap; the rest at its end is dropped. The windows
+    of the training text are shuffled by `seed`: the first `num_sensitivity` are for searches, the next
+    `num_calibration` give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
     `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
     `num_questions` bounds each benchmark (default: all of them).
     """
@@ -59,13 +59,13 @@ class Language(ClassLogits):
 
     @property
     def benchmark_folder(self) -> str | None:
-        """Where configurations of other benchmarks lie than those of lm-eval itself."""
+        """Folder with the configurations of other benchmarks than lm-eval's own; None for lm-eval's."""
         return None
 
     @property
     @abstractmethod
     def benchmarks_key(self) -> str:
-        """A hash of the questions, as far as they are known."""
+        """Hash of the questions, as far as they are known."""
 
     def tokens(self, split: Split, model: nn.Module) -> Tensor:
         """The tokens `[L]` of a text."""
@@ -84,7 +84,7 @@ class Language(ClassLogits):
         return self._training_parts(model)[0]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
-        """As many windows of the training text as fit wherever the first begins, which differs between epochs."""
+        """Windows of the training text from an offset that differs between epochs, the same number in each."""
         generator = torch.Generator().manual_seed(seed_of(seed, epoch))
         tokens, length = self.tokens("training", model), self.sequence_length
         num_starts = max(1, min(length, len(tokens) - length + 1))
@@ -104,8 +104,11 @@ class Language(ClassLogits):
         return (1, self.sequence_length)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """`perplexity`, beside those by counting tokens (`unigram_perplexity`, `bigram_perplexity`), and in percent
-        `accuracy`, the mean over benchmarks, with each one's own."""
+        """Measure perplexity, and accuracy in percent.
+
+        `perplexity` comes beside those of n-gram counts (`unigram_perplexity`, `bigram_perplexity`); `accuracy` is the
+        mean over benchmarks, beside the accuracy of each.
+        """
         batches, size = self.evaluation(model), model.config.vocab_size
         counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
         figures = {
@@ -136,7 +139,7 @@ class Language(ClassLogits):
     def _parts(
         self, split: Split, model: nn.Module, length: int, numbers: dict[str, int]
     ) -> tuple[list[Batch], list[Batch]]:
-        """Two disjoint parts of a text, of so many windows each. Raises `ValueError` if it has fewer."""
+        """Take two disjoint parts of a text with these numbers of windows. Raises `ValueError` if it has fewer."""
         found, needed = windows(self.tokens(split, model), length), sum(numbers.values())
         if len(found) < needed:
             raise ValueError(
@@ -160,19 +163,19 @@ def tokenizer_of(model: nn.Module) -> Any:
 
 @lru_cache(maxsize=4)
 def tokenized(text: str, tokenizer: Any) -> Tensor:
-    """The tokens `[L]` of a text, with those that the tokenizer puts at its beginning and end."""
+    """Tokens `[L]` of a text, including those that the tokenizer adds at its beginning and end."""
     return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
 
 
 def windows(tokens: Tensor, length: int) -> Tensor:
-    """Tokens `[L]` cut into windows `[N, length]`, the rest left out. Raises `ValueError` if there is not one."""
+    """Cut tokens `[L]` into windows `[N, length]` and drop the rest. Raises `ValueError` if there is not one."""
     if len(tokens) < length:
         raise ValueError(f"a text of {len(tokens)} tokens has not one window of {length}: lower the length")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
 def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
-    """exp of the mean loss of all next tokens; the first token of a window is never one."""
+    """exp of the mean loss over all next tokens; the first token of a window is not predicted."""
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
     model.eval()

@@ -14,7 +14,7 @@ from facts.utils.silence import silence
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-ACCURACY = "acc,none"  # by the choices' likelihoods as they are, not divided by their lengths
+ACCURACY = "acc,none"  # by the likelihoods of the choices, not divided by their lengths
 
 
 def accuracies(
@@ -29,9 +29,9 @@ def accuracies(
 ) -> dict[str, float]:
     """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
 
-    Names are those of the YAML files in `folder`, or without one lm-eval's own. Raises `ImportError` without lm-eval,
-    `ConnectionError` if questions are neither here nor to be had, `ValueError` for a benchmark that is unknown or has
-    no accuracy.
+    Names are those of the YAML files in `folder`, or, without a folder, lm-eval's own. Raises `ImportError` without
+    lm-eval, `ConnectionError` if questions are not on this machine and cannot be fetched, `ValueError` for a benchmark
+    that is unknown or has no accuracy.
     """
     manager = find_benchmarks(benchmarks, folder)
     from lm_eval import simple_evaluate
@@ -41,7 +41,7 @@ def accuracies(
     with hub(), silence():
         network = HFLM(
             pretrained=model,
-            tokenizer=copy.deepcopy(tokenizer),  # it would be given a token for padding
+            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a token for padding
             backend="causal",
             batch_size=batch_size,
             mixed_precision_dtype=None if precision == torch.float32 else precision,
@@ -63,7 +63,7 @@ def accuracies(
 
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
-    """What knows these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
+    """Task manager of these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:

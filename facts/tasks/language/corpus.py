@@ -18,10 +18,10 @@ HUB = "hub:"
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Corpus(Language):
-    """A text to calibrate on and one to evaluate on, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
+    """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
-    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities of
-    the two differ. `benchmark_names` are lm-eval's, or those of the YAML files in `benchmark_folder`.
+    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so the perplexities
+    of the two differ. `benchmark_names` are lm-eval's, or those of the YAML files in `benchmark_folder`.
     """
 
     training_text: str
@@ -39,7 +39,7 @@ class Corpus(Language):
         if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
             raise ConnectionError(
                 "the questions of lm-eval's benchmarks are at the hub, which does not answer. Connect the machine to "
-                "huggingface.co once, or set HF_HUB_OFFLINE=1 where they were fetched before, or give benchmarks of "
+                "huggingface.co once, or set HF_HUB_OFFLINE=1 if they were fetched before, or give benchmarks of "
                 "your own in benchmark_folder, or benchmark_names=[]"
             )
         return f"{texts}, {len(self.benchmark_names)} benchmarks"
@@ -52,7 +52,7 @@ class Corpus(Language):
 
     @property
     def benchmarks_key(self) -> str:
-        """A hash of the names, of the files in the folder, and of lm-eval's version; not of questions elsewhere."""
+        """Hash of the names, of the files in the folder, and of lm-eval's version; not of questions at the hub."""
         folder = Path(self.benchmark_folder or "")
         files = sorted(folder.rglob("*")) if self.benchmark_folder else []
         contents = {
@@ -64,7 +64,7 @@ class Corpus(Language):
 
 
 def read_text(source: str) -> str:
-    """The text of a file or of a data set at the hub. Raises an `OSError` if there is none, or `ValueError`."""
+    """Read a file or a data set at the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
     if source.startswith(HUB):
         return fetched_text(source)
     return Path(source).expanduser().read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_text(source: str) -> str:
 
 @lru_cache(maxsize=2)
 def fetched_text(source: str) -> str:
-    """The rows of a data set at the hub. Raises `ConnectionError` if it is neither here nor to be had."""
+    """Join the rows of a data set at the hub. Raises `ConnectionError` if it cannot be fetched."""
     parts = source.removeprefix(HUB).split("/")
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
@@ -90,7 +90,7 @@ def fetched_text(source: str) -> str:
 
 
 def _found(source: str) -> str:
-    """What is known of a text without fetching it. Raises an `OSError` if it is neither here nor to be had."""
+    """Describe a text without fetching it. Raises an `OSError` if it cannot be found."""
     if source.startswith(HUB):
         return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
     path = Path(source).expanduser()

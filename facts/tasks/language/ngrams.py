@@ -1,4 +1,4 @@
-"""What counting alone achieves: perplexities to hold a language model's against."""
+"""Perplexities of n-gram counts, as baselines of language models."""
 
 import math
 from collections.abc import Iterable
@@ -8,15 +8,16 @@ from torch import Tensor
 
 
 def unigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
-    """Of windows `[N, T]` by the frequencies of tokens in a text `[L]`, each of `num_tokens` counted once more."""
+    """Perplexity of windows `[N, T]` by token counts in a text `[L]`, plus one for each of `num_tokens`."""
     log_probabilities = _frequencies(training, num_tokens).log()
     return _perplexity(log_probabilities[window[:, 1:]] for window in evaluation)
 
 
 def bigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
-    """Of windows `[N, T]` by the frequencies of pairs in a text `[L]`, mixed with those of single tokens.
+    """Perplexity of windows `[N, T]` by counts of pairs in a text `[L]`, mixed with those of single tokens.
 
-    The weight of these is the number of different successors a token has over that and its count (Witten and Bell).
+    The weight of single tokens is s / (s + c), with c the count of a token and s the number of its different successors
+    (Witten and Bell).
     """
     single = _frequencies(training, num_tokens)
     pairs, counts = (num_tokens * training[:-1] + training[1:]).unique(return_counts=True)

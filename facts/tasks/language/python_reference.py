@@ -1,4 +1,4 @@
-"""The reference of Python in English that the standard library carries for `help()`: a text that needs no download."""
+"""Python's reference in English, which the standard library holds for `help()`: a text without a download."""
 
 import re
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from facts.tasks.language.base import Language, Split
 from facts.tasks.language.questions import KINDS, benchmark, questions
 from facts.utils.cache import content_key
 
-EVERY, FIRST = 6, 1  # of the topics in alphabetical order, those to evaluate on
+EVERY, FIRST = 6, 1  # of the topics in alphabetical order, for evaluation
 
 
 @cache
 def paragraphs(split: Split) -> tuple[str, ...]:
-    """The paragraphs of a split's topics. One that stands in several topics counts where it is first."""
+    """The paragraphs of a split's topics. A paragraph in several topics counts in the first one."""
     known, chosen = set(), []
     for number, topic in enumerate(sorted(topics)):
         for paragraph in re.split(r"\n\s*\n", topics[topic]):
@@ -32,9 +32,9 @@ def paragraphs(split: Split) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class PythonReference(Language):
-    """Every sixth topic to evaluate on, the others to train and calibrate on; the text is that of this Python.
+    """Every sixth topic for evaluation, the others for training and calibration; the text is that of this Python.
 
-    Benchmarks are made of the evaluation text (`facts.tasks.questions`): `num_questions` of each kind.
+    Benchmarks are made from the evaluation text (`facts.tasks.language.questions`): `num_questions` of each kind.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 128

@@ -1,4 +1,4 @@
-"""Questions of multiple choice, made of a text: which of four continuations is its own?"""
+"""Multiple-choice questions made from a text: which of four continuations is its own?"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ Words = list[str]
 
 
 def other_endings(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """How other passages go on."""
+    """Continuations of other passages."""
     return draw.sample(others, CHOICES - 1)
 
 
 def other_words(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """The same ending with another first word, drawn as frequent as it is in the text."""
+    """The same ending with another first word, drawn by its frequency in the text."""
     words = [other[0] for other in others if other[0] != ending[0]]
     chosen: set[str] = set()
     while len(chosen) < CHOICES - 1:
@@ -25,7 +25,7 @@ def other_words(ending: Words, others: list[Words], draw: random.Random) -> list
 
 
 def other_orders(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """The same words, two neighbours of them swapped."""
+    """The same words with two neighbours swapped."""
     places = [place for place in range(ENDING - 1) if ending[place] != ending[place + 1]]
     return [_swapped(ending, place) for place in draw.sample(places, CHOICES - 1)]
 
@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[Words, list[Words], random.Random], list[Words]]] = {
 
 
 def passages(paragraphs: Sequence[str]) -> list[tuple[Words, Words]]:
-    """The paragraphs cut into passages, a context and how it goes on, which overlap; tables are left out."""
+    """Cut the paragraphs into overlapping passages, a context and its continuation; tables are left out."""
     found = []
     for words in (paragraph.split() for paragraph in paragraphs if "+--" not in paragraph):
         for start in range(0, len(words) - CONTEXT - ENDING + 1, ENDING):
@@ -52,7 +52,7 @@ def passages(paragraphs: Sequence[str]) -> list[tuple[Words, Words]]:
 
 
 def questions(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> list[dict[str, Any]]:
-    """At most `count` of a kind: a `context`, `choices`, and the place of the right one among them as `answer`."""
+    """Make at most `count` of a kind: a `context`, `choices`, and the index of the right one as `answer`."""
     found, draw = passages(paragraphs), random.Random(f"{kind} {seed}")
     made = []
     for place in sorted(draw.sample(range(len(found)), min(count, len(found)))):
@@ -83,7 +83,7 @@ def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> di
         "custom_dataset": load,
         "test_split": "test",
         "output_type": "multiple_choice",
-        "doc_to_text": "context",  # fields rather than templates, each of which would be compiled for every question
+        "doc_to_text": "context",  # fields rather than templates, which would be compiled for every question
         "doc_to_choice": "choices",
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc"}],

@@ -1,4 +1,4 @@
-"""ImageNet-1k as it lies on disk, in one of three layouts."""
+"""ImageNet-1k on disk, in one of three layouts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ LAYOUTS = (
 
 
 def find_images(root: Path, split: Split) -> ImageFiles:
-    """The images of a split, in the first layout that is there as a whole.
+    """Find the images of a split, in the first layout that is complete.
 
     Raises `FileNotFoundError` if none is, and `ValueError` if its files are not ImageNet-1k's or are damaged.
     """

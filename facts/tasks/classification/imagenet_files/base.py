@@ -1,4 +1,4 @@
-"""What the layouts of ImageNet share: images in the order of their names, labels by synset."""
+"""Shared parts of the layouts of ImageNet: images in the order of their names, labels by synset."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ Split = Literal["train", "val"]
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(ABC):
-    """Encoded images of ImageNet-1k; it can be pickled, and read from several processes.
+    """Encoded images of ImageNet-1k, which can be pickled and read from several processes.
 
-    `names` are `<synset>/<file>`, `labels` [N] the positions of the synsets among the 1,000 sorted ones, `places`
-    [N, k] say where each image is stored, in the layout's own numbers.
+    `names` are `<synset>/<file>`, `labels` [N] the positions of the synsets among the 1,000 sorted ones, `places` [N,
+    k] say where each image is stored, in the layout's own numbers.
     """
 
     names: list[str]
@@ -28,14 +28,14 @@ class ImageFiles(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """The encoded image."""
+        """Read one encoded image."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def content_key(self) -> str:
-        """A hash of the names: it is the same in every layout."""
+        """Hash of the names, the same in every layout."""
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]
 
     def selected(self, indices: Sequence[int]) -> Self:
@@ -44,18 +44,18 @@ class ImageFiles(ABC):
         return replace(self, names=names, labels=self.labels[indices], places=self.places[indices])
 
     def gathered(self, indices: Sequence[int]) -> "ImageFiles":
-        """The same as `selected`, made quick to read in that order."""
+        """Like `selected`, but quick to read in that order."""
         return self.selected(indices)
 
     def as_stored(self) -> Self:
-        """All images, in the order that is the quickest to read."""
+        """All images, in the order that is quickest to read."""
         return self.selected(np.lexsort(self.places.T[::-1]))
 
 
 def by_name(names: Sequence[str], places: ArrayLike, source: object) -> dict[str, Any]:
-    """The fields of `ImageFiles`, in the order of the names, of images that `source` holds in any order.
+    """Make the fields of `ImageFiles`, in the order of the names, from images in any order.
 
-    Raises `ValueError` if a class of ImageNet-1k is missing or is none.
+    Raises `ValueError` if a class is missing or unknown.
     """
     order = sorted(range(len(names)), key=names.__getitem__)
     names = [names[index] for index in order]
@@ -77,7 +77,7 @@ def by_name(names: Sequence[str], places: ArrayLike, source: object) -> dict[str
 
 @cache
 def synsets() -> tuple[str, ...]:
-    """Those of ImageNet-1k, sorted: a class's label is its position."""
+    """Synsets of ImageNet-1k, sorted: the label of a class is its position."""
     return tuple(sorted(ImageNetInfo("imagenet-1k").label_names()))
 
 

@@ -18,7 +18,7 @@ class Folders(ImageFiles):
 
     @classmethod
     def of(cls, root: Path, split: Split) -> "Folders":
-        """Raises `ValueError` for a class folder that is missing, empty or unknown."""
+        """List the images of a split. Raises `ValueError` for a class folder that is missing, empty or unknown."""
         folder = root / split
         names = [
             f"{path.name}/{image.name}"

@@ -20,7 +20,7 @@ COLUMNS = {"image.path", "image.bytes", "label"}
 
 
 def arrow() -> ModuleType:
-    """The pyarrow module. Raises `ModuleNotFoundError` that says what to install."""
+    """Import pyarrow. Raises `ModuleNotFoundError` that says what to install."""
     try:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
@@ -30,15 +30,18 @@ def arrow() -> ModuleType:
 
 @dataclass(frozen=True, eq=False)
 class Shards(ImageFiles):
-    """`places` are shard, row group and row within the group. The row group that was read last is kept."""
+    """`places` are shard, row group and row within the group. The row group read last stays in memory."""
 
     paths: list[Path]
     _last: dict = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, root: Path, split: Split) -> "Shards":
-        """Raises `ValueError` for shards that are missing or damaged, for other columns, and for labels that are not
-        those of the file names; `ModuleNotFoundError` without pyarrow."""
+        """List the images of a split.
+
+        Raises `ValueError` for missing or damaged shards, for other columns, and for labels that differ from those of
+        the file names; `ModuleNotFoundError` without pyarrow.
+        """
         paths = sorted(root.glob(SHARDS[split]))
         check_whole(paths)
         names, places = [], []
@@ -60,7 +63,7 @@ class Shards(ImageFiles):
             return file.read_row_group(group, columns=["image.bytes"], use_threads=False)["image"]
 
     def gathered(self, indices: Sequence[int]) -> Slices:
-        """The images at `indices`, copied into a temporary file: every row group is read once."""
+        """The images at `indices`, copied into a temporary file; every row group is read once."""
         chosen, scratch = self.selected(indices), ScratchFolder()
         path, order = scratch.path / "images", np.lexsort(chosen.places.T[::-1])
         places = np.empty((len(chosen), 2), dtype=np.int64)
@@ -73,7 +76,7 @@ class Shards(ImageFiles):
 
 
 def check_whole(paths: list[Path]) -> None:
-    """Raises `ValueError` if names that end in `-00000-of-00294` tell of shards that are not there."""
+    """Raises `ValueError` if shards are missing by names that end in `-00000-of-00294`."""
     numbered = [match for path in paths if (match := re.search(r"-(\d+)-of-(\d+)$", path.stem))]
     wanted = {f"-{number:05}-of-{match[2]}" for match in numbered for number in range(int(match[2]))}
     if missing := wanted - {match[0] for match in numbered}:
@@ -99,13 +102,13 @@ def described(path: Path) -> tuple[list[str], list[int]]:
 
 
 def synset_and_name(image: str | None, label: int, shard: Path) -> str:
-    """`<synset>/<file>`, where the file name has lost the synset that these shards append to it."""
+    """`<synset>/<file>`, without the synset that these shards append to the file name."""
     if image is None or label not in range(len(synsets())):
         raise ValueError(f"{shard} holds the image {image} of label {label}: it needs a path, and a label of 0 to 999")
     path, synset = PurePosixPath(image), synsets()[label]
     if told := set(re.findall(r"n\d{8}", path.stem)) - {synset}:
         raise ValueError(
-            f"{shard} gives {image} the label {label}, which is {synset} and not {first_few(told)}: labels must count "
-            "the sorted synsets"
+            f"{shard} gives {image} the label {label}, which is {synset} and not {first_few(told)}: labels must be "
+            "positions among the sorted synsets"
         )
     return f"{synset}/{path.stem.removesuffix(f'_{synset}')}{path.suffix}"

@@ -10,7 +10,7 @@ from facts.utils.files import ScratchFolder
 
 
 class LazyFile:
-    """A file that is opened by the first read, in every process that it is pickled into."""
+    """A file that the first read opens, in every process that it is pickled into."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -23,13 +23,13 @@ class LazyFile:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._descriptor)
-        # Has no position of its own, which a forked process would share.
+        # Needs no file position, which a forked process would share.
         return os.pread(self._descriptor, length, offset)
 
 
 @dataclass(frozen=True, eq=False)
 class Slices(ImageFiles):
-    """`places` are offset and length in `file`; `owner` is the temporary folder that it lies in, if it does."""
+    """`places` are offset and length in `file`; `owner` is its temporary folder, if it has one."""
 
     file: LazyFile
     owner: ScratchFolder | None = None

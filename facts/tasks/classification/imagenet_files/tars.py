@@ -26,8 +26,10 @@ Member = tuple[str, int, int]
 
 
 def tar_images(root: Path, split: Split) -> Slices:
-    """The images of a split. Raises `ValueError` for a damaged file, for missing or unknown classes, and if the
-    validation images are not as many as their labels.
+    """Find the images of a split.
+
+    Raises `ValueError` for a damaged file, for missing or unknown classes, and if the numbers of validation images and
+    labels differ.
     """
     path = root / TARS[split]
     members = indexed(path)
@@ -38,7 +40,7 @@ def tar_images(root: Path, split: Split) -> Slices:
 
 
 def indexed(path: Path) -> list[Member]:
-    """The images within a tar file, from the index beside it, which is written where there is none of this file."""
+    """Images within a tar file, from the index beside it, which is written if it is missing or of another file."""
     index = path.with_suffix(".index.json")
     stat = path.stat()
     identity = [stat.st_size, stat.st_mtime_ns]
@@ -70,7 +72,7 @@ def members_of(file: BinaryIO) -> Iterator[Member]:
                 if member.isfile():
                     yield path.name, member.offset_data, member.size
                 continue
-            # Opened where it starts, so that offsets count from the start of the whole; it does not know its end.
+            # Opened at its start, so that offsets count from the start of the whole file; its end is unknown here.
             file.seek(member.offset_data)
             end = member.offset_data + member.size
             with tarfile.open(fileobj=file, mode="r:") as inner:
@@ -84,7 +86,7 @@ def members_of(file: BinaryIO) -> Iterator[Member]:
 
 
 def with_synsets(names: list[str], root: Path) -> list[str]:
-    """`<synset>/<name>` of the validation images: line i of the ground truth tells the class of the i-th name."""
+    """`<synset>/<name>` of the validation images: line i of the ground truth is the class of the i-th name."""
     devkit, tar = root / DEVKIT, root / TARS["val"]
     found = validation_synsets(devkit)
     if len(found) != len(names):
@@ -96,7 +98,7 @@ def with_synsets(names: list[str], root: Path) -> list[str]:
 
 
 def validation_synsets(devkit: Path) -> list[str]:
-    """The synset of every line of the ground truth."""
+    """Synset of every line of the ground truth."""
     try:
         with tarfile.open(devkit, "r:gz") as tar:
             members = {PurePosixPath(member.name).name: member for member in tar if member.isfile()}
