@@ -22,6 +22,7 @@ from experiments.extras import OF_TASKS, how_to_install, missing_packages
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
 from experiments.record import PACKAGES
+from experiments.wording import worded
 from facts.models.weights import sha256
 from facts.moments.memory import MemoryPolicy
 from facts.utils.files import writable_folder
@@ -156,11 +157,17 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
 
 def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:
     """Check the data of each task: layout and counts."""
+    configs = list(configs)
     for name, task in _distinct(configs, "task").items():
         try:
             yield Finding(f"data of {name}", "fine", task.inspect())
         except (OSError, ValueError, ImportError) as error:
-            yield Finding(f"data of {name}", "problem", str(error), "see docs/reproducing.md, At full scale")
+            yield Finding(
+                f"data of {name}",
+                "problem",
+                worded(str(error), configs[0].profile.name),
+                "see docs/reproducing.md, At full scale",
+            )
 
 
 def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:

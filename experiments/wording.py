@@ -13,7 +13,8 @@ FIELDS = {
     "the task has not one whole batch to train on: lower its batch_size": "the task has not one whole batch to train "
     "on: lower task.{profile}.batch_size",
     "the batch size": "task.{profile}.batch_size",
-    "set root to": "set task.{profile}.root to",
+    "Set root to": "Set task.{profile}.root to",
+    "root must hold": "task.{profile}.root must hold",
     'evaluation_text="wiki.test.raw"': "task.{profile}.evaluation_text=wiki.test.raw",
     "(for results, for the cache, TMPDIR for temporary files)": "(results=, TMPDIR for temporary files)",
 }
@@ -25,10 +26,10 @@ def in_fields(profile: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = worded(str(error), profile)
-        if text == str(error) or len(error.args) != 1:
+        arguments = [worded(part, profile) if isinstance(part, str) else part for part in error.args]
+        if arguments == list(error.args):
             raise
-        raise type(error)(text) from error
+        raise type(error)(*arguments) from error
 
 
 def worded(text: str, profile: str) -> str:

@@ -67,6 +67,6 @@ def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> di
 def text(args: argparse.Namespace) -> str:
     return (
         f"Random weights and images, uniform ranks; medians of {args.repeats} turns. The speed-up is to the original, "
-        "compiled where the network is, with which it took turns. Loading is from a file that was read before; memory "
+        "compiled if the network is, with which it took turns. Loading is from a file that was read before; memory "
         "is that of a GPU.\n\nWritten by `python -m experiments.benchmark throughput`."
     )

@@ -10,7 +10,7 @@ from torch import nn
 from facts.cost.count import Cost, CostName, count_params
 from facts.search.base import Plan
 
-if TYPE_CHECKING:  # whoever reads a folder needs none of what made it
+if TYPE_CHECKING:  # a reader of saved folders needs none of these
     from facts.compression.allocation import AllocatedNetwork
     from facts.compression.prepare import Calibration
     from facts.estimators.base import Estimator

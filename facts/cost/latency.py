@@ -19,7 +19,7 @@ from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.utils import distributed
 
-LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost what the layer costs
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost as much as the layer
 EVEN = 8  # measured ranks are multiples of it, like those that a search offers: others take longer
 NETWORK = ""  # its name among the modules of the network
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def break_even_rank(d_out: int, d_in: int) -> int:
-    """The rank at which two factors cost what the layer costs."""
+    """The rank at which two factors cost as much as the layer."""
     return d_out * d_in // (d_out + d_in)
 
 

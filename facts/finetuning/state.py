@@ -17,7 +17,7 @@ class State:
 
     def __init__(self, student: nn.Module, recipe: Finetuning):
         self.student = student
-        # DeiT's groups: biases, norms and what the network names itself do not decay.
+        # DeiT's groups: biases, norms and the parameters that the network itself lists do not decay.
         self.optimizer = create_optimizer_v2(
             student, "adamw", lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )

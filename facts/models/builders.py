@@ -137,7 +137,7 @@ class TimmModel(Recipe):
             return tensors
         try:
             translated = translate(tensors, model)
-        except Exception:  # of another network, which can fail in any way; `load_strictly` says what does not fit
+        except Exception:  # files of other networks can fail in any way; `load_strictly` reports the misfits
             return tensors
         # timm may resample tensors for another image size: then the tensors of the file are returned as they are.
         held = {tensor.data_ptr() for tensor in tensors.values()}

@@ -88,7 +88,7 @@ class CausalLM(Recipe):
                 return import_transformers().PretrainedConfig.get_config_dict(self.repository)[0]
         except OSError as error:
             raise FileNotFoundError(
-                f"the configuration of {self.tag} is not on this machine and could not be fetched ({error}); give "
+                f"the configuration of {self.tag} is neither on this machine nor could it be fetched ({error}); give "
                 "it as `configuration`"
             ) from error
 

@@ -46,7 +46,7 @@ class FeatureNetwork(nn.Module):
     The heads are themselves a network of the library, whose images are the feature maps: all its methods still work.
     """
 
-    recipe: Any  # what it was built by
+    recipe: Any  # the recipe that built it
 
     def __init__(self, network: nn.Module):
         super().__init__()

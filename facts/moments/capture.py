@@ -109,7 +109,7 @@ class Capture:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
                 grads.append(split_samples(grad, self.num_samples, name))
             call.inputs = call.output_grad = None  # the hooks of the graph, which lives on, refer to the call
-        with torch.autocast(inputs[0].device.type, enabled=False):  # under which a block may just run again
+        with torch.autocast(inputs[0].device.type, enabled=False):  # a block may be running again under autocast
             self.consume(name, _join(inputs), _join(grads) if self.with_grads else None)
 
 

@@ -1,4 +1,4 @@
-"""Calibration batches through a network, forwards and, where gradients are needed, backwards."""
+"""Calibration batches through a network, forwards and, if gradients are needed, backwards."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -106,7 +106,7 @@ class AllocationProblem:
         return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
 
     def full_rank(self, name: str) -> int:
-        """The rank at which a layer's two factors cost what the layer costs: ratio 1 (1 if none is that cheap)."""
+        """The rank at which a layer's two factors cost as much as the layer: ratio 1 (1 if none is that cheap)."""
         return max(1, break_even_rank(self.layers[name].out_features, self.layers[name].in_features))
 
     def ranks_of_ratios(self, ratios: Iterable[float]) -> dict[str, list[int]]:

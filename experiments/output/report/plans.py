@@ -8,7 +8,7 @@ from experiments.output.report.experiment_result import ExperimentResult
 from experiments.record import Record
 
 FullRanks = dict[tuple[str, str], int]
-"""By network (its hash) and layer, the rank at which the two factors cost what the layer does."""
+"""By network (its hash) and layer, the rank at which the two factors cost as much as the layer."""
 
 
 @dataclass(frozen=True)
