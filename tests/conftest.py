@@ -1,4 +1,6 @@
 import gc
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,10 @@ from hypothesis import settings
 from omegaconf import DictConfig
 
 from experiments.config import CONF
+from tests.needs import needs_of
 from tests.networks import image_batches, make_model
+
+MAX_SECONDS = 3.0  # of a test without a marker
 
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("suite")
@@ -18,10 +23,36 @@ def pytest_addoption(parser):
     parser.addoption("--write-results", action="store_true", help="tests/photos write results/vit_tiny anew")
 
 
+def pytest_itemcollected(item):
+    for marker in needs_of(item.nodeid):
+        item.add_marker(marker)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """What takes minutes comes first, so that of several workers none is left alone with it at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """What may take minutes comes first, so that of several workers none is left alone with it at the end."""
+    items.sort(key=lambda item: not needs_of(item.nodeid))
+
+
+def seconds_taken():
+    """Of the clock, and of processors, by this process and by those that it waited for."""
+    return time.perf_counter(), sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test without a marker that takes too long.
+
+    The clock runs on while others use the processor, and processor time adds up over threads: the lesser of the two
+    counts. Coverage, which traces every line, has twice the time.
+    """
+    before = seconds_taken()
+    result = yield
+    seconds = min(now - then for now, then in zip(seconds_taken(), before, strict=True))
+    allowed = MAX_SECONDS * (2 if item.config.getoption("--cov", default=None) else 1)
+    if seconds > allowed and not needs_of(item.nodeid):
+        pytest.fail(f"{seconds:.1f} s are too many for a test that is not named in tests/needs.py", pytrace=False)
+    return result
 
 
 def pytest_collection_finish():

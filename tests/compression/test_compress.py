@@ -194,7 +194,7 @@ class TestBadInput:
             facts.compress(model, batches, estimator="fact")
 
     def test_unknown_search(self, model, batches):
-        with pytest.raises(ValueError, match="unknown search 'greedy'; choose one of asvd, .*, uniform"):
+        with pytest.raises(ValueError, match=r"unknown search 'greedy'; choose one of asvd, .*, uniform"):
             facts.compress(model, batches, search="greedy")
 
     @pytest.mark.parametrize("ratio", [0, 1.1, -1, math.nan, math.inf])

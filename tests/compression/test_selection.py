@@ -232,6 +232,6 @@ def test_unknown_name():
 
 def test_nothing_to_compress():
     with pytest.raises(
-        ValueError, match="Sequential has no layer to compress: 0: it has fewer than 10 outputs. Name the layers"
+        ValueError, match=r"Sequential has no layer to compress: 0: it has fewer than 10 outputs\. Name the layers"
     ):
         select_layers(nn.Sequential(nn.Linear(4, 2)))

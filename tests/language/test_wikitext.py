@@ -59,7 +59,6 @@ def test_order_of_words_counts(case, tmp_path):
     assert shuffled > 1.2 * original
 
 
-@pytest.mark.slow
 def test_whole_test_text(case):
     """Counting tokens in other articles of Wikipedia tells more of this text than stories or Python's reference do.
 

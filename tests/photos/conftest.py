@@ -10,7 +10,6 @@ from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_phot
 def pytest_collection_modifyitems(items):
     here = [item for item in items if "tests/photos/" in item.path.as_posix()]
     for item in here:
-        item.add_marker(pytest.mark.slow)
         if not (WEIGHTS.exists() and PHOTOS.exists()):
             item.add_marker(pytest.mark.skip(reason=f"no photos and weights in {DATA}"))
 

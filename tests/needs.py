@@ -1,0 +1,51 @@
+"""What tests need, by the beginning of their names below `tests/`: a folder, a file or a function.
+
+A test that is not named here is one of a unit or of a component. It needs a few seconds of this process and nothing
+else.
+"""
+
+NEEDS = {
+    # Processes of their own, or a whole run: commands, kills, torchrun, compilers, W&B, a browser, sweeps, training.
+    "system": (
+        "cli/test_help.py::test_a_reader_that_has_seen_enough",
+        "cli/test_help.py::test_an_error_is_one_line",
+        "docs/test_extending.py",
+        "docs/test_readme.py::test_a_network_is_compressed_saved_and_loaded",
+        "experiments/test_plan.py::test_the_doctor_names_what_is_missing",
+        "experiments/test_pruned_cells.py::test_a_cell_prunes_finetunes_and_times",
+        "experiments/test_publication.py",
+        "experiments/test_report.py::test_every_experiment_is_reported",
+        "experiments/test_report.py::test_the_command_writes_the_report_anew",
+        "experiments/test_report_browser.py",
+        "experiments/test_reproduce.py",
+        "experiments/test_sweeps.py",
+        "experiments/test_tracking.py",
+        "finetuning/test_finetuning.py::test_a_killed_process",
+        "language/test_cells.py",
+        "language/test_saved.py::test_a_fresh_process",
+        "modules/test_lowrank.py::test_compiles_without_a_graph_break",
+        "parallel/",
+        "saving/test_export.py",
+        "saving/test_push.py::TestRoundTrip::test_in_a_fresh_process",
+        "tasks/test_imagenet_layouts.py::test_workers_read_what_one_process_reads",
+        "test_public_names.py::test_importing_the_package",
+    ),
+    # Files and libraries that `make test` does not bring, or a network of its full size.
+    "external": (
+        "detection/",
+        "experiments/test_estimate.py::test_the_largest_networks",
+        "language/test_choice.py",
+        "language/test_compression.py",
+        "language/test_full_size.py",
+        "language/test_stories.py",
+        "language/test_wikitext.py",
+        "photos/",
+        "tasks/test_full_scale.py",
+    ),
+}
+
+
+def needs_of(name: str) -> list[str]:
+    """The markers of a test, by its name as pytest prints it."""
+    below = name.removeprefix("tests/")
+    return [marker for marker, beginnings in NEEDS.items() if below.startswith(beginnings)]
