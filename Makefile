@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: reproduce reproduce-all test docs install-detection install-llm
+.PHONY: reproduce reproduce-all check test docs install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -12,6 +12,13 @@ reproduce: $(VENV)/.base
 # With the tables that need the extras `detection` and `llm`.
 reproduce-all: install-detection install-llm
 	$(RUN) experiments.reproduce
+
+# The inner loop: style, types, and the tests of units and components, in a few minutes.
+check: $(VENV)/.test
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m 'not system and not external'
 
 test: $(VENV)/.test
 	$(RUN) ruff check

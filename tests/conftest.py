@@ -60,6 +60,14 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """So does what the tests of a file leave behind: modules and caches of libraries."""
+    if nextitem and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_sessionfinish():
     gc.unfreeze()
 

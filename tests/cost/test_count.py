@@ -8,7 +8,11 @@ import torch
 from torch import nn
 
 import facts
+from facts.compression.budget import Budget
+from facts.compression.compress import compress_prepared
+from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
+from facts.search import Uniform
 from tests.networks import make_convnext, make_swin
 
 IMAGE = (3, 224, 224)
@@ -38,13 +42,9 @@ def networks():
 
 @pytest.fixture(scope="module")
 def compressed(networks):
-    """A function from a network's name and a ratio to its compression, each made once."""
-
-    @cache
-    def make(name, ratio):
-        return facts.compress(networks[name], estimator="pela", ratio=ratio, input_shape=IMAGE)
-
-    return make
+    """A function from a network's name and a ratio to its compression; networks are prepared once."""
+    prepared = cache(lambda name: facts.prepare(networks[name], input_shape=IMAGE))
+    return cache(lambda name, ratio: compress_prepared(prepared(name), PELA(), Uniform(), Budget.of(ratio)))
 
 
 @pytest.mark.parametrize("column", range(4), ids=["dense", "60 %", "50 %", "40 %"])

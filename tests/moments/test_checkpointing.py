@@ -258,5 +258,7 @@ class TestBlocks:
         if not moment.needs_grads:
             assert collect()
             return
-        with pytest.raises(ValueError, match=r"EveryShape has no blocks.*6 layers.*checkpoint_blocks=false"):
+        with pytest.raises(
+            ValueError, match=r"EveryShape has no blocks.*6 layers.*MemoryPolicy\(checkpoint_blocks=False\)"
+        ):
             collect()

@@ -14,7 +14,7 @@ from facts.moments import collect_moments
 from facts.moments.collect import MomentPass
 from facts.moments.execution import Execution
 from facts.moments.losses import summed_cross_entropy
-from facts.moments.memory import MemoryPolicy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
 from facts.utils.batches import in_parts
 from tests.networks import (
@@ -44,27 +44,34 @@ def limited_model(at_once: int):
     return model
 
 
-def factors_of(model, estimator, policy=None):
-    moments = collect_moments(
-        model, select_layers(model).layers, image_batches([5, 5, 2]), estimator.moments, memory=policy or MemoryPolicy()
-    )
-    return {name: estimator.factors(values) for name, values in moments.items()}
+def factors_of(model, estimators, policy=DEFAULT_POLICY):
+    """Of each layer by each estimator, from one pass over the union of their moments."""
+    wanted = [moment for estimator in estimators.values() for moment in estimator.moments]
+    batches = image_batches([5, 5, 2])
+    moments = collect_moments(model, select_layers(model).layers, batches, wanted, memory=policy)
+    return {
+        (name, layer): estimator.factors(values)
+        for name, estimator in estimators.items()
+        for layer, values in moments.items()
+    }
 
 
-def assert_same(first, second, tolerance):
-    for name, factors in first.items():
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for place, factors in first.items():
         for side in ("A", "B"):
-            ours, theirs = getattr(factors, side), getattr(second[name], side)
+            ours, theirs = getattr(factors, side), getattr(second[place], side)
             assert (ours is None) == (theirs is None)
-            assert ours is None or relative_error(ours, theirs) < tolerance, (name, side)
+            assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in place else EXACT), place
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "asvd"])
-def test_batches_in_parts_give_the_factors_of_whole_ones(name, caplog):
+EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
+
+
+def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
     """All but ASVD, whose statistic is defined by batch. 5 samples in 2 parts are 3, too many; in 4 they are 2."""
-    estimator = ESTIMATORS[name]()
-    tolerance = LANCZOS if name == "gfwsvd" else EXACT
-    assert_same(factors_of(limited_model(2), estimator), factors_of(make_model(), estimator), tolerance)
+    estimators = {name: estimator for name, estimator in EVERY.items() if name != "asvd"}
+    assert_same(factors_of(limited_model(2), estimators), factors_of(make_model(), estimators))
     assert "each batch in 4 parts" in caplog.text
 
 
@@ -79,20 +86,16 @@ def test_searches_come_to_the_same_plan_with_batches_in_parts(search):
 
 def test_too_little_memory_for_any_part_says_what_lowers_the_need():
     with pytest.raises(MemoryError, match=r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)"):
-        factors_of(limited_model(0), FACTS())
+        factors_of(limited_model(0), {"facts": FACTS()})
 
 
 def test_batches_stay_whole_where_the_policy_says_so():
     with pytest.raises(MemoryError, match="1 parts"):
-        factors_of(limited_model(2), FACTS(), MemoryPolicy(halve_batches=False))
+        factors_of(limited_model(2), {"facts": FACTS()}, MemoryPolicy(halve_batches=False))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_moments_in_main_memory_are_those_on_the_device(name):
-    estimator = ESTIMATORS[name]()
-    tolerance = LANCZOS if name == "gfwsvd" else EXACT
-    on_host = factors_of(make_model(), estimator, MemoryPolicy(moments="host"))
-    assert_same(on_host, factors_of(make_model(), estimator), tolerance)
+def test_moments_in_main_memory_are_those_on_the_device():
+    assert_same(factors_of(make_model(), EVERY, MemoryPolicy(moments="host")), factors_of(make_model(), EVERY))
 
 
 def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
