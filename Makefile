@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
 
-.PHONY: reproduce reproduce-all check test docs install-detection install-llm
+.PHONY: reproduce reproduce-all check test lint docs install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -14,17 +15,17 @@ reproduce-all: install-detection install-llm
 	$(RUN) experiments.reproduce
 
 # The inner loop: style, types, and the tests of units and components, in a few minutes.
-check: $(VENV)/.test
-	$(RUN) ruff check
-	$(RUN) ruff format --check
-	$(RUN) mypy
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m 'not system and not external'
+check: lint
+	$(PYTEST) -m 'not system and not external'
 
-test: $(VENV)/.test
+# All tests, and the share of the code that they run. What may take minutes starts first.
+test: lint
+	$(PYTEST) --no-loadscope-reorder --cov --cov-report=term
+
+lint: $(VENV)/.test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 # The page on every public name, and the tables of methods, from their docstrings.
 docs: $(VENV)/.test

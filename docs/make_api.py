@@ -6,7 +6,7 @@ from inspect import isclass, isfunction
 from pathlib import Path
 
 from griffe import Alias, Extension, GriffeLoader, Module
-from griffe2md import render_object_docs
+from griffe2md import prepare_context, prepare_env
 
 from facts.utils.files import replacing
 
@@ -68,10 +68,14 @@ def render() -> str:
     for package, names in public_names():
         offer_methods(loader.modules_collection[package], names)
     loader.resolve_aliases()
+    templates = prepare_env()  # compiled once for all names
     parts = [INTRODUCTION]
     for package, names in public_names():
         parts.append(f"## {package}\n\n{loader.modules_collection[package].docstring.value}\n")
-        parts += [render_object_docs(loader.modules_collection[f"{package}.{name}"], LAYOUT) for name in names]
+        for name in names:
+            thing = loader.modules_collection[f"{package}.{name}"]
+            template = templates.get_template(f"{thing.kind.value}.md.jinja")
+            parts.append(template.render(**prepare_context(thing, LAYOUT)))
     return "\n".join(parts)
 
 

@@ -5,7 +5,8 @@ else.
 """
 
 NEEDS = {
-    # Processes of their own, or a whole run: commands, kills, torchrun, compilers, W&B, a browser, sweeps, training.
+    # Whole runs and other programs: commands, kills, torchrun, compilers, solvers by the thousand, exporters, W&B,
+    # a browser, sweeps, training, all tasks of lm-eval.
     "system": (
         "cli/test_help.py::test_a_reader_that_has_seen_enough",
         "cli/test_help.py::test_an_error_is_one_line",
@@ -23,10 +24,12 @@ NEEDS = {
         "finetuning/test_finetuning.py::test_a_killed_process",
         "language/test_cells.py",
         "language/test_saved.py::test_a_fresh_process",
+        "language/test_tasks.py::test_benchmarks_of_the_hub",
         "modules/test_lowrank.py::test_compiles_without_a_graph_break",
         "parallel/",
         "saving/test_export.py",
         "saving/test_push.py::TestRoundTrip::test_in_a_fresh_process",
+        "search/test_allocation.py::TestAgainstExhaustiveSearch::test_a_thousand_falling_profiles",
         "tasks/test_imagenet_layouts.py::test_workers_read_what_one_process_reads",
         "test_public_names.py::test_importing_the_package",
     ),

@@ -16,7 +16,7 @@ ARCHITECTURES = {
     "beit_base_patch16_224": TINY,
     "eva02_tiny_patch14_224": {**TINY, "img_size": 56},
     "cait_xxs24_224": TINY,
-    "maxvit_rmlp_pico_rw_256": {"img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 64, 64)},
+    "maxvit_rmlp_pico_rw_256": {"img_size": 64, "depths": (1, 1), "embed_dim": (32, 64)},
     "mixer": {"img_size": 64, "embed_dim": 48, "num_blocks": 2, "patch_size": 16},
     "convnextv2_atto": {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32)},
     "swinv2_tiny_window8_256": {**WINDOWS, "window_size": 4},

@@ -40,8 +40,8 @@ def run(monkeypatch, capsys):
 
 
 def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_path):
-    printed = run(reproduce, "experiment=fisher_estimators", f"results={tmp_path}", "tracking=off", "plan=true")
-    assert printed.count("to do") == 14
+    printed = run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off", "plan=true")
+    assert printed.count("to do") == 10
     assert "deit_b, classification" in printed and "together" in printed
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 

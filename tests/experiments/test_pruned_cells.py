@@ -21,10 +21,12 @@ def test_a_cell_prunes_finetunes_and_times(cell_config):
     assert tuned.values["total_minutes"] == pytest.approx(minutes)
 
 
-def test_what_a_cell_is_known_by(cell_config):
-    def fingerprint(*overrides):
-        return open_cell(cell_config(*overrides)).fingerprint
+@pytest.fixture
+def fingerprint(cell_config):
+    return lambda *overrides: open_cell(cell_config(*overrides)).fingerprint
 
+
+def test_what_a_cell_is_known_by(fingerprint):
     kinds = [
         [*PRUNING],
         [*PRUNING, "ratio=0.6"],
@@ -37,6 +39,9 @@ def test_what_a_cell_is_known_by(cell_config):
         ["estimator=none", "finetuning=low_rank"],
     ]
     assert len({fingerprint(*kind) for kind in kinds}) == len(kinds)
+
+
+def test_threads_matter_to_what_is_timed_alone(fingerprint):
     assert fingerprint(*PRUNING) == fingerprint(*PRUNING, "hardware.num_threads=2")
     assert fingerprint("ratio=0.5") == fingerprint("ratio=0.5", "hardware.num_threads=2")
     assert fingerprint("cost=latency") != fingerprint("cost=latency", "hardware.num_threads=2")

@@ -162,8 +162,9 @@ def test_cells_of_another_ratio_share_the_moments(cell_config, monkeypatch):
 
 
 def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
-    plain = run_cell(open_cell(cell_config("estimator=facts")))
-    cell = open_cell(cell_config("estimator=facts", "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
+    few = "task.mini.num_calibration=64"
+    plain = run_cell(open_cell(cell_config("estimator=facts", few)))
+    cell = open_cell(cell_config("estimator=facts", few, "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
     record = run_cell(cell)
     assert record.metrics.items() > plain.metrics.items()
     assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
@@ -184,7 +185,8 @@ def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_confi
 
 
 def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
-    given, sampled = (open_cell(cell_config(f"labels={labels}")) for labels in ("given", "sampled"))
+    few = "task.mini.num_calibration=64"
+    given, sampled = (open_cell(cell_config(f"labels={labels}", few)) for labels in ("given", "sampled"))
     assert run_cell(given).metrics["gflops"] == run_cell(sampled).metrics["gflops"]
     assert isinstance(sampled.loss, SampledLabels) and not isinstance(given.loss, SampledLabels)
     with pytest.raises(ValueError, match="labels must be one of given, sampled, got 'hard'"):

@@ -213,8 +213,13 @@ def test_what_cannot_be_asked_is_noticed_before_any_work(no_hub, tmp_path, writt
     assert corpus.inspect().endswith("1 benchmarks")
     with pytest.raises(ValueError, match="no benchmark is called yours"):
         replace(corpus, benchmark_names=("yours",)).inspect()
+
+
+def test_benchmarks_of_the_hub_are_looked_for_there_before_any_work(no_hub, tmp_path):
+    (tmp_path / "text").write_text("a text")
+    files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
     with pytest.raises(ConnectionError, match="or benchmark_names"):
-        replace(corpus, benchmark_names=("piqa",), benchmark_folder=None).inspect()
+        Corpus(**files, benchmark_names=("piqa",)).inspect()
 
 
 def test_afterwards_libraries_ask_the_hub_again(no_hub):
