@@ -1,7 +1,7 @@
 import gc
 import os
-import time
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 def seconds_taken():
     """Of the clock, and of processors, by this process and by those that it waited for."""
-    return time.perf_counter(), sum(os.times()[:4])
+    return perf_counter(), sum(os.times()[:4])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,22 +4,21 @@ import sys
 
 import pytest
 
-from experiments import extras
-from experiments.extras import how_to_install, missing_packages
+from experiments.extras import MODULES, how_to_install, missing_packages
 from experiments.grid import possible
 from experiments.preflight import packages, preflight
 from experiments.train_mini import mini_recipe
 
 
 @pytest.fixture
-def without_operators(monkeypatch):
+def without_operators(without_module):
     """As after a plain installation: mmcv is there, and its operators are not."""
-    monkeypatch.setattr(extras, "_is_there", lambda module: module != "mmcv._ext")
+    without_module("mmcv._ext")
 
 
 def test_a_module_without_its_package_is_missing(monkeypatch):
-    assert not extras._is_there("no_such_package.part")
-    assert extras._is_there("torch.nn")
+    monkeypatch.setitem(MODULES, "mine", ("no_such_package.part", "torch.nn", "torch.no_such_part"))
+    assert missing_packages("mine") == ["no_such_package.part", "torch.no_such_part"]
     assert missing_packages(None) == []
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 
-from experiments import extras
 from experiments.config import CONF, Experiment
 from experiments.grid import every_experiment
 from experiments.output.report import write_report
@@ -102,8 +101,8 @@ def test_what_is_missing_is_said_with_the_reason(page):
     assert "done 20 failed 4 missing 4 not applicable 2 cells in 3 tables 30" in page.text
 
 
-def test_packages_that_are_missing_are_named_with_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(extras, "_is_there", lambda module: module != "lm_eval")
+def test_packages_that_are_missing_are_named_with_the_command(tmp_path, without_module):
+    without_module("lm_eval")
     experiment = Experiment(
         name="words",
         title="Words",
