@@ -91,15 +91,13 @@ class Calibration:
 
         Raises `ValueError` if there are no data.
         """
-        if self.data is None:
-            raise ValueError("moments need calibration data: an iterable of (inputs, targets) batches")
         cache = self.cache if cached else None
         if cache and only is not None and len(only) < len(self.layers):
             cache = Cache(cache.folder / content_key(list(only)))
         return collect_moments(
             self.model,
             self.layers,
-            self.data,
+            () if self.data is None else self.data,
             wanted,
             loss=self.loss,
             precision=self.execution.precision,

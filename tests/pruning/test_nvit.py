@@ -1,5 +1,7 @@
 """NViT's widths, importance, and table of block times."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -97,12 +99,21 @@ def test_latency_decides_between_units_of_equal_importance():
     assert less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0)["slow"].tolist() == [1, 1]
 
 
-def test_block_times_are_linear_between_measurements(monkeypatch):
-    def seconds(model, widths, sizes, batch, tokens):
-        embedding, heads, keys, values, hidden = sizes
-        return embedding * (hidden + heads * (2 * keys + 2 * values)) + heads * keys
+class ExactTimer:
+    """A stopwatch for blocks that take a second for each of their multiplications, or so."""
 
-    monkeypatch.setattr(block_times, "_seconds", seconds)
+    def __init__(self, statement, globals, num_threads):
+        block, inputs = globals["block"], globals["inputs"]
+        attention, embedding = block.attn, inputs.shape[-1]
+        features = block.mlp.fc1.out_features + 2 * attention.num_heads * (attention.key_dim + attention.value_dim)
+        self.seconds = embedding * features + attention.num_heads * attention.key_dim
+
+    def blocked_autorange(self, min_run_time):
+        return SimpleNamespace(median=self.seconds)
+
+
+def test_block_times_are_linear_between_measurements(monkeypatch):
+    monkeypatch.setattr(block_times, "Timer", ExactTimer)
     model = narrowable()
     saved = BlockTimes(model, 4, 6).savings(widths_of(model))
     assert saved["blocks.1.hidden"] == pytest.approx(24)
