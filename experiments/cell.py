@@ -22,8 +22,9 @@ from facts.moments.memory import MemoryPolicy
 from facts.tasks import Task
 from facts.utils.cache import content_key
 from facts.utils.files import writable_folder
-from facts.utils.version import __version__
+from facts.utils.sources import code_of, shared_code, statements
 
+CODE = ("cell.py", "methods.py", "runner.py")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -71,6 +72,7 @@ class Cell:
             output_error=self.task.output_error,
             execution=self.execution,
             input_shape=self.task.input_shape(self.model),
+            excluded_names=self.config.excluded_names,
             cache=self.folder / "cache" if self.config.cache else None,
         )
 
@@ -85,13 +87,20 @@ class Cell:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all that the result depends on; no cell runs twice."""
-        return content_key(__version__, self.identity, self.model_hash, self.data_hash)
+        return content_key(self.identity, self.model_hash, self.data_hash)
+
+    @cached_property
+    def code(self) -> str:
+        """Hash of the code that makes the result."""
+        own = [statements(Path(__file__).with_name(name)) for name in CODE]
+        return content_key(shared_code(), own, [code_of(type(part)) for part in self.method.choices])
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Settings that a result depends on: not tracking and paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
+            "code": self.code,
             "model": config.model.name,
             "task": config.task.name,
             "profile": config.profile.name,

@@ -1,13 +1,12 @@
 """Runs of the cells that share a network and its data, after one data pass for all their estimators."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from experiments.cell import Cell
 from experiments.grid import GridCell
 from experiments.runner import open_cell, run_cell
-from facts.moments import Moment
 from facts.utils import distributed
 from facts.utils.files import HeldElsewhere
 
@@ -15,23 +14,36 @@ log = logging.getLogger(__name__)
 
 
 def run_column(grid_cells: list[GridCell]) -> None:
+    """Run the shared data pass, then the cells."""
+    share_data_pass(grid_cells)
+    run_cells(grid_cells)
+
+
+def share_data_pass(grid_cells: list[GridCell]) -> None:
+    """Put into the cache what the estimators of the unfinished cells need. A failure leaves each cell its own pass."""
+    try:
+        distributed.on_all_ranks(lambda: _collect(cell for _, cell in _opened(grid_cells)))
+    except Exception as error:
+        log.error("the shared data pass failed (%s); each cell runs its own", error)
+
+
+def run_cells(grid_cells: list[GridCell]) -> None:
     """Run the cells and write their records.
 
     A cell that fails is recorded as failed and does not stop the others; one that another process runs comes last.
     """
-    cells: list[tuple[GridCell, Cell]] = []
-    for grid_cell in grid_cells:
-        try:
-            cells.append((grid_cell, distributed.on_all_ranks(partial(open_cell, grid_cell.known_config))))
-        except Exception as error:
-            _fail(grid_cell, error)
-    try:
-        distributed.on_all_ranks(lambda: share_data_pass([cell for _, cell in cells]))
-    except Exception as error:
-        log.error("the shared data pass failed (%s); each cell runs its own", error)
-    held_elsewhere = [(grid_cell, cell) for grid_cell, cell in cells if not fill(grid_cell, cell, wait=False)]
+    held_elsewhere = [place for place in _opened(grid_cells) if not fill(*place, wait=False)]
     for grid_cell, cell in held_elsewhere:
         fill(grid_cell, cell, wait=True)
+
+
+def _opened(grid_cells: list[GridCell]) -> Iterator[tuple[GridCell, Cell]]:
+    """Open each cell when its turn comes; those that cannot be opened have failed."""
+    for grid_cell in grid_cells:
+        try:
+            yield grid_cell, distributed.on_all_ranks(partial(open_cell, grid_cell.known_config))
+        except Exception as error:
+            _fail(grid_cell, error)
 
 
 def fill(grid_cell: GridCell, cell: Cell, wait: bool) -> bool:
@@ -46,23 +58,18 @@ def fill(grid_cell: GridCell, cell: Cell, wait: bool) -> bool:
     return True
 
 
-def share_data_pass(cells: list[Cell]) -> None:
-    """Put the union of the moments that the unfinished cells need into the cache."""
+def _collect(cells: Iterable[Cell]) -> None:
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
-    if moments := _moments(unfinished):
-        unfinished[0].calibration.collect(moments)
+    estimators = [cell.method.needed_estimator for cell in unfinished if cell.method.needed_estimator]
+    if estimators:
+        unfinished[0].calibration.collect(estimators)
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
-    if moments := _moments(analysed):
+    wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
+    if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):
         data, _ = analysed[0].task.analysis(analysed[0].model)
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
-
-
-def _moments(cells: list[Cell]) -> Collection[Moment]:
-    """The moments that the cells' estimators need, each once."""
-    estimators = [cell.method.needed_estimator for cell in cells if cell.method.needed_estimator]
-    return list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
 
 
 def _fail(grid_cell: GridCell, error: Exception) -> None:

@@ -80,7 +80,8 @@ class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them.
 
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
-    or both. `axis` is the quantity that the rows of an ablation vary. `properties` are attributes of the estimators,
+    or both. The overrides in `mini` are for that profile alone, after those of the columns. `axis` is the quantity that
+    the rows of an ablation vary. `properties` are attributes of the estimators,
     with their titles, that the table shows beside their rows. `not_applicable` holds, by row and column, the reasons
     why cells are left out.
     """
@@ -94,6 +95,7 @@ class Experiment:
     properties: dict[str, str] = field(default_factory=dict)
     ranked_by: str = ""
     overrides: list[str] = field(default_factory=list)
+    mini: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, list[str]] = field(default_factory=dict)
     unranked: list[str] = field(default_factory=list)
@@ -103,7 +105,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan` and `force` are for `reproduce` alone (conf/reproduce.yaml)."""
+    """A cell; `plan`, `force` and `workers` are for `reproduce` alone (conf/reproduce.yaml)."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -120,6 +122,7 @@ class Config:
     ratio: float = MISSING
     cost: str = MISSING
     labels: str = MISSING
+    excluded_names: list[str] = MISSING
     bounds: dict[str, float] = MISSING
     cache: bool = MISSING
     checkpoints: str = MISSING
@@ -127,6 +130,7 @@ class Config:
     results: str = MISSING
     plan: bool = False
     force: bool = False
+    workers: int | None = 1
 
 
 ConfigStore.instance().store(name="schema", node=Config)

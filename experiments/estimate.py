@@ -126,13 +126,13 @@ class Network:
 
 
 @cache
-def network_of(recipe: str, task: Task, memory: MemoryPolicy) -> Network:
+def network_of(recipe: str, task: Task, memory: MemoryPolicy, excluded_names: tuple[str, ...]) -> Network:
     """Measure the network of a recipe in JSON, without its weights."""
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     shape = task.input_shape(model)
     example = meta_input(model, shape)
-    selection = select_layers(model, example=example)
+    selection = select_layers(model, example=example, excluded_names=excluded_names)
     layers, rows = selection.layers, selection.rows
     cost = count_cost(model, shape, rule="full")
     assert cost.flops is not None  # the shape is known
@@ -194,7 +194,7 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     recipe = as_json(configs[0].model[profile])
     task = instantiate(configs[0].task[profile])
     memory = MemoryPolicy(**configs[0].hardware.memory)
-    network = network_of(recipe, task, memory)
+    network = network_of(recipe, task, memory, tuple(configs[0].excluded_names))
     estimators = list(dict.fromkeys(filter(None, map(estimator_of, configs))))
     moments = list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
     single = task.num_calibration * network.pass_operations(moments, memory) if moments else 0

@@ -55,14 +55,14 @@ class GridCell:
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column. If a choice does not exist yet, its cell has no configuration."""
-    grid = []
+    grid, mini = [], compose().profile.name == "mini"
     for row, row_overrides in experiment.rows.items():
         for column, column_overrides in experiment.columns.items():
             if column in experiment.not_applicable.get(row, {}):
                 grid.append(GridCell(experiment.name, row, column, None, status="n.a."))
                 continue
             overrides = [f"experiment={experiment.name}", f"task={experiment.task}"]
-            overrides += [*experiment.overrides, *column_overrides, *row_overrides]
+            overrides += [*experiment.overrides, *column_overrides, *(experiment.mini if mini else []), *row_overrides]
             try:
                 config = compose(*overrides)
             except MissingConfigException as error:

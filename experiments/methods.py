@@ -1,6 +1,7 @@
 """Methods by which a cell makes its network: dense, low-rank, pruned, or trained in stages."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +63,11 @@ class Method(ABC):
         """The estimator whose factors of the cell's own data are needed, if any."""
         return None
 
+    @property
+    def choices(self) -> tuple[Hashable, ...]:
+        """The configured parts that have a file of their own."""
+        return ()
+
     @abstractmethod
     def produce(self, work: Work) -> Product:
         """Make the network."""
@@ -111,6 +117,10 @@ class LowRank(Method):
         return self.estimator
 
     @property
+    def choices(self) -> tuple[Hashable, ...]:
+        return self.estimator, self.search
+
+    @property
     def depends_on_device(self) -> bool:
         return "latency" in self.budget.ratios
 
@@ -142,6 +152,10 @@ class Pruned(Method):
         model = model.to(next(work.model.parameters()).device)
         return Product(model, count_cost(model, shape), seconds=seconds)
 
+    @property
+    def choices(self) -> tuple[Hashable, ...]:
+        return (self.pruner,)
+
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return {"pruning": repr(self.pruner), "ratio": self.ratio, "cost": self.cost}
 
@@ -157,12 +171,17 @@ class Staged(Method):
         low_rank = self.compression
 
         def compress(classifier: nn.Module, data: Any) -> Any:
-            prepared = prepare(classifier, data, execution=work.execution)
+            excluded_names = low_rank.options["excluded_names"]
+            prepared = prepare(classifier, data, execution=work.execution, excluded_names=excluded_names)
             return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
 
         trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
         cost = count_cost(trained.model, work.task.input_shape(work.model))
         return Product(trained.model, cost, trained.plan, seconds=trained.seconds)
+
+    @property
+    def choices(self) -> tuple[Hashable, ...]:
+        return self.compression.choices
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         classifier = recipe.classifier.provenance()  # type: ignore[attr-defined]  # stages are for recipes that have one
@@ -184,6 +203,7 @@ def method_of(config: DictConfig) -> Method:
         return Dense()
     options = {key: OmegaConf.to_container(config[key], resolve=True) for key in ("estimator", "search")}
     options |= {"ratio": config.ratio, "cost": config.cost, "bounds": dict(config.bounds), "cache": config.cache}
+    options |= {"excluded_names": list(config.excluded_names)}
     timing = TimingPolicy(**config.hardware.timing)
     low_rank = LowRank(instantiate(config.estimator), instantiate(config.search), budget, timing, options)
     if not config.stages:

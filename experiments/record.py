@@ -5,8 +5,8 @@ import json
 import logging
 import platform
 import subprocess
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -74,9 +74,10 @@ def _git(*arguments: str) -> str:
 class Record:
     """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
-    The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `summary` is of the
-    compression, None without one; `seconds` are of all stages. `analysis` holds the values of an analysis besides its
-    metrics. `weights` holds the file of the network's weights, with its SHA-256.
+    The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `outcomes` holds, packed,
+    which test samples count in a metric (`experiments.outcomes`). `summary` is of the compression, None without one;
+    `seconds` are of all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds the
+    file of the network's weights, with its SHA-256.
     """
 
     fingerprint: str
@@ -86,6 +87,7 @@ class Record:
     model_hash: str
     data_hash: str
     metrics: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
     summary: Summary | None = None
     analysis: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +121,13 @@ class Record:
 def write_record(record: Record, folder: Path) -> None:
     with replacing(folder / f"{record.fingerprint}.json") as path:
         path.write_text(json.dumps(asdict(record), indent=1))
+
+
+def write_records(records: Iterable[Record], path: Path) -> None:
+    """Write records as lines of JSON, each once, without the values of analyses, which take megabytes."""
+    lines = {record.fingerprint: json.dumps(asdict(replace(record, analysis={}))) for record in records}
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{line}\n" for line in lines.values()))
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:

@@ -1,22 +1,25 @@
 """Reproduce tables and figures: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
 
-Runs the cells that are not done, then writes the output. Finished cells never run again, and cells of another process
-are left to it: several processes, also on machines that share the results, share the work.
+Runs the cells that are not done, and shows each table as soon as its cells are. Finished cells never run again, and
+cells of another process are left to it: several processes, also on machines that share the results, share the work.
 """
 
 import logging
+import os
+from collections import Counter
 
 import hydra
-from omegaconf import DictConfig
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.columns import run_column
 from experiments.config import CONF
 from experiments.grid import by_data, chosen_experiments, grid_of
-from experiments.output.results import show_results
+from experiments.output.results import report_on_all, show
 from experiments.plan import show_plan
 from experiments.preflight import look_first
+from experiments.workers import executor, run_grid
 from facts.utils import distributed
 from facts.utils.files import writable_folder
 
@@ -27,19 +30,34 @@ log = logging.getLogger(__name__)
 def main(config: DictConfig) -> None:
     distributed.join()
     folder, console = writable_folder(results_folder(config)), Console()
-    experiments = chosen_experiments(config)
-    grid = [cell for experiment in experiments for cell in grid_of(experiment)]
-    left_out = sum(cell.config is None for cell in grid)
-    log.info("%d experiments, %d cells, %d of them left out", len(experiments), len(grid), left_out)
+    experiments = {experiment.name: experiment for experiment in chosen_experiments(config)}
+    grid = [cell for experiment in experiments.values() for cell in grid_of(experiment)]
     if config.plan:
-        distributed.on_main_rank(lambda: show_plan(experiments, grid, config, console))
+        distributed.on_main_rank(lambda: show_plan(list(experiments.values()), grid, config, console))
         return
-    columns = by_data(grid)
-    distributed.on_main_rank(lambda: look_first(columns, config.force, console))
-    for number, column in enumerate(columns, start=1):
-        log.info("%s, %d cells (%d of %d)", column[0].known_config.model.name, len(column), number, len(columns))
-        run_column(column)
-    distributed.on_main_rank(lambda: show_results(experiments, grid, folder, config, console))
+    distributed.on_main_rank(lambda: look_first(by_data(grid), config.force, console))
+
+    def finish(name: str) -> None:
+        own = [cell for cell in grid if cell.experiment == name]
+        distributed.on_main_rank(lambda: show(experiments[name], own, folder, config, console))
+
+    left = Counter({name: 0 for name in experiments})
+    left.update(cell.experiment for cell in grid if cell.config is not None)
+    log.info("%d experiments, %d cells", len(experiments), left.total())
+    num_workers = 1 if distributed.size() > 1 else config.workers or os.cpu_count() or 1
+    with executor(num_workers, OmegaConf.to_container(HydraConfig.get().job_logging)) as workers:
+        for part in run_grid(grid, workers, num_workers):
+            name = part[0].experiment
+            left[name] -= len(part)
+            log.info(
+                "%s, %s: done; %d cells left of %s", name, part[0].known_config.model.title, left.total(), len(grid)
+            )
+            if not left[name]:
+                finish(name)
+    for name in left.keys() - {cell.experiment for cell in grid if cell.config is not None}:
+        finish(name)
+    distributed.on_main_rank(lambda: report_on_all(folder))
+    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in grid if cell.status == "failed"]:
         raise SystemExit(f"{len(failed)} of {len(grid)} cells failed; their records say why. Run again to retry them.")
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from experiments.cell import Cell
+from experiments.outcomes import packed
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
 from experiments.wording import in_fields
@@ -93,10 +94,15 @@ def measure(cell: Cell) -> dict[str, Any]:
         with timed(seconds, "finetuning"):
             finetune(model, cell.model, cell.task, cell.finetuning, cell.folder / "finetuning")
     with timed(seconds, "evaluation"):
-        metrics = cell.task.evaluate(model, cell.execution.precision)
+        judgement = cell.task.judge(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
-    metrics |= {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6, **product.metrics}
-    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary}
+    metrics = judgement.metrics | {
+        "gflops": product.cost.flops / 1e9,
+        "mparams": product.cost.params / 1e6,
+        **product.metrics,
+    }
+    outcomes = {metric: packed(values) for metric, values in judgement.outcomes.items()}
+    fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
         with timed(seconds, "analysis"):
             findings = distributed.on_main_rank(lambda: analysis.run(subject_of(cell, model)))

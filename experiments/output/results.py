@@ -14,16 +14,7 @@ from experiments.output.figures import draw_figure
 from experiments.output.report import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
 from experiments.output.tracking import tracked
-
-
-def show_results(
-    experiments: list[Experiment], grid: list[GridCell], folder: Path, config: DictConfig, console: Console
-) -> None:
-    """Write tables and figures of these experiments, and the report on all."""
-    for experiment in experiments:
-        show(experiment, [cell for cell in grid if cell.experiment == experiment.name], folder, config, console)
-    report_on_all(folder)
-    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
+from experiments.record import write_records
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
@@ -35,6 +26,8 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
+            records = (cell.record for cell in grid if cell.record)
+            write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries))
         track(lambda run: publish(run, experiment, grid, folder))

@@ -26,7 +26,6 @@ from facts.search import SEARCHES, Search
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
-from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +78,14 @@ def pareto(
     )
     assert prepared.cache is not None  # a cache has a folder
 
-    setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key, __version__)
+    setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key)
     original = content_key(*setting)
     points = {
         content_key(*setting, methods[estimator], allocations[search], ratio): (estimator, search, ratio)
         for estimator, search, ratio in itertools.product(methods, allocations, ratios)
     }
     missing = {key: point for key, point in points.items() if key not in table.rows}
-    prepared.collect({moment for estimator, _, _ in missing.values() for moment in methods[estimator].moments})
+    prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, _, _ in missing.values()))
     for key, (estimator, search, ratio) in missing.items():
         try:
             result = compress_prepared(

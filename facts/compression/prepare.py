@@ -1,20 +1,23 @@
 """Preparation of a network for compression: its layers, its data and its loss, in one object."""
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.compression.data import Batch, as_batches
+from facts.compression.reasons import EXCLUDED_NAMES
 from facts.compression.selection import select_layers
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import LatencyTable
 from facts.cost.trace import first_sample, has_row_per_sample
-from facts.decomposition.layers import decompose_layers, load_decompositions, save_decompositions
+from facts.decomposition.layers import are_decomposed, decompose_layers, load_decompositions, save_decompositions
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, see_data
 from facts.modules.networks import noise
@@ -33,6 +36,7 @@ from facts.moments.statistics import Moment
 from facts.utils import distributed
 from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
+from facts.utils.sources import shared_code
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Calibration:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """The part of the folder that belongs to this network, these layers, data, loss and precision.
+        """The part of the folder that belongs to this code, network, these layers, data, loss and precisions.
 
         Raises `ValueError` for a loss without a name of its own.
         """
@@ -68,7 +72,8 @@ class Calibration:
             return None
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
-        key = content_key(repr(self.model), self.model, list(self.layers), data, loss, self.execution.precision)
+        precisions = self.execution.precision, torch.get_float32_matmul_precision()
+        key = content_key(shared_code(), repr(self.model), self.model, list(self.layers), data, loss, precisions)
         return Cache(self.folder / key)
 
     @property
@@ -91,9 +96,6 @@ class Calibration:
 
         Raises `ValueError` if there are no data.
         """
-        cache = self.cache if cached else None
-        if cache and only is not None and len(only) < len(self.layers):
-            cache = Cache(cache.folder / content_key(list(only)))
         return collect_moments(
             self.model,
             self.layers,
@@ -102,14 +104,22 @@ class Calibration:
             loss=self.loss,
             precision=self.execution.precision,
             memory=self.execution.memory,
-            cache=cache,
+            cache=self._cache_of(only) if cached else None,
             only=only,
         )
 
-    def collect(self, wanted: Collection[Moment]) -> None:
-        """Put moments into the cache, one group of layers after another, for estimators that need them later."""
+    def collect(self, estimators: Iterable[Estimator]) -> None:
+        """Put into the cache what estimators need, in one pass for all; nothing for those that have decomposed."""
+        waiting = [estimator for estimator in estimators if not are_decomposed(self.cache, estimator)]
+        wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments)
         for names in self.groups() if wanted else ():
             self.moments(wanted, names)
+
+    def _cache_of(self, names: Collection[str] | None) -> Cache | None:
+        """The cache of a group of layers (None for all); one group of several has a folder of its own."""
+        if self.cache is None or names is None or len(names) == len(self.layers):
+            return self.cache
+        return Cache(self.cache.folder / content_key(list(names)))
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
         """Decompose every layer: moments, factors, SVD, one group of layers after another; or read the cache."""
@@ -126,7 +136,14 @@ class Calibration:
                 last, moments = see_data(estimator, partial(self.moments, only=names))
             decompositions |= decompose_layers({name: self.layers[name] for name in names}, last, moments)
         save_decompositions(self.cache, estimator, decompositions)
+        distributed.on_main_rank(lambda: self._delete(moment for moment in estimator.moments if not moment.is_kept))
         return decompositions
+
+    def _delete(self, moments: Iterable[Moment]) -> None:
+        """Delete moments of every group of layers from the cache."""
+        for moment, names in itertools.product(moments, self.groups()):
+            if cache := self._cache_of(names):
+                moment.delete(cache)
 
     def latency_table(self, num_turns: int) -> LatencyTable:
         """Times of the layers on the first batch, measured at their first use."""
@@ -140,6 +157,7 @@ def prepare(
     *,
     layers: Iterable[str] | None = None,
     convolutions: bool | None = None,
+    excluded_names: Iterable[str] = EXCLUDED_NAMES,
     loss: Loss | None = None,
     output_error: OutputError | None = None,
     execution: Execution = DEFAULT_EXECUTION,
@@ -148,7 +166,8 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network and put its data, loss and settings beside them.
 
-    The arguments are those of `facts.compress`, which lists their defaults. Raises `ValueError` for unknown layers, and
+    The arguments are those of `facts.compress`, which lists their defaults, and `excluded_names`: a layer whose name
+    holds one of them is left alone unless `layers` names it. Raises `ValueError` for unknown layers, and
     for data without labels if the outputs are no class logits to draw them from.
     """
     batches = as_batches(data, model)
@@ -160,7 +179,9 @@ def prepare(
     if output_error is None:
         output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
     example = _example(model, inputs, input_shape)
-    selection = select_layers(model, layers, convolutions=convolutions, example=example, inputs=inputs)
+    selection = select_layers(
+        model, layers, convolutions=convolutions, excluded_names=excluded_names, example=example, inputs=inputs
+    )
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
     return Calibration(

@@ -1,6 +1,7 @@
 """Reasons to leave a layer alone, as far as its weights and its name show."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +24,11 @@ def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
     return {name: module for name, module in model.named_modules() if is_pointwise(module)}
 
 
-def reasons_to_skip(model: nn.Module) -> dict[str, str]:
+def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_NAMES) -> dict[str, str]:
     """Reasons to leave linear layers and 1x1 convolutions alone unless they are named.
 
-    They make the outputs, are small, have a name that the paper leaves out (section 5.1), share their weight, or
-    compute more than a product with it.
+    They make the outputs, are small, have a name that holds an excluded one (by default those that the paper leaves
+    out, section 5.1), share their weight, or compute more than a product with it.
     """
     heads = heads_of(model)
     users: dict[Tensor, list[str]] = defaultdict(list)
@@ -36,7 +37,7 @@ def reasons_to_skip(model: nn.Module) -> dict[str, str]:
             users[weight].append(name)
     reasons = {}
     for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
-        excluded = [part for part in EXCLUDED_NAMES if part in name.replace("multihead", "")]
+        excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
         others = [user for user in users.get(layer.weight, ()) if user != name]
         if layer in heads:
             reasons[name] = MAKES_OUTPUTS

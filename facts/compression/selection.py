@@ -6,7 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from facts.compression.reasons import MAKES_OUTPUTS, linear_layers, pointwise_convolutions, reasons_to_skip
+from facts.compression.reasons import (
+    EXCLUDED_NAMES,
+    MAKES_OUTPUTS,
+    linear_layers,
+    pointwise_convolutions,
+    reasons_to_skip,
+)
 from facts.cost.trace import Trace, trace_network
 from facts.modules.linear_calls import with_linear_layers
 
@@ -36,12 +42,14 @@ def select_layers(
     names: Iterable[str] | None = None,
     *,
     convolutions: bool | None = None,
+    excluded_names: Iterable[str] = EXCLUDED_NAMES,
     example: Any = None,
     inputs: Any = None,
 ) -> Selection:
     """Select the layers of these names, or all worth compressing (paper, section 5.1).
 
-    `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. The network is
+    `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. A layer whose name
+    holds one of `excluded_names` is worth it only if named. The network is
     traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an
     unknown name, or if no layer is left.
     """
@@ -49,7 +57,7 @@ def select_layers(
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
     trace = trace_network(model, candidates, example, inputs)
-    reasons = _traced_reasons(trace) | reasons_to_skip(model)
+    reasons = _traced_reasons(trace) | reasons_to_skip(model, excluded_names)
     if names is not None:
         taken = _known(names, candidates, model)
         reasons = dict.fromkeys(candidates, NOT_NAMED)

@@ -1,6 +1,9 @@
 """Ranks and their shares of a layer's cost."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
 
 
 def break_even_rank(d_out: int, d_in: int) -> int:
@@ -25,3 +28,9 @@ def candidate_ranks(full_rank: int, multiple: int, at_least: int, between: Seque
         if len(ranks) >= at_least or multiple == 1:
             return ranks or [1]
         multiple //= 2
+
+
+def ranks_between(ranks: Sequence[int], num_points: int) -> list[int]:
+    """The ranks with so many more between every two neighbours, evenly spaced and rounded, each once."""
+    points = [np.linspace(low, high, num_points + 2) for low, high in pairwise(ranks)]
+    return sorted({*ranks, *np.rint(points).astype(int).ravel().tolist()})

@@ -12,6 +12,7 @@ from facts.moments.collect import LayerMoments
 from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
+from facts.utils.sources import code_of
 
 FIELDS = ("left", "right", "energies", "num_repaired")
 
@@ -39,7 +40,12 @@ def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: 
 
 def file_name(estimator: Estimator) -> str:
     """Name of the files with an estimator's decompositions and what is computed from them."""
-    return f"{type(estimator).__name__}-{content_key(estimator)}"
+    return f"{type(estimator).__name__}-{content_key(estimator, code_of(type(estimator)))}"
+
+
+def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
+    """Check whether the cache holds the decompositions, without reading them."""
+    return cache is not None and cache.has(file_name(estimator))
 
 
 def load_decompositions(

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -82,6 +82,16 @@ class TwoSidedEstimator(Estimator):
 
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
         return self.shrinkage_row, self.shrinkage_col
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ClippedGradEstimator(TwoSidedEstimator):
+    """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
+
+    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch.
+    """
+
+    grad_clip: Annotated[float, Field(gt=0)] | Literal["median"] | None = "median"
 
 
 def unit_trace(matrix: Tensor) -> Tensor:

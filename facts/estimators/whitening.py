@@ -11,8 +11,11 @@ from torch import Tensor
 
 from facts.moments.shrinkage import shrink
 
+# Fisher and Gram matrices are sums in float32: an eigenvalue below its precision is rounding error.
+NEAR_SINGULAR = torch.finfo(torch.float32).eps
+
 Repair = Callable[[Tensor], Tensor]
-"""Turns a symmetric matrix that has no Cholesky factor into one that has."""
+"""Turns a symmetric matrix that is not positive definite into one that is."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,12 @@ class Root:
 
     lower: Tensor | None
     repaired: bool = False
+
+
+def is_definite(matrix: Tensor) -> bool:
+    """Check whether every eigenvalue is above 2⁻²³ of the Frobenius norm; with less, a matrix counts as singular."""
+    floor = NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
+    return torch.linalg.cholesky_ex(matrix - floor * torch.eye(len(matrix)).to(matrix)).info.item() == 0
 
 
 def lift_spectrum(matrix: Tensor) -> Tensor:
@@ -34,10 +43,10 @@ def lift_spectrum_to_1e_6(matrix: Tensor) -> Tensor:
 
 
 def raise_shrinkage(matrix: Tensor) -> Tensor:
-    """The least shrinkage of 0.2, 0.3, ..., 1.0 that gives a Cholesky factor: the rule of GFWSVD."""
+    """The least shrinkage of 0.2, 0.3, ..., 1.0 that makes it positive definite: the rule of GFWSVD."""
     for tenths in range(2, 11):
         shrunk = shrink(matrix, tenths / 10)
-        if torch.linalg.cholesky_ex(shrunk).info == 0:
+        if is_definite(shrunk):
             break
     return shrunk
 
@@ -53,8 +62,9 @@ def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
 def square_root(factor: Tensor | None, shrinkage: float, repair: Repair = lift_spectrum) -> Root:
     """Lower Cholesky factor of the shrunk factor, in float64.
 
-    A factor that is not positive definite is repaired; a factor without energy (`trace <= 0`) becomes the identity.
-    Both are marked, so that the caller can count them. Raises `ValueError` if the factor holds NaN or infinity.
+    A factor that is not positive definite (`is_definite`) is repaired; a factor without energy (`trace <= 0`) becomes
+    the identity. Both are marked, so that the caller can count them. Raises `ValueError` if the factor holds NaN or
+    infinity.
     """
     if factor is None:
         return Root(None)
@@ -64,7 +74,5 @@ def square_root(factor: Tensor | None, shrinkage: float, repair: Repair = lift_s
     if matrix.trace() <= 0:
         return Root(None, repaired=True)
     matrix = shrink((matrix + matrix.T) / 2, shrinkage)
-    lower, info = torch.linalg.cholesky_ex(matrix)
-    if info == 0:
-        return Root(lower)
-    return Root(torch.linalg.cholesky(repair(matrix)), repaired=True)
+    definite = is_definite(matrix)
+    return Root(torch.linalg.cholesky(matrix if definite else repair(matrix)), repaired=not definite)

@@ -75,7 +75,9 @@ def _renamed(name: str, names: Names) -> str:
 
 
 def _rearranged(name: str, tensor: Tensor) -> Tensor:
-    if "downsample" in name:  # four pixels by column, row, channel for timm; by channel, row, column for mmdet
+    if "downsample" in name and not name.endswith(
+        ".left"
+    ):  # four pixels by column, row, channel for timm; by channel, row, column for mmdet
         return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
     return tensor
 

@@ -63,6 +63,13 @@ class LayerBatch:
         """D_k `[N, m, n]`."""
         return self.g.mT @ self.x
 
+    @cached_property
+    def sample_grad_energy(self) -> Tensor:
+        """Σ_i D_k[i, j]² `[N, n]`."""
+        if self.tokens_are_cheaper:
+            return (self.x * self.mixed_inputs).sum(dim=1)
+        return self.sample_grads.square().sum(dim=1)
+
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -51,6 +51,10 @@ class GradientStore:
         size = self.num_gradients * self.shape[0] * self.shape[1] * self.like.element_size()
         return self.path is not None and self.path.exists() and self.path.stat().st_size == size
 
+    def on_device(self) -> Tensor:
+        """All gradients of the layer `[K, m, n]`, on its device."""
+        return torch.cat([*self.chunks(), self.like.new_empty(0, *self.shape)])
+
     def chunks(self) -> Iterator[Tensor]:
         """Read the gradients on the device, `[k, m, n]` at a time."""
         if self.path is None:
@@ -131,6 +135,7 @@ class GroupGradients(Moment):
     group_size: int = 64
     store: Literal["disk", "device"] = "disk"
 
+    is_kept = False  # it takes hundreds of times the network's size
     can_offload = False
 
     def shapes(self, d_in, d_out):
@@ -200,6 +205,11 @@ class GroupGradients(Moment):
                 path.unlink(missing_ok=True)
                 return None
         return known
+
+    def delete(self, cache: Cache) -> None:
+        (cache.folder / f"{self.key}.json").unlink(missing_ok=True)
+        for file in cache.folder.glob(f"{self.key}-*.gradients"):
+            file.unlink()
 
     @staticmethod
     def _store(cache: Cache, entry: dict, device: torch.device) -> GradientStore:

@@ -5,12 +5,11 @@ Legend: T tokens, n = d_in, m = d_out.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from torch import Tensor
 
 from facts.moments.batch import add_symmetric, mirror
-from facts.moments.statistics import ClippedGradMoment, with_unit_trace
+from facts.moments.statistics import ClippedGradMoment, Normalize, at_least_tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class TokenPowerStep(ClippedGradMoment):
 
     iteration: int
     previous: Mapping[str, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
-    normalize: Literal["none", "batch"] = "none"
+    normalize: Normalize = "none"
 
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out), ()
@@ -33,10 +32,11 @@ class TokenPowerStep(ClippedGradMoment):
 
     def add(self, total, batch):
         inputs, grads, A, B = total
-        of_inputs = self.clipped(((batch.x @ A) * batch.x).sum(dim=-1), batch)
-        of_grads = self.clipped(((batch.g @ B) * batch.g).sum(dim=-1), batch)
+        weights = self.weights(batch)[:, None]
+        of_inputs = weights * ((batch.x @ A) * batch.x).sum(dim=-1)
+        of_grads = weights * ((batch.g @ B) * batch.g).sum(dim=-1)
         if self.normalize == "batch":
-            of_grads = with_unit_trace(of_grads, batch)
+            of_grads = of_grads / at_least_tiny((of_grads * batch.x_energy).sum())
         add_symmetric(inputs, batch.x, batch.x, of_grads)
         add_symmetric(grads, batch.g, batch.g, of_inputs)
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.moments.shrinkage import shrink
 from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
+
+GradClip = float | Literal["median"] | None
+Normalize = Literal["none", "batch"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Moment(ABC):
     """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
 
     needs_grads: ClassVar[bool] = True
+    is_kept: ClassVar[bool] = True  # whether it stays in the cache when the layers are decomposed
     can_offload: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
 
     @property
@@ -72,6 +75,10 @@ class Moment(ABC):
         """Save the sums of all layers."""
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
+    def delete(self, cache: Cache) -> None:
+        """Delete the saved sums of all layers."""
+        cache.delete(self.key)
+
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
         """Load saved sums to main memory; None if there are none. They will be read on `device`."""
         tensors = cache.load(self.key)
@@ -115,6 +122,11 @@ class GradMoment(SymmetricMoment):
         return ((d_out, d_out),)
 
 
+def at_least_tiny(trace: Tensor) -> Tensor:
+    """A trace to divide by: that of zeros leaves them zero."""
+    return trace.clamp(min=torch.finfo(trace.dtype).tiny)
+
+
 @dataclass(frozen=True)
 class InputGram(InputMoment):
     """Σ x_t x_tᵀ `[n, n]`."""
@@ -123,14 +135,6 @@ class InputGram(InputMoment):
 
     def add(self, total, batch):
         add_symmetric(total[0], batch.x, batch.x)
-
-
-@dataclass(frozen=True)
-class GradGram(GradMoment):
-    """Σ g_t g_tᵀ `[m, m]`."""
-
-    def add(self, total, batch):
-        add_symmetric(total[0], batch.g, batch.g)
 
 
 @dataclass(frozen=True)
@@ -145,78 +149,84 @@ class MeanInputGram(InputMoment):
 
 
 @dataclass(frozen=True)
-class SummedGradGram(GradMoment):
+class ClippedGradMoment(SymmetricMoment):
+    """A moment in which the output gradient of each sample has at most a certain Frobenius norm.
+
+    `grad_clip` is that norm, `median` for the median of the batch, or None.
+    """
+
+    grad_clip: GradClip = None
+
+    def weights(self, batch: LayerBatch) -> Tensor:
+        """Weights of samples `[N]` for products of two factors of their gradients: 1 unless they are clipped."""
+        norms = batch.g_energy.sum(dim=1).sqrt()
+        if self.grad_clip is None:
+            return torch.ones_like(norms)
+        bound = norms.quantile(0.5) if self.grad_clip == "median" else norms.new_tensor(self.grad_clip)
+        return torch.where(norms > bound, bound / norms, 1).square()
+
+
+@dataclass(frozen=True)
+class GradGram(ClippedGradMoment, GradMoment):
+    """Σ g_t g_tᵀ `[m, m]`."""
+
+    def add(self, total, batch):
+        add_symmetric(total[0], batch.g, batch.g, self.weights(batch)[:, None].expand(batch.g.shape[:2]))
+
+
+@dataclass(frozen=True)
+class SummedGradGram(ClippedGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
 
     def add(self, total, batch):
         summed = batch.g.sum(dim=1)
-        add_symmetric(total[0], summed, summed)
+        add_symmetric(total[0], summed, summed, self.weights(batch))
 
 
 @dataclass(frozen=True)
-class ClippedGradMoment(SymmetricMoment):
-    """A moment in which the output gradient of each sample has at most the Frobenius norm `grad_clip`."""
-
-    grad_clip: float | None = None
-
-    def clipped(self, energy: Tensor, batch: LayerBatch) -> Tensor:
-        """Weights of tokens `[N, T]` for products of two factors of g, clipping included."""
-        if self.grad_clip is None:
-            return energy
-        norms = batch.g_energy.sum(dim=1).sqrt()
-        return energy * (self.grad_clip / norms.clamp(min=self.grad_clip)).square()[:, None]
-
-
-def with_unit_trace(weights: Tensor, batch: LayerBatch) -> Tensor:
-    """Token weights `[N, T]` scaled so that the trace of Σ weight x_t x_tᵀ over the batch is 1."""
-    trace = (weights * batch.x_energy).sum()
-    return weights / trace.clamp(min=torch.finfo(trace.dtype).tiny)
-
-
-@dataclass(frozen=True)
-class GradWeightedInputGram(ClippedGradMoment):
+class GradWeightedInputGram(ClippedGradMoment, InputMoment):
     """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch is divided by its trace first."""
 
-    normalize: Literal["none", "batch"] = "none"
-
-    def shapes(self, d_in, d_out):
-        return ((d_in, d_in),)
+    needs_grads = True
+    normalize: Normalize = "none"
 
     def add(self, total, batch):
-        weights = self.clipped(batch.g_energy, batch)
+        weights = self.weights(batch)[:, None] * batch.g_energy
         if self.normalize == "batch":
-            weights = with_unit_trace(weights, batch)
+            weights = weights / at_least_tiny((weights * batch.x_energy).sum())
         add_symmetric(total[0], batch.x, batch.x, weights)
 
 
 @dataclass(frozen=True)
-class InputWeightedGradGram(ClippedGradMoment):
+class InputWeightedGradGram(ClippedGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
 
-    def shapes(self, d_in, d_out):
-        return ((d_out, d_out),)
-
     def add(self, total, batch):
-        weights = self.clipped(batch.x_energy, batch)
-        add_symmetric(total[0], batch.g, batch.g, weights)
+        add_symmetric(total[0], batch.g, batch.g, self.weights(batch)[:, None] * batch.x_energy)
 
 
 @dataclass(frozen=True)
-class SampleGradGrams(SymmetricMoment):
-    """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`."""
+class SampleGradGrams(ClippedGradMoment):
+    """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`; with `normalize: batch` each batch of the first has trace 1."""
+
+    normalize: Normalize = "none"
 
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out)
 
     def add(self, total, batch):
         inputs, outputs = total
+        weights = of_inputs = self.weights(batch)
+        if self.normalize == "batch":
+            of_inputs = weights / at_least_tiny((weights * batch.sample_grad_energy.sum(dim=-1)).sum())
         if batch.tokens_are_cheaper:
-            add_symmetric(inputs, batch.x, batch.mixed_inputs)
-            add_symmetric(outputs, batch.g, batch.mixed_grads)
+            shape = batch.x.shape[:2]
+            add_symmetric(inputs, batch.x, batch.mixed_inputs, of_inputs[:, None].expand(shape))
+            add_symmetric(outputs, batch.g, batch.mixed_grads, weights[:, None].expand(shape))
         else:
             grads = batch.sample_grads
-            add_symmetric(inputs, grads, grads)
-            add_symmetric(outputs, grads.mT, grads.mT)
+            add_symmetric(inputs, grads, grads, of_inputs[:, None].expand(grads.shape[:2]))
+            add_symmetric(outputs, grads.mT, grads.mT, weights[:, None].expand(grads.mT.shape[:2]))
 
 
 @dataclass(frozen=True)
@@ -227,10 +237,7 @@ class SampleGradEnergy(Moment):
         return ((d_in,),)
 
     def add(self, total, batch):
-        if batch.tokens_are_cheaper:
-            total[0].add_((batch.x * batch.mixed_inputs).sum(dim=(0, 1)))
-        else:
-            total[0].add_(batch.sample_grads.square().sum(dim=(0, 1)))
+        total[0].add_(batch.sample_grad_energy.sum(dim=0))
 
 
 @dataclass(frozen=True)
@@ -265,7 +272,8 @@ class InputMagnitude(Moment):
 class LiteralShrunkGram(InputMoment):
     """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
 
-    T = mean(diag S) I has the trace of S, so that λ is rounding error (forks of the paper, FLAR's published code).
+    T = mean(diag S) I has the trace of S, so that λ is rounding error. It is float32's: the published code of FLAR adds
+    up S in float64 but leaves T in float32.
     """
 
     needs_grads = False
@@ -273,7 +281,7 @@ class LiteralShrunkGram(InputMoment):
     def add(self, total, batch):
         x = batch.x.flatten(0, 1).double()
         gram = x.T @ x / batch.num_samples
-        target = gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        target = gram.diagonal().mean().float() * torch.eye(len(gram), device=gram.device)
         distance = (gram - target).square().sum()
         amount = (1e10 * (gram.trace() - target.trace()) / distance).nan_to_num().clip(0, 1)
-        total[0].add_(shrink(gram, amount.item()))
+        total[0].add_(torch.lerp(gram, target.double(), amount))

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -16,6 +18,14 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
     def __getitem__(self, part: slice) -> "Batches": ...
+
+
+@plain_dataclass(frozen=True)
+class Judgement:
+    """Metrics by name; for those that are shares of samples, `outcomes [N]` too: whether each sample counts."""
+
+    metrics: dict[str, float]
+    outcomes: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -76,3 +86,7 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
         """Measure the task's metrics by name, on the model's device and in the given autocast type."""
+
+    def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
+        """Measure the same metrics, with the outcomes behind them."""
+        return Judgement(self.evaluate(model, precision))

@@ -23,6 +23,9 @@ class Cache:
     def __init__(self, folder: Path):
         self.folder = writable_folder(Path(folder))
 
+    def has(self, name: str) -> bool:
+        return self._path(name).exists()
+
     def load(self, name: str) -> dict[str, Tensor] | None:
         path = self._path(name)
         try:
@@ -37,6 +40,9 @@ class Cache:
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         with replacing(self._path(name)) as path:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+
+    def delete(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"

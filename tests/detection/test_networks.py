@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from experiments.train_mini import FILES, mini_recipe
 from facts.cost.count import count_cost
+from facts.compression.reasons import EXCLUDED_NAMES
 from facts.compression.selection import select_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.models.feature_network import SelfAttention
@@ -69,7 +70,7 @@ def test_only_the_backbone_s_layers_are_compressed(detector, segmenters):
 @pytest.mark.parametrize(
     ("name", "ratio", "gflops", "mparams"),
     [
-        ("mask_rcnn_swin_b", 0.6, (358.5, 290.3), None),
+        ("mask_rcnn_swin_b", 0.6, (358.5, 290.3), None),  # with Swin's three downsampling layers
         ("upernet_deit_b", 0.5, (848.3, 761.1), (144.3, 101.8)),
         # The paper's count has the 1.025 M parameters of Swin-B's classifier.
         ("upernet_swin_b", 0.6, (594.6, 527.7), (122.3 - 1.025, 88.7 - 1.025)),
@@ -79,12 +80,13 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     with torch.device("meta"):
         network = paper_recipe(name).build()
     costs = [count_cost(network, (3, 512, 512))]
-    for layer, dense in select_layers(network).layers.items():
+    excluded = [part for part in EXCLUDED_NAMES if name != "mask_rcnn_swin_b" or part != "downsample"]
+    for layer, dense in select_layers(network, excluded_names=excluded).layers.items():
         rank = rank_of_ratio(dense.out_features, dense.in_features, ratio)
         left, right = dense.weight.new_empty(dense.out_features, rank), dense.weight.new_empty(rank, dense.in_features)
         network.set_submodule(layer, LowRankLinear(left, right, dense.bias))
     costs.append(count_cost(network, (3, 512, 512)))
-    assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.005)
+    assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:
         assert [cost.params / 1e6 for cost in costs] == pytest.approx(mparams, rel=0.002)
 

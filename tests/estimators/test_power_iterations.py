@@ -10,25 +10,26 @@ from facts.estimators.base import see_data
 from facts.moments import collect_moments
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model, relative_error
+from tests.oracles.factors import clipped
 from tests.oracles.fisher import dense_token_local, rearranged
 from tests.oracles.samples import model_samples, tensor_samples
 
 # Float64 sums in another order.
 EXACT = 1e-12
+PLAIN = {"grad_clip": None, "normalize": "none"}
 
 
-def literal_iterations(batches, number, grad_clip=None, normalize="none"):
+def literal_iterations(batches, number, grad_clip="median", normalize="batch"):
     """Loops over samples and tokens; both factors of a step come from those of the step before."""
     samples = [sample for batch in batches for sample in batch]
     d_out, d_in = samples[0].D.shape
     A, B = torch.eye(d_in, dtype=torch.float64), torch.eye(d_out, dtype=torch.float64)
     for _ in range(number):
         next_A, next_B = 0, 0
-        for batch in batches:
+        for batch in clipped(batches, grad_clip):
             batch_A = 0
             for sample in batch:
-                G = sample.G if grad_clip is None else sample.G * min(1, grad_clip / sample.G.norm())
-                for x, g in zip(sample.X, G, strict=True):
+                for x, g in zip(sample.X, sample.G, strict=True):
                     batch_A = batch_A + (g @ B @ g) * torch.outer(x, x)
                     next_B = next_B + (x @ A @ x) * torch.outer(g, g)
             next_A = next_A + (batch_A / batch_A.trace() if normalize == "batch" else batch_A)
@@ -41,7 +42,7 @@ def assert_proportional(factors, expected):
         assert relative_error(actual / actual.trace(), literal) < EXACT
 
 
-@pytest.mark.parametrize("options", [{}, {"grad_clip": 0.3}, {"normalize": "batch"}])
+@pytest.mark.parametrize("options", [{}, PLAIN, {"grad_clip": 0.3}, {"grad_clip": None}])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_factors_of_a_network_are_those_of_the_loops(number, options):
     model, batches = make_model(), image_batches([3, 3, 1])
@@ -65,7 +66,7 @@ def test_they_converge_to_the_nearest_kronecker_product_of_the_token_local_fishe
     g = torch.randn(6, 4, 5, dtype=torch.float64) * torch.rand(6, 4, 1)
     local = dense_token_local(tensor_samples(x, g))
     u, _, vh = torch.linalg.svd(rearranged(local, 3, 5))
-    factors = facts.estimate_factors(FACTS(num_iterations=60), x, g)
+    factors = facts.estimate_factors(FACTS(num_iterations=60, **PLAIN), x, g)
     for factor, vector in ((factors.A, u[:, 0]), (factors.B, vh[0])):
         cosine = (factor.flatten() @ vector).abs() / factor.norm()
         assert cosine.item() == pytest.approx(1, abs=1e-10)
@@ -74,7 +75,7 @@ def test_they_converge_to_the_nearest_kronecker_product_of_the_token_local_fishe
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_the_product_keeps_the_trace_of_the_token_local_fisher(number):
     x, g = torch.randn(6, 4, 3, dtype=torch.float64), torch.randn(6, 4, 5, dtype=torch.float64)
-    factors = facts.estimate_factors(FACTS(num_iterations=number), x, g)
+    factors = facts.estimate_factors(FACTS(num_iterations=number, **PLAIN), x, g)
     trace = dense_token_local(tensor_samples(x, g)).trace()
     assert (factors.A.trace() * factors.B.trace()).item() == pytest.approx(trace.item())
 

@@ -5,13 +5,14 @@ import torch
 
 import facts
 from facts.estimators import ESTIMATORS, GFWSVD
+from tests.by_sample import BY_SAMPLE
 from tests.networks import relative_error
 
 CLAIMING = [name for name, estimator in ESTIMATORS.items() if estimator.token_local is not None]
 
 
 def factors(name, x, g):
-    estimator = GFWSVD(group_size=1) if name == "gfwsvd" else name
+    estimator = GFWSVD(group_size=1) if name == "gfwsvd" else BY_SAMPLE[name]
     found = facts.estimate_factors(estimator, x, g)
     return [factor / factor.norm() for factor in (found.A, found.B)]
 

@@ -1,5 +1,6 @@
 """The report: everything that a results folder holds, and why the rest is not there."""
 
+import re
 import shutil
 import sys
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from experiments.output.report import write_report
 from experiments.output.report.experiment_result import read_result
 from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.output.results import report_on_all
+from experiments.output.tables import ERRORS
 from experiments.report import main
 from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
@@ -73,8 +75,24 @@ def test_every_table_is_there_with_ours_and_the_papers(page):
     assert heads[0] == ["Method", "Net", "Other"]
     assert heads[1] == ["GFLOPs", "Top-1", "Search [min]"] * 2
     assert heads[2] == ["ours", "paper"] * 4
-    assert rows[PLAIN] == ["1.0", "10.0", "61.5", "56.5", "", "1.0", "", "61.5", "", ""]
-    assert rows["Ranking agreement"][2] == "1.0"
+    assert rows[PLAIN] == ["1.0", "10.0", "61.5± 2.4", "56.5", "", "1.0", "", "61.5± 2.4", "", ""]
+
+
+def test_the_best_methods_are_marked_and_the_differences_counted(page):
+    """C is level with D; the original, which is none of the methods, is not compared."""
+    rows = {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
+    shown = [rows[row][2] for row in ("Baseline", "B", "C", "D", BOTH)]
+    assert shown == ["98.0± 0.7", "9.2± 1.5", "99.5± 0.4*", "100.0± 0.0*", "90.0± 1.5"]
+    assert re.fullmatch(r"1(\.0)? \(n=5, p=\S+\)", rows["Ranking agreement"][2])
+    assert rows["Ranking agreement"][7] == ""  # the paper has no number for this network
+    assert [rows["Pairs apart"][column] for column in (2, 7)] == ["9 of 10", "5 of 6"]
+    assert ERRORS in page.text and "A note on mini & <others>." in page.text
+
+
+def test_a_table_of_two_methods_has_no_agreement(page):
+    rows = {line[0]: line[1:] for line in page.tables["table-demo_ablation"][2:]}
+    assert "Ranking agreement" not in rows and rows["Pairs apart"] == ["0 of 1"]
+    assert set(rows) == {"0.5", "none", "Pairs apart"}
 
 
 def test_differences_are_shown_where_the_data_are_the_papers(tmp_path):
@@ -82,7 +100,7 @@ def test_differences_are_shown_where_the_data_are_the_papers(tmp_path):
     page = written(tmp_path)
     assert page.tables["table-demo_50"][2] == ["ours", "paper", "difference"] * 4
     rows = {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
-    assert rows[PLAIN][:6] == ["1.0", "10.0", "−9.0", "61.5", "56.5", "+5.0"]
+    assert rows[PLAIN][:6] == ["1.0", "10.0", "−9.0", "61.5± 2.4", "56.5", "+5.0"]
     assert "no difference is computed" not in page.text
 
 
@@ -98,7 +116,7 @@ def test_what_is_missing_is_said_with_the_reason(page):
     states = {line[0]: line for line in page.tables["table-demo_50"]}
     assert [states[row][1] for row in ("Failing", "Later")] == ["failed", "missing"]
     assert states["B"].count("n.a.") == 3
-    assert "done 20 failed 4 missing 4 not applicable 2 cells in 3 tables 30" in page.text
+    assert "done 24 failed 4 missing 4 not applicable 2 cells in 3 tables 34" in page.text
 
 
 def test_packages_that_are_missing_are_named_with_the_command(tmp_path, without_module):
@@ -146,10 +164,10 @@ def test_seconds_are_summed_over_cells(page):
     heads, *lines = page.tables["table-seconds-1"]
     seconds = {line[0]: dict(zip(heads[1:], line[1:], strict=True)) for line in lines}
     assert seconds["demo 50"] == {
-        "cells": "11",
-        "search [s]": "13.5",
-        "evaluation [s]": "2.2",
-        "repaired factors": "18",
+        "cells": "13",
+        "search [s]": "16.5",
+        "evaluation [s]": "2.8",
+        "repaired factors": "22",
     }
     assert {line[0] for line in page.tables["table-seconds-2"][1:]} == {"FACTS", "none"}
 
@@ -157,8 +175,8 @@ def test_seconds_are_summed_over_cells(page):
 def test_without_records_tables_stay_and_the_rest_is_said(tmp_path):
     write_results(tmp_path, records=False)
     page = written(tmp_path)
-    assert page.tables["table-demo_50"][4][3] == "61.5"
-    assert "The records of 24 cells are not in records/" in page.text
+    assert page.tables["table-demo_50"][4][3] == "61.5± 2.4"
+    assert "The records of 28 cells are not in records/" in page.text
     assert "No record with a sensitivity profile is here." in page.text
     assert "its record is not here: run it again to see why" in page.text
     assert "No record of a cell is here." in (tmp_path / "report.md").read_text()

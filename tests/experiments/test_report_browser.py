@@ -164,7 +164,7 @@ def test_a_click_sorts_numbers_by_value_and_leaves_empty_cells_last(opened):
     for key in (False, True, False):
         heading.locator("button").press("Enter") if key else heading.locator("button").click()
         states.append((heading.get_attribute("aria-sort"), columns(tab, 3)))
-    values = ["9.2", "61.5", "90.0", "98.0", "100.0"]
+    values = ["9.2 ± 1.5", "61.5 ± 2.4", "90.0 ± 1.5", "98.0 ± 0.7", "99.5 ± 0.4*", "100.0 ± 0.0*"]
     assert states[0] == ("ascending", [*values, "failed", "missing"])
     assert states[1] == ("descending", [*reversed(values), "failed", "missing"])
     assert states[2] == ("none", before)

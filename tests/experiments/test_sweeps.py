@@ -25,6 +25,7 @@ from facts.utils.files import HeldElsewhere, locked
 
 EIGHT = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45"]
 FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]
+RANDOM = ["model.mini.weights=random", "task.mini.num_calibration=64"]
 THREE = ["estimator=svd_llm", "ratio=0.3,0.35,0.4"]
 
 
@@ -110,7 +111,7 @@ def lock_of(cell: Cell) -> Path:
 
 
 def test_a_cell_under_way_elsewhere_is_waited_for_or_refused(cell_config, monkeypatch):
-    cell = open_cell(cell_config("estimator=pela"))
+    cell = open_cell(cell_config("estimator=pela", *RANDOM))
     with ThreadPoolExecutor(1) as elsewhere:
         with locked(lock_of(cell)):
             with pytest.raises(HeldElsewhere):
@@ -122,7 +123,8 @@ def test_a_cell_under_way_elsewhere_is_waited_for_or_refused(cell_config, monkey
 
 
 def test_a_column_leaves_what_runs_elsewhere_for_last_and_takes_its_record(cell_config):
-    places = [GridCell("demo", "row", "column", cell_config(f"estimator={name}")) for name in ("pela", "svd_llm")]
+    configs = [cell_config(f"estimator={name}", *RANDOM) for name in ("pela", "svd_llm")]
+    places = [GridCell("demo", "row", "column", config) for config in configs]
     first, second = (open_cell(place.config) for place in places)
     with ThreadPoolExecutor(1) as elsewhere:
         with locked(lock_of(first)):

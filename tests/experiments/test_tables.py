@@ -1,6 +1,7 @@
 """Tables: what is shown, what is compared, and what is not."""
 
 from dataclasses import replace
+from math import asin, pi, sqrt
 
 import pandas as pd
 import pytest
@@ -10,17 +11,17 @@ from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.results import properties_of
-from experiments.output.tables import entries_of, write_tables
+from experiments.output.tables import ERRORS, Entry, entries_of, ours_as_text, write_tables
 from tests.records import make_record
-from tests.results_folder import write_paper
+from tests.results_folder import outcomes, write_paper
 
-METHODS = ["A", "B", "C", "D"]
+METHODS = ["A", "B", "C", "D", "E", "F"]
 
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch) -> Experiment:
     """A table of which the paper has every number."""
-    top1 = dict(zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50), strict=True))
+    top1 = dict(zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50, 60, 70), strict=True))
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
     write_paper(paper.FOLDER / "demo.csv", top1)
     return Experiment(
@@ -29,7 +30,7 @@ def experiment(tmp_path, monkeypatch) -> Experiment:
         metrics={"gflops": "GFLOPs", "top1": "Top-1"},
         ranked_by="top1",
         columns={"Net": []},
-        rows={name: [] for name in ("Baseline", *METHODS, "Later")},
+        rows={"Baseline": ["estimator=none"], **{name: [] for name in (*METHODS, "Later")}},
         unranked=["Baseline", "Later"],
         notes=["A note."],
     )
@@ -45,15 +46,71 @@ def places(top1: dict[str, float], failed: str | None = None) -> list[GridCell]:
     return [*made, GridCell("demo", "Later", "Net", None)]
 
 
+def measured(top1: dict[str, float]) -> list[GridCell]:
+    """The same places, with the outcomes of 400 test samples behind their top-1."""
+    made = [place for place in places(top1) if place.record]
+    return [replace(p, record=replace(p.record, outcomes=outcomes(top1[p.row]))) for p in made]
+
+
+def extra(experiment: Experiment, grid: list[GridCell], row: str) -> list[Entry]:
+    """What stands below the methods."""
+    return [entry for entry in entries_of(experiment, grid, comparable=False) if entry.row == row]
+
+
 def test_the_ranking_of_the_methods_is_compared_by_spearman(experiment):
-    ours = {"Baseline": 99, "A": 1, "B": 3, "C": 2, "D": 4}
-    (correlation,) = [e for e in entries_of(experiment, places(ours), comparable=False) if e.row == "Spearman"]
-    assert correlation.ours == pytest.approx(1 - 6 * 2 / (4 * 15))  # two neighbours swapped
+    """The p-value is that of Student's t with three degrees of freedom, which has a closed form."""
+    ours = {"Baseline": 99, "A": 1, "B": 3, "C": 2, "D": 4, "E": 5}
+    (correlation,) = extra(experiment, places(ours), "Spearman")
+    expected = 1 - 6 * 2 / (5 * 24)  # two neighbours swapped
+    assert correlation.ours == pytest.approx(expected)
+    assert correlation.count == 5
+    assert correlation.p_value == pytest.approx(1 - 2 / pi * (asin(expected) + expected * sqrt(1 - expected**2)))
+    assert ours_as_text(correlation) == "0.9 (n=5, p=0.037)"
 
 
-def test_ties_and_too_few_methods_give_no_made_up_ranking(experiment):
-    for ours in ({"A": 1, "B": 1, "C": 1}, {"A": 1, "B": 2}):
-        assert not [e for e in entries_of(experiment, places(ours), False) if e.row == "Spearman"]
+def test_ties_and_fewer_than_five_methods_give_no_made_up_ranking(experiment):
+    four = {"Baseline": 99, "A": 1, "B": 2, "C": 3, "D": 4}
+    for ours in (dict.fromkeys(METHODS, 1), four):
+        assert not extra(experiment, places(ours), "Spearman")
+    assert extra(experiment, places({**four, "E": 5}), "Spearman")
+
+
+def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(experiment, tmp_path):
+    """Of 400 images, three more are less than two standard errors; that the original is ahead does not count."""
+    entries = entries_of(experiment, measured({"Baseline": 98, "A": 61.5, "B": 62.25, "C": 25}), comparable=False)
+    shown = {entry.row: ours_as_text(entry) for entry in entries if entry.metric == "top1"}
+    expected = {"Baseline": "98.0 ± 0.7", "A": "61.5 ± 2.4*", "B": "62.2 ± 2.4*", "C": "25.0 ± 2.2"}
+    assert shown == {**expected, "Pairs apart": "2 of 3"}
+    assert [entry for entry in entries if entry.metric == "gflops" and entry.standard_error is not None] == []
+    write_tables(experiment, entries, tmp_path, {})
+    for suffix in ("md", "tex"):
+        text = (tmp_path / f"demo.{suffix}").read_text()
+        assert all(value in text for value in (*shown.values(), ERRORS, "A note."))
+
+
+def test_how_far_the_best_is_ahead_is_in_the_long_table(experiment, tmp_path):
+    entries = entries_of(experiment, measured({"Baseline": 98, "A": 61.5, "B": 62.25, "C": 25}), comparable=False)
+    write_tables(experiment, entries, tmp_path, {})
+    table = pd.read_csv(tmp_path / "demo.csv")
+    behind = table[table.metric == "top1"].set_index("row").behind
+    assert pd.isna(behind["Baseline"]) and behind["B"] == 0
+    assert 1.7 < behind["A"] < 1.8 and behind["C"] > 10
+
+
+def test_the_original_is_no_method_unless_it_is_pruned(experiment):
+    dense = measured({"Baseline": 98, "A": 61.5})
+    assert not extra(experiment, dense, "Pairs apart")
+    experiment.rows["Baseline"].append("pruning=nvit")
+    (pairs,) = extra(experiment, dense, "Pairs apart")
+    assert (pairs.ours, pairs.count) == (1, 1)
+
+
+def test_without_outcomes_there_is_no_error(experiment, tmp_path):
+    entries = entries_of(experiment, places({"A": 61.5, "B": 62.25}), comparable=False)
+    assert not extra(experiment, places({"A": 61.5, "B": 62.25}), "Pairs apart")
+    write_tables(experiment, entries, tmp_path, {})
+    text = (tmp_path / "demo.md").read_text()
+    assert "61.5" in text and "±" not in text and "A note." in text
 
 
 @pytest.mark.parametrize("comparable", [True, False])
@@ -72,14 +129,15 @@ def test_the_written_table_shows_the_difference_where_there_is_one(experiment, t
 
 
 def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(experiment, tmp_path):
-    entries = entries_of(experiment, places({"A": 12.5, "B": 20.0, "C": 50.0}, failed="D"), comparable=False)
+    ours = {"A": 12.5, "B": 20.0, "C": 50.0, "E": 60.0, "F": 70.0}
+    entries = entries_of(experiment, places(ours, failed="D"), comparable=False)
     write_tables(experiment, entries, tmp_path, {})
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
-    assert list(table.columns) == columns
+    assert list(table.columns) == [*columns, "standard_error", "behind", "count", "p_value"]
     top1 = table[table.metric == "top1"].set_index("row")
     assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
-    assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 50
+    assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 70
     markdown, latex = ((tmp_path / f"demo.{suffix}").read_text() for suffix in ("md", "tex"))
     assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):

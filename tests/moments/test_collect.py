@@ -3,20 +3,20 @@ import torch
 from torch import nn
 
 from facts.compression.selection import select_layers
-from facts.estimators import ASVD, ESTIMATORS, FLAR, GFWSVD
+from facts.estimators import ASVD, ESTIMATORS, FACTS, FLAR, GFWSVD, KFACExpand
 from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy
+from tests.by_sample import BY_SAMPLE
 from tests.networks import Runs, image_batches, make_model, relative_error
 
-# Sums over float64 in another order. Lanczos: a relative residual of 1e-9.
-EXACT, LANCZOS = 1e-12, 1e-7
-
+# Sums over float64 in another order. Power iteration: a last step of 1e-8.
+EXACT, ITERATED = 1e-12, 1e-6
 
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 
 
 def tolerance_of(name):
-    return LANCZOS if name == "gfwsvd" else EXACT
+    return ITERATED if name == "gfwsvd" else EXACT
 
 
 def factors_of(model, batches, estimator, **options):
@@ -24,11 +24,13 @@ def factors_of(model, batches, estimator, **options):
     return {name: estimator.factors(values) for name, values in moments.items()}
 
 
-def factors_of_all(model, batches):
+def factors_of_all(model, batches, estimators=EVERY):
     """Of every estimator, from one pass over the union of their moments."""
-    wanted = [moment for estimator in EVERY.values() for moment in estimator.moments]
+    wanted = [moment for estimator in estimators.values() for moment in estimator.moments]
     moments = collect_moments(model, select_layers(model).layers, batches, wanted)
-    return {name: {layer: each.factors(values) for layer, values in moments.items()} for name, each in EVERY.items()}
+    return {
+        name: {layer: each.factors(values) for layer, values in moments.items()} for name, each in estimators.items()
+    }
 
 
 def assert_same(first, second, tolerance):
@@ -43,22 +45,32 @@ def assert_same(first, second, tolerance):
 
 @pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 5]])
 def test_splitting_batches_changes_nothing(model, sizes):
-    """But for ASVD, whose published statistic is a sum over batches."""
-    expected, found = (factors_of_all(model, image_batches(each)) for each in ([3, 3, 1], sizes))
-    for name in EVERY.keys() - {"asvd"}:
+    expected, found = (factors_of_all(model, image_batches(each), BY_SAMPLE) for each in ([3, 3, 1], sizes))
+    for name in BY_SAMPLE:
         assert_same(found[name], expected[name], tolerance_of(name))
 
 
 def test_splitting_batches_does_not_move_group_borders(model):
     estimator = GFWSVD(group_size=2)
     expected = factors_of(model, image_batches([7]), estimator)
-    assert_same(factors_of(model, image_batches([3, 3, 1]), estimator), expected, LANCZOS)
+    assert_same(factors_of(model, image_batches([3, 3, 1]), estimator), expected, ITERATED)
 
 
-@pytest.mark.parametrize("estimator", [ASVD(), ASVD(statistic="max"), FLAR(covariance_shrinkage="literal")])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        ASVD(),
+        ASVD(statistic="max"),
+        FLAR(covariance_shrinkage="literal"),
+        FACTS(grad_clip=None),
+        FACTS(normalize="none"),
+        KFACExpand(),
+    ],
+)
 def test_what_is_defined_by_batch_depends_on_batches(model, estimator):
     whole, split = (factors_of(model, image_batches(sizes), estimator) for sizes in ([6], [3, 3]))
-    assert relative_error(split["tokens"].A, whole["tokens"].A) > 1e-3
+    sides = [side for side in "AB" if getattr(whole["tokens"], side) is not None]
+    assert any(relative_error(*(getattr(each["tokens"], side) for each in (split, whole))) > 1e-3 for side in sides)
 
 
 def test_permuting_samples_changes_nothing(model):

@@ -3,6 +3,8 @@
 Every function takes batches of samples and returns `(A, B)`, None for the identity.
 """
 
+import statistics
+
 import torch
 from torch import Tensor
 
@@ -20,39 +22,59 @@ def mean(values) -> Tensor:
     return sum(values) / len(values)
 
 
-def facts(batches: Batches, grad_clip=None, normalize="none"):
+def clipped(batches: Batches, grad_clip) -> Batches:
+    """The samples with no gradient longer than the bound, or than the median of its batch."""
+    return [[_clipped(sample, batch, grad_clip) for sample in batch] for batch in batches]
+
+
+def _clipped(sample: Sample, batch: list[Sample], grad_clip) -> Sample:
+    norm = float(sample.G.norm())
+    bound = statistics.median(float(s.G.norm()) for s in batch) if grad_clip == "median" else grad_clip
+    return (
+        sample
+        if bound is None or norm <= bound
+        else Sample(sample.X, *(bound / norm * value for value in (sample.G, sample.D)))
+    )
+
+
+def with_normalized(parts, scale, normalize):
+    """The sum of each batch's part of A, as it is, or each of trace 1 and then the sum with `scale` for its trace."""
+    if normalize == "none":
+        return sum(parts)
+    A = sum(part / part.trace() for part in parts)
+    return A * scale / A.trace()
+
+
+def facts(batches: Batches, grad_clip="median", normalize="batch"):
     """The double loop over samples and tokens."""
-    A, B, trace = 0, 0, 0
-    for batch in batches:
-        batch_A = 0
+    parts, B, trace = [], 0, 0
+    for batch in clipped(batches, grad_clip):
+        parts.append(0)
         for sample in batch:
-            G = sample.G
-            if grad_clip is not None and G.norm() > grad_clip:
-                G = G * (grad_clip / G.norm())
-            for x, g in zip(sample.X, G, strict=True):
-                batch_A = batch_A + (g @ g) * torch.outer(x, x)
+            for x, g in zip(sample.X, sample.G, strict=True):
+                parts[-1] = parts[-1] + (g @ g) * torch.outer(x, x)
                 B = B + (x @ x) * torch.outer(g, g)
                 trace = trace + (x @ x) * (g @ g)
-        A = A + (batch_A / batch_A.trace() if normalize == "batch" else batch_A)
-    return A / len(every(batches)), B / trace
+    return with_normalized(parts, trace, normalize) / len(every(batches)), B / trace
 
 
-def kfac_expand(batches: Batches):
+def kfac_expand(batches: Batches, grad_clip="median"):
     A = mean(torch.outer(x, x) for s in every(batches) for x in s.X)
-    B = mean(sum(torch.outer(g, g) for g in s.G) for s in every(batches))
+    B = mean(sum(torch.outer(g, g) for g in s.G) for s in every(clipped(batches, grad_clip)))
     return A, B
 
 
-def kfac_reduce(batches: Batches):
+def kfac_reduce(batches: Batches, grad_clip="median"):
     A = mean(torch.outer(s.X.mean(dim=0), s.X.mean(dim=0)) for s in every(batches))
-    B = mean(torch.outer(s.G.sum(dim=0), s.G.sum(dim=0)) for s in every(batches))
+    B = mean(torch.outer(s.G.sum(dim=0), s.G.sum(dim=0)) for s in every(clipped(batches, grad_clip)))
     return A, B
 
 
-def shampoo2(batches: Batches):
-    A = mean(s.D.T @ s.D for s in every(batches))
-    B = mean(s.D @ s.D.T for s in every(batches)) / mean(s.D.square().sum() for s in every(batches))
-    return A, B
+def shampoo2(batches: Batches, grad_clip="median", normalize="batch"):
+    batches = clipped(batches, grad_clip)
+    energy = sum(s.D.square().sum() for s in every(batches))
+    A = with_normalized([sum(s.D.T @ s.D for s in batch) for batch in batches], energy, normalize)
+    return A / len(every(batches)), sum(s.D @ s.D.T for s in every(batches)) / energy
 
 
 def gfwsvd(batches: Batches, group_size=64):

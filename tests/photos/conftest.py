@@ -4,7 +4,7 @@ import pytest
 import timm
 from safetensors.torch import load_file
 
-from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_photos
+from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_photos, num_photos
 
 
 def pytest_collection_modifyitems(items):
@@ -21,10 +21,12 @@ def results(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def setting(tmp_path_factory):
+def setting(request, tmp_path_factory):
+    """All photos for the results that are written; as many as show the same for a test."""
     model = timm.create_model("vit_tiny_patch16_224").eval()
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()}, strict=True)
-    calibration = load_photos("calibration", resize=True, every=2)
-    validation = load_photos("validation", resize=False)
-    assert [sum(len(labels) for _, labels in split) for split in (calibration, validation)] == [500, 650]
+    whole = request.config.getoption("--write-results")
+    calibration = load_photos("calibration", resize=True, every=2 if whole else 8)
+    validation = load_photos("validation", resize=False, every=1 if whole else 3)
+    assert [num_photos(split) for split in (calibration, validation)] == ([500, 650] if whole else [125, 217])
     return Setting(model, calibration, validation, tmp_path_factory.mktemp("cache"))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.cost.ranks import candidate_ranks
+from facts.cost.ranks import candidate_ranks, ranks_between
 from facts.search import (
     SEARCHES,
     AllocationProblem,
@@ -285,6 +285,18 @@ def test_ranks_on_offer():
     assert candidate_ranks(16, 8, at_least=5) == [2, 4, 6, 8, 10, 12, 14]
     assert candidate_ranks(5, 8, at_least=5) == [1, 2, 3, 4]
     assert candidate_ranks(1, 8, at_least=5) == [1]
+
+
+def test_ranks_between_measured_ones():
+    assert ranks_between([10, 20], 4) == [10, 12, 14, 16, 18, 20]
+    assert ranks_between([1, 4, 7], 20) == [1, 2, 3, 4, 5, 6, 7]  # there are no more
+    assert ranks_between([5], 20) == [5]
+
+
+def test_cors_offers_so_many_ranks_between_measured_ones():
+    """Of 21 components 2, 6, 10, 14 and 18 are measured; with one point between, 4, 8, 12 and 16 come beside them."""
+    plan = CoRS(points_between=1).allocate(wide_problem(bounds={"flops": 0.6})).plan
+    assert set(plan.values()) - {None} <= set(range(2, 19, 2))
 
 
 def test_ratios_are_taken_as_they_are_written():

@@ -8,9 +8,11 @@ import pandas as pd
 from experiments.config import Experiment
 from experiments.extras import OF_TASKS, how_to_install, missing_packages
 from experiments.grid import Status
-from experiments.output.tables import RANK_CORRELATION, Entry
+from experiments.output.tables import PAIRS_APART, RANK_CORRELATION, Entry, notes_of
 from experiments.paper import paper_values
 from experiments.record import Record, read_record
+
+NUMBERS = ("ours", "paper", "difference", "standard_error", "behind", "count", "p_value")
 
 Properties = dict[str, dict[str, str]]
 """Properties of each row's estimator in a table, by row and title."""
@@ -43,10 +45,27 @@ class ExperimentResult:
         return {place: self.entries[*place, metric] for place in places}
 
     @property
-    def agreement(self) -> dict[str, float]:
+    def agreement(self) -> dict[str, Entry]:
         """Spearman's correlation of our ranking of the methods with the paper's, by column."""
-        entries = [entry for entry in self.entries.values() if entry.row == RANK_CORRELATION]
-        return {entry.column: entry.ours for entry in entries if entry.ours is not None}
+        return self._extra(RANK_CORRELATION)
+
+    @property
+    def pairs_apart(self) -> dict[str, Entry]:
+        """The number of pairs of methods more than two standard errors apart, by column."""
+        return self._extra(PAIRS_APART)
+
+    def _extra(self, row: str) -> dict[str, Entry]:
+        return {entry.column: entry for entry in self.entries.values() if entry.row == row and entry.ours is not None}
+
+    @property
+    def summary(self) -> dict[str, dict[str, Entry]]:
+        """What stands below the methods, by heading and column."""
+        rows = {"Ranking agreement": self.agreement, "Pairs apart": self.pairs_apart}
+        return {heading: entries for heading, entries in rows.items() if entries}
+
+    @property
+    def notes(self) -> list[str]:
+        return notes_of(self.experiment, self.entries.values())
 
     @property
     def compared(self) -> bool:
@@ -110,7 +129,7 @@ def distinct(results: list[ExperimentResult]) -> list[Record]:
 def _read_table(path: Path) -> dict[tuple[str, str, str], Entry]:
     if not path.exists():
         return {}
-    numbers = {name: [""] for name in ("ours", "paper", "difference")}  # all else is text, a row called "None" too
+    numbers = {name: [""] for name in NUMBERS}  # all else is text, a row called "None" too
     texts = dict.fromkeys(Entry.__annotations__.keys() - numbers, str)
     table = pd.read_csv(path, dtype=texts, na_values=numbers, keep_default_na=False)
     table = table.astype(object).where(table.notna(), None)

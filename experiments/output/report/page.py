@@ -13,7 +13,7 @@ from experiments.output.report.charts import pareto_charts, sensitivity_charts
 from experiments.output.report.experiment_result import ExperimentResult, distinct
 from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.output.report.provenance import Provenance, seconds_by_estimator, seconds_by_experiment
-from experiments.output.tables import in_paper
+from experiments.output.tables import LEVEL, Entry, in_paper, is_level, ours_as_text
 from experiments.output.tables import number as rounded
 
 SOURCES = ("ours", "paper", "difference")
@@ -39,7 +39,15 @@ def page(results: list[ExperimentResult], profile: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "code": code, "metric": metric_title, "embedded": embedded}
+    environment.globals["level"] = LEVEL
+    environment.tests["level"] = is_level
+    environment.filters |= {
+        "number": number,
+        "shown": shown,
+        "code": code,
+        "metric": metric_title,
+        "embedded": embedded,
+    }
     full = full_ranks(records)
     return environment.get_template("page.html").render(
         profile=profile,
@@ -81,6 +89,11 @@ def groups(result: ExperimentResult) -> list[Group]:
 
 def number(value: float | None) -> str:
     return rounded(value).replace("-", MINUS)
+
+
+def shown(entry: Entry | None) -> str:
+    """What a table shows of one of its own entries."""
+    return ours_as_text(entry).replace("-", MINUS)
 
 
 def code(text: str) -> Markup:

@@ -5,28 +5,27 @@ B = Σ ‖x‖² g gᵀ
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from facts.estimators.base import Estimator, KroneckerFactors, TwoSidedEstimator, unit_trace
+from facts.estimators.base import ClippedGradEstimator, Estimator, KroneckerFactors, unit_trace
 from facts.moments import GradWeightedInputGram, InputWeightedGradGram, LayerMoments, TokenPowerStep
+from facts.moments.statistics import Normalize
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class FACTS(TwoSidedEstimator):
-    """Token-wise power iterations from the identity; the paper takes one.
+class FACTS(ClippedGradEstimator):
+    """Token-wise power iterations from the identity; the paper takes one (Algorithm 2).
 
-    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²]. `grad_clip` bounds the Frobenius norm
-    of each sample's output gradient; `normalize: batch` divides each batch's A by its trace (Algorithm 2 has both,
-    without their values). The defaults do neither: every sample weighs the same. Each of `num_iterations` takes a data
-    pass; without `normalize`, the directions converge to the nearest Kronecker product of the token-local Fisher, whose
-    trace tr A tr B keeps.
+    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. With
+    `normalize: batch` each batch has the same part in A, whatever its gradients. Each of `num_iterations` takes a data
+    pass; with neither, the directions converge to the nearest Kronecker product of the token-local Fisher. tr A tr B is
+    the trace of that Fisher, of clipped gradients.
     """
 
-    grad_clip: Annotated[float, Field(gt=0)] | None = None
-    normalize: Literal["none", "batch"] = "none"
+    normalize: Normalize = "batch"
     num_iterations: Annotated[int, Field(ge=1)] = 1
 
     token_local = True
@@ -41,7 +40,7 @@ class FACTS(TwoSidedEstimator):
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
         (A,), (B,) = (moments[moment] for moment in self.moments)
-        return KroneckerFactors(A=A / moments.num_samples, B=unit_trace(B))
+        return KroneckerFactors(A=unit_trace(A) * B.trace() / moments.num_samples, B=unit_trace(B))
 
     @property
     def num_passes(self):

@@ -7,21 +7,21 @@ B = Σ g gᵀ
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
+from facts.estimators.base import ClippedGradEstimator, KroneckerFactors
 from facts.moments import GradGram, InputGram, LayerMoments
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class KFACExpand(TwoSidedEstimator):
-    """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ."""
+class KFACExpand(ClippedGradEstimator):
+    """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ, of clipped gradients."""
 
     token_local = True
     couples = False
 
     @property
     def moments(self):
-        return InputGram(), GradGram()
+        return InputGram(), GradGram(self.grad_clip)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        (A,), (B,) = moments[InputGram()], moments[GradGram()]
+        (A,), (B,) = (moments[moment] for moment in self.moments)
         return KroneckerFactors(A=A / moments.num_tokens, B=B / moments.num_samples)

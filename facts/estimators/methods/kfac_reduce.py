@@ -7,21 +7,21 @@ B = (Σ g)(Σ g)ᵀ
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
+from facts.estimators.base import ClippedGradEstimator, KroneckerFactors
 from facts.moments import LayerMoments, MeanInputGram, SummedGradGram
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class KFACReduce(TwoSidedEstimator):
-    """A = E[x̄ x̄ᵀ] with x̄ the mean over tokens, B = E[ḡ ḡᵀ] with ḡ the sum over tokens."""
+class KFACReduce(ClippedGradEstimator):
+    """A = E[x̄ x̄ᵀ] with x̄ the mean over tokens, B = E[ḡ ḡᵀ] with ḡ the sum over tokens of clipped gradients."""
 
     token_local = False
     couples = False
 
     @property
     def moments(self):
-        return MeanInputGram(), SummedGradGram()
+        return MeanInputGram(), SummedGradGram(self.grad_clip)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        (A,), (B,) = moments[MeanInputGram()], moments[SummedGradGram()]
+        (A,), (B,) = (moments[moment] for moment in self.moments)
         return KroneckerFactors(A=A / moments.num_samples, B=B / moments.num_samples)

@@ -7,21 +7,27 @@ B = Σ DDᵀ
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.estimators.base import KroneckerFactors, TwoSidedEstimator, unit_trace
+from facts.estimators.base import ClippedGradEstimator, KroneckerFactors, unit_trace
 from facts.moments import LayerMoments, SampleGradGrams
+from facts.moments.statistics import Normalize
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class Shampoo2(TwoSidedEstimator):
-    """A = E[DᵀD], B = E[DDᵀ] / E[‖D‖²] with D = Σ_t g_t x_tᵀ the weight gradient of one sample."""
+class Shampoo2(ClippedGradEstimator):
+    """A = E[DᵀD], B = E[DDᵀ] / E[‖D‖²] with D = Σ_t g_t x_tᵀ the weight gradient of one sample, of clipped gradients.
+
+    With `normalize: batch` each batch has the same part in A.
+    """
+
+    normalize: Normalize = "batch"
 
     token_local = False
     couples = True
 
     @property
     def moments(self):
-        return (SampleGradGrams(),)
+        return (SampleGradGrams(self.grad_clip, self.normalize),)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        A, B = moments[SampleGradGrams()]
-        return KroneckerFactors(A=A / moments.num_samples, B=unit_trace(B))
+        A, B = moments[self.moments[0]]
+        return KroneckerFactors(A=unit_trace(A) * B.trace() / moments.num_samples, B=unit_trace(B))

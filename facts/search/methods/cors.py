@@ -4,10 +4,12 @@ The KL divergence of the network's output is measured at five ratios a layer and
 best ranks within the budget.
 """
 
-from pydantic import ConfigDict
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from facts.cost.ranks import candidate_ranks
+from facts.cost.ranks import candidate_ranks, ranks_between
 from facts.search.base import Multiple, Ratio, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
@@ -19,12 +21,14 @@ from facts.search.sensitivity.measured import Sensitivity
 class CoRS(MILPSearch):
     """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
 
-    `interpolation` is `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`, which offers the measured ranks
-    alone.
+    With `points_between` it is interpolated to so many ranks, evenly spaced, between every two measured ones instead,
+    as far as there are so many (paper, section 5.1: 20; its figure has the multiples of 8). `interpolation` is
+    `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`, which offers the measured ranks alone.
     """
 
     rank_multiple: Multiple = 8
     ratios: tuple[Ratio, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    points_between: Annotated[int, Field(ge=1)] | None = None
     interpolation: Interpolation = "windows"
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
@@ -40,8 +44,11 @@ class CoRS(MILPSearch):
         self, problem: AllocationProblem, name: str, ranks: list[int], errors: dict[int | None, float]
     ) -> dict[int | None, float]:
         """The errors at all ranks that are offered, from those measured at some."""
-        offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
-        offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
+        if self.points_between:
+            offered = ranks_between(ranks, self.points_between)
+        else:
+            offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
+            offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
         # A rank serves as abscissa as well as its ratio: parabolas and distances scale with it.
         found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
         return dict(zip(offered, found.tolist(), strict=True))

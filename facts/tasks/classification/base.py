@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.modules.modes import autocast
+from facts.tasks.base import Judgement
 from facts.tasks.class_logits import ClassLogits
 from facts.utils import distributed
 from facts.utils.batches import to_device
@@ -44,22 +45,23 @@ class Classification(ClassLogits):
         """Batches of images that no other part of the task sees."""
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        return {"top1": top1(model, self.evaluation(model), precision)}
+        return self.judge(model, precision).metrics
+
+    def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
+        right = are_right(model, self.evaluation(model), precision)
+        return Judgement({"top1": 100 * right.double().mean().item()}, {"top1": right})
 
 
-def top1(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
-    """Percentage of samples whose largest logit is at their label."""
-    device = next(model.parameters()).device
-    counts = torch.zeros(2, device=device, dtype=torch.int64)  # correct samples, and all samples
+def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> Tensor:
+    """Whether each sample's largest logit is at its label `[N]`, in the order of the data."""
+    device, own = next(model.parameters()).device, []
     model.eval()
     for batch in with_progress(distributed.shard(batches), "evaluation"):
         images, labels = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
-            counts[0] += (model(images).argmax(dim=-1) == labels).sum()
-        counts[1] += len(labels)
-    distributed.all_reduce([counts])
-    correct, total = counts.tolist()
-    return 100 * correct / total
+            own.append(model(images).argmax(dim=-1) == labels)
+    turns = itertools.zip_longest(*distributed.all_gather([batch.cpu() for batch in own]))
+    return torch.cat([batch for turn in turns for batch in turn if batch is not None])
 
 
 def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:

@@ -1,0 +1,35 @@
+"""Outcomes of single test samples: their place in a record, and what they tell about differences between methods."""
+
+from itertools import combinations
+from math import inf, sqrt
+
+import numpy as np
+from torch import Tensor
+
+APART = 2.0  # standard errors
+
+
+def packed(outcomes: Tensor) -> str:
+    """Whether each sample counts `[N]` as hexadecimal digits, the first bit of which only marks the beginning."""
+    return f"{int('1' + ''.join('01'[outcome] for outcome in outcomes.tolist()), 2):x}"
+
+
+def unpacked(text: str) -> np.ndarray:
+    return np.array([bit == "1" for bit in f"{int(text, 16):b}"[1:]])
+
+
+def standard_error(outcomes: np.ndarray) -> float:
+    """Standard error of the percentage that counts: that of the bootstrap over samples, in its closed form."""
+    return 100 * outcomes.std(ddof=1) / sqrt(len(outcomes))
+
+
+def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
+    """Difference of two methods on the same samples, in standard errors of that difference (the paired bootstrap)."""
+    difference = better.astype(float) - worse
+    error = difference.std(ddof=1) / sqrt(len(difference))
+    return float(difference.mean() / error) if error else inf * difference.mean() if difference.any() else 0.0
+
+
+def num_apart(methods: list[np.ndarray]) -> int:
+    """Number of pairs of methods that lie more than two standard errors apart."""
+    return sum(abs(errors_apart(*pair)) > APART for pair in combinations(methods, 2))

@@ -1,0 +1,41 @@
+"""Digits in colour, for the backbones of detectors and segmenters: each on a disc somewhere in the image."""
+
+from functools import cache
+from typing import Literal
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor
+from torchvision.transforms.functional import normalize
+
+from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
+
+Split = Literal["train", "test"]
+
+COUNT = 1797
+
+
+def split_indices(split: Split) -> Tensor:
+    """The positions of a split: every third image is a test image, the others are for training."""
+    indices = torch.arange(COUNT)
+    return indices[(indices % 3 == 0) == (split == "test")]
+
+
+@cache
+def load_coloured(split: Split, size: int) -> tuple[Tensor, Tensor]:
+    """The digits of a split `[N, 3, size, size]`, normalised as photos are, and their labels `[N]`.
+
+    Each digit is in one of the 32 x 32 squares of its image.
+    """
+    draw, data, indices = np.random.default_rng(split == "test"), load_digits(), split_indices(split).numpy()
+    images = np.zeros((len(indices), size, size, 3), np.uint8)
+    for digit, image in zip(data.images[indices] / 16, images, strict=True):
+        ground = draw_ground(draw)
+        top, left = SIDE * draw.integers(0, size // SIDE, 2)
+        canvas = np.ones(image.shape) * ground
+        canvas[top : top + SIDE, left : left + SIDE], _ = draw_disc(draw, digit, ground)
+        image[:] = photographed(draw, canvas)
+    pixels = torch.from_numpy(images).movedim(-1, 1) / 255
+    return normalize(pixels, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), torch.tensor(data.target[indices])

@@ -1,0 +1,78 @@
+"""Outcomes of test samples: kept without loss, and errors that are those of the bootstrap."""
+
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.outcomes import errors_apart, num_apart, packed, standard_error, unpacked
+
+NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
+# The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.
+TOLERANCE = 0.03
+
+
+def right(count: int) -> np.ndarray:
+    """The first so many of the samples count."""
+    return np.arange(NUM_SAMPLES) < count
+
+
+def bootstrapped(values: np.ndarray) -> float:
+    """The spread of the mean over resamples."""
+    chosen = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
+    return float(values[chosen].mean(axis=1).std())
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_outcomes_come_back_as_they_were(outcomes):
+    assert unpacked(packed(torch.tensor(outcomes))).tolist() == outcomes
+
+
+def test_samples_at_the_beginning_that_do_not_count_are_kept():
+    outcomes = torch.tensor([False] * 9 + [True, False, False])
+    assert unpacked(packed(outcomes)).tolist() == outcomes.tolist()
+    assert packed(outcomes) != packed(outcomes[1:])
+    assert len(packed(torch.zeros(3000, dtype=torch.bool))) <= 3000 / 4 + 1
+
+
+@pytest.mark.parametrize("count", [20, 246, 392])
+def test_the_standard_error_is_that_of_the_bootstrap(count):
+    assert standard_error(right(count)) == pytest.approx(100 * bootstrapped(1.0 * right(count)), rel=TOLERANCE)
+
+
+def test_what_all_samples_share_has_no_error():
+    assert standard_error(right(NUM_SAMPLES)) == standard_error(right(0)) == 0
+
+
+def test_errors_apart_are_those_of_the_paired_bootstrap():
+    draw = np.random.default_rng(1)
+    better, worse = (draw.random(NUM_SAMPLES) < share for share in (0.7, 0.6))
+    difference = 1.0 * better - worse
+    found = errors_apart(better, worse)
+    assert found == pytest.approx(difference.mean() / bootstrapped(difference), rel=TOLERANCE)
+    assert found > 1 and errors_apart(worse, better) == -found
+
+
+def test_the_same_samples_make_methods_easier_to_tell_apart():
+    """Two percent are far more than the error of a method whose samples are, but for those, the other's."""
+    first, second = right(208), right(200)
+    alone = 100 * (first.mean() - second.mean()) / np.hypot(standard_error(first), standard_error(second))
+    assert alone < 1 < 2 < errors_apart(first, second)
+
+
+def test_equal_methods_are_not_apart_and_a_constant_difference_has_no_error():
+    assert errors_apart(right(200), right(200)) == 0
+    assert errors_apart(right(NUM_SAMPLES), right(0)) == inf
+    assert errors_apart(right(0), right(NUM_SAMPLES)) == -inf
+
+
+def test_pairs_are_apart_by_more_than_two_errors():
+    """Of 400 samples, three more are 1.7 errors, and four 2.01."""
+    assert num_apart([right(200), right(203)]) == 0
+    assert num_apart([right(200), right(204)]) == num_apart([right(204), right(200)]) == 1
+    assert num_apart([right(200), right(203), right(203), right(300)]) == 3
+    assert num_apart([right(0), right(NUM_SAMPLES)]) == 1
+    assert num_apart([right(200)]) == 0

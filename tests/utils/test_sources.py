@@ -1,0 +1,38 @@
+"""Hashes of code: comments do not count, statements do."""
+
+import pytest
+
+from facts.estimators import FACTS, GFWSVD
+from facts.utils.sources import PACKAGE, code_of, shared_code, statements
+
+
+@pytest.fixture
+def code(tmp_path):
+    def hashed(text):
+        path = tmp_path / "code.py"
+        path.write_text(text)
+        return statements(path)
+
+    return hashed
+
+
+def test_comments_and_docstrings_do_not_count(code):
+    assert code('"""One."""\n\n\ndef f(x):\n    """Add."""\n    return x + 1  # more\n') == code("def f(x): return x+1")
+
+
+@pytest.mark.parametrize("other", ["def f(x): return x + 2", "def f(y): return y + 1", "def f(x=0): return x + 1"])
+def test_statements_count(code, other):
+    assert code("def f(x): return x + 1") != code(other)
+
+
+def test_each_method_has_its_own_hash_and_no_part_in_the_shared_one(monkeypatch):
+    assert code_of(FACTS) != code_of(GFWSVD)
+    read = []
+    monkeypatch.setattr("facts.utils.sources.statements", lambda path: read.append(path.relative_to(PACKAGE)) or "")
+    shared_code.__wrapped__()
+    assert len(read) > 50
+    assert not [path for path in read if "methods" in path.parts or path.parts[0] in ("cli", "saving")]
+
+
+def test_a_class_without_a_file_has_an_empty_hash():
+    assert code_of(type("Typed", (), {"__module__": "nowhere"})) == ""
