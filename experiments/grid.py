@@ -42,10 +42,11 @@ class GridCell:
 
     @property
     def data(self) -> str:
-        """The network, the data and the labels, as text: cells with the same text can share a data pass."""
+        """The network, the choice of layers, the data and the labels, as text: what cells that share a data pass share."""
         config = self.known_config
         parts = (config[group][config.profile.name] for group in ("model", "task"))
-        return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), config.labels])
+        layers = list(config.excluded_names)
+        return json.dumps([*(OmegaConf.to_container(part, resolve=True) for part in parts), layers, config.labels])
 
     @property
     def estimator(self) -> type[Estimator] | None:
@@ -55,16 +56,18 @@ class GridCell:
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column. If a choice does not exist yet, its cell has no configuration."""
-    grid, mini = [], compose().profile.name == "mini"
+    grid = []
     for row, row_overrides in experiment.rows.items():
         for column, column_overrides in experiment.columns.items():
             if column in experiment.not_applicable.get(row, {}):
                 grid.append(GridCell(experiment.name, row, column, None, status="n.a."))
                 continue
             overrides = [f"experiment={experiment.name}", f"task={experiment.task}"]
-            overrides += [*experiment.overrides, *column_overrides, *(experiment.mini if mini else []), *row_overrides]
+            overrides += [*experiment.overrides, *column_overrides]
             try:
-                config = compose(*overrides)
+                config = compose(*overrides, *row_overrides)
+                if experiment.mini and config.profile.name == "mini":
+                    config = compose(*overrides, *experiment.mini, *row_overrides)
             except MissingConfigException as error:
                 log.debug("%s, %s, %s: %s", experiment.name, row, column, error)
                 config = None

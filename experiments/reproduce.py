@@ -54,8 +54,9 @@ def main(config: DictConfig) -> None:
             )
             if not left[name]:
                 finish(name)
-    for name in left.keys() - {cell.experiment for cell in grid if cell.config is not None}:
-        finish(name)
+    for name in experiments:
+        if not any(cell.config for cell in grid if cell.experiment == name):
+            finish(name)  # it has nothing to run
     distributed.on_main_rank(lambda: report_on_all(folder))
     console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in grid if cell.status == "failed"]:

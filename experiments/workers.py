@@ -2,6 +2,8 @@
 
 import logging.config
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from typing import Any
@@ -37,8 +39,16 @@ def executor(num_workers: int, logging_config: Any) -> Executor:
 
 
 def _begin(logging_config: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     hide_progress()
     logging.config.dictConfig(logging_config)
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot tell its workers, and they would wait for work forever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
 def run_grid(grid: list[GridCell], workers: Executor, num_workers: int) -> Iterator[Part]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from experiments.columns import share_data_pass
-from experiments.grid import GridCell
 from experiments.estimate import Rates, estimate, kept_bytes
+from experiments.grid import GridCell
 from experiments.runner import open_cell
 from facts.compression.selection import select_layers
 from facts.cost.trace import trace_network

@@ -23,7 +23,10 @@ SEARCH_GAIN = 5.0
 
 @pytest.fixture(scope="module")
 def searches(request, setting, results):
-    """Top-1 of FACTS by ratio and search, at the first ratio alone if nothing is written. Sensitivities come from calibration photos that the factors have not seen."""
+    """Top-1 of FACTS by ratio and search, at the first ratio alone if nothing is written.
+
+    Sensitivities come from calibration photos that the factors have not seen.
+    """
     others = load_photos("calibration", resize=True, start=1, every=2)
     rows = []
     ratios = SEARCH_RATIOS if request.config.getoption("--write-results") else SEARCH_RATIOS[:1]

@@ -130,7 +130,7 @@ def _read_table(path: Path) -> dict[tuple[str, str, str], Entry]:
     if not path.exists():
         return {}
     numbers = {name: [""] for name in NUMBERS}  # all else is text, a row called "None" too
-    texts = dict.fromkeys(Entry.__annotations__.keys() - numbers, str)
-    table = pd.read_csv(path, dtype=texts, na_values=numbers, keep_default_na=False)
+    types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str), "count": "Int64"}
+    table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
     table = table.astype(object).where(table.notna(), None)
     return {(line["row"], line["column"], line["metric"]): Entry(**line) for line in table.to_dict("records")}

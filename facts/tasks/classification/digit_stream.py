@@ -14,27 +14,27 @@ NUM_CLASSES = 100
 SIDE = 16
 # Of the pixels, in the data set's own units of 0 to 16.
 MEAN, STD = 4.9, 6.0
-NOISE = 0.7  # in units of STD
+NOISE, NOISE_IN_TRAINING = 0.65, 0.7  # in units of STD
 ROTATION, SCALE, SHIFT = math.radians(10), 0.1, 0.1  # at most; the shift as a fraction of the side
 BLOCK = 2 * NUM_CLASSES
 
 
-def draw_digits(stream: str, count: int, side: int = SIDE) -> tuple[Tensor, Tensor]:
+def draw_digits(stream: str, count: int, side: int = SIDE, noise: float = NOISE) -> tuple[Tensor, Tensor]:
     """The first images `[count, 1, side, side]` of a stream, and their labels `[count]`: which digit each is.
 
     Images are moved, noisy, normalised, and enlarged bilinearly. All draws follow from the stream's name: a shorter
     part is the beginning of a longer one. In every block of 200 each class comes twice.
     """
-    blocks = [_block(stream, number) for number in range(math.ceil(count / BLOCK))]
+    blocks = [_block(stream, number, noise) for number in range(math.ceil(count / BLOCK))]
     images, labels = (torch.cat(parts)[:count] for parts in zip(*blocks, strict=True))
     return F.interpolate(images, size=(side, side), mode="bilinear"), labels
 
 
-def _block(stream: str, number: int) -> tuple[Tensor, Tensor]:
+def _block(stream: str, number: int, noise: float) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed_of(stream, number))
     labels = torch.randperm(BLOCK, generator=generator) % NUM_CLASSES
     moved = move(_digits()[labels], ROTATION, SCALE, SHIFT, generator)
-    return moved + NOISE * torch.randn(moved.shape, generator=generator), labels
+    return moved + noise * torch.randn(moved.shape, generator=generator), labels
 
 
 @cache

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.tasks.classification.base import Batch, Classification, Count, balanced
-from facts.tasks.classification.digit_stream import NUM_CLASSES, draw_digits
+from facts.tasks.classification.digit_stream import NOISE_IN_TRAINING, NUM_CLASSES, draw_digits
 from facts.utils.cache import content_key
 
 
@@ -41,7 +41,8 @@ class Digits(Classification):
         return [self._draw(model, "sensitivity", self.num_sensitivity)]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
-        return _split(self._draw(model, f"training {seed} {epoch}", self.num_training), self.batch_size)
+        data = draw_digits(f"training {seed} {epoch}", self.num_training, input_side(model), NOISE_IN_TRAINING)
+        return _split(data, self.batch_size)
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
         images, labels = self._draw(model, "test", self.num_evaluation)
