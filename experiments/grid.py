@@ -42,7 +42,7 @@ class GridCell:
 
     @property
     def data(self) -> str:
-        """The network, the choice of layers, the data and the labels, as text: what cells that share a data pass share."""
+        """Network, choice of layers, data and labels, as text: what cells that share a data pass have in common."""
         config = self.known_config
         parts = (config[group][config.profile.name] for group in ("model", "task"))
         layers = list(config.excluded_names)

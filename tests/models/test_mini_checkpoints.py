@@ -5,17 +5,19 @@ from facts.models import CausalLM, OpenMMLabModel
 from facts.models.weights import CHECKPOINTS
 
 RECIPES = mini_recipes()
-# Those that only a detector or segmenter begins with see the digits in colour.
+# Those that only a detector or segmenter begins with see ten digits in colour; the others tell a hundred apart.
 CLASSIFIERS = {
-    name: 80 if name.endswith("backbone") else 96
+    name: (80, 100) if name.endswith("backbone") else (85, 95)
     for name, recipe in RECIPES.items()
     if not isinstance(recipe, CausalLM | OpenMMLabModel)
 }
 
 
-@pytest.mark.parametrize(("name", "least"), CLASSIFIERS.items())
-def test_shipped_networks_classify_the_test_digits(name, least):
-    assert top1_on_test(RECIPES[name].build()) >= least
+@pytest.mark.parametrize(("name", "bounds"), CLASSIFIERS.items())
+def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
+    """Without an error there would be nothing to lose, and methods could not be told apart."""
+    least, most = bounds
+    assert least <= top1_on_test(RECIPES[name].build()) <= most
 
 
 def test_every_shipped_checkpoint_is_one_models():
