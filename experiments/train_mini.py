@@ -71,7 +71,7 @@ def widen_init(model: nn.Module) -> None:
             nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
 
 
-class ColouredDigits:
+class ColouredEpoch:
     """Batches of the coloured training digits, in a new order and moved anew each time they are read."""
 
     def __init__(self, side: int, seed: int, batch_size: int):
@@ -86,11 +86,11 @@ class ColouredDigits:
             yield move(self.images[indices], math.radians(12), 0.1, 0.1, self.generator), self.labels[indices]
 
 
-def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], ColouredDigits | list[Batch]]:
+def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], ColouredEpoch | list[Batch]]:
     """The batches of an epoch by its number: noisy digits, or those in colour for a network of three channels."""
     channels, _, side = model.pretrained_cfg["input_size"]
     if channels == 3:
-        coloured = ColouredDigits(side, seed, batch_size)
+        coloured = ColouredEpoch(side, seed, batch_size)
         return lambda epoch: coloured  # new each time it is read
     return partial(Digits(batch_size=batch_size).training, model, seed=seed)
 

@@ -90,10 +90,11 @@ def one_seed():
 
 @pytest.fixture
 def cell_config(tmp_path: Path):
-    """Composes a configuration of `run` from overrides, with its results in the test's folder and no tracking."""
+    """Composes a configuration of `run` from overrides, on little data, with its results in the test's folder."""
 
     def build(*overrides: str) -> DictConfig:
         with initialize_config_dir(CONF, version_base="1.3"):
-            return compose("config", overrides=[f"results={tmp_path / 'results'}", "tracking=off", *overrides])
+            own = [f"results={tmp_path / 'results'}", "tracking=off", "task.mini.num_calibration=128"]
+            return compose("config", overrides=[*own, *overrides])
 
     return build

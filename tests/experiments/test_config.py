@@ -84,7 +84,7 @@ def test_every_other_model_is_one_that_tests_elsewhere_build(cell_config):
 def test_every_classifier_has_a_mini_that_runs_and_a_paper_recipe_that_builds(cell_config, name):
     config = cell_config(f"model={name}").model
     mini = instantiate(config.mini).build()
-    assert mini(torch.zeros(2, *mini.pretrained_cfg["input_size"])).shape == (2, 10)
+    assert mini(torch.zeros(2, *mini.pretrained_cfg["input_size"])).shape == (2, 100)
     published = instantiate(config.paper)
     assert (published.weights, published.repository) == ("pretrained", PUBLISHED[name])
     with torch.device("meta"):

@@ -100,7 +100,7 @@ def test_checkpoints_are_here_or_fetched_or_missing(cell_config, tmp_path):
 
 
 def test_data_are_counted_or_said_to_be_missing(cell_config, tmp_path):
-    assert "599 test digits" in only(data([cell_config()])).detail
+    assert "3,000 test images" in only(data([cell_config()])).detail
     missing = only(data([cell_config("profile=paper", f"task.paper.root={tmp_path}")]))
     assert missing.level == "problem" and str(tmp_path) in missing.detail
 

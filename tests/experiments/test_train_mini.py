@@ -7,10 +7,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from experiments.train_mini import ColouredDigits, epochs_for, main, mini_recipe, mini_recipes, train
+from experiments.train_mini import ColouredEpoch, epochs_for, main, mini_recipe, mini_recipes, train
 from facts.tasks import Digits
 from facts.tasks.classification.coloured_digits import load_coloured, split_indices
-from facts.tasks.classification.digit_stream import draw_digits
+from facts.tasks.classification.digit_stream import NOISE_IN_TRAINING, draw_digits
 
 
 def test_splits_are_fixed_disjoint_and_complete():
@@ -34,7 +34,7 @@ def network_of(*input_size: int) -> nn.Module:
 def test_networks_of_one_channel_are_trained_on_a_new_stream_each_epoch():
     batches_of = epochs_for(network_of(1, 32, 32), seed=3, batch_size=64)
     for epoch in (0, 1):
-        expected, batches = draw_digits(f"training 3 {epoch}", 4096, 32), batches_of(epoch)
+        expected, batches = draw_digits(f"training 3 {epoch}", 4096, 32, NOISE_IN_TRAINING), batches_of(epoch)
         assert len(batches) == 64
         assert all(torch.cat(own).equal(all_) for own, all_ in zip(zip(*batches, strict=True), expected, strict=True))
 
@@ -51,7 +51,7 @@ def test_networks_of_three_channels_see_each_coloured_digit_once_an_epoch_moved_
         torch.cat([moved for moved, _ in batches])[order.argsort()] for batches, order in zip(epochs, seen, strict=True)
     )
     assert not any(one.allclose(other, atol=0.1) for one, other in zip(first, second, strict=True))
-    again = list(ColouredDigits(32, seed=0, batch_size=4))
+    again = list(ColouredEpoch(32, seed=0, batch_size=4))
     assert all(one.equal(other) for (one, _), (other, _) in zip(again, epochs[0], strict=True))
 
 

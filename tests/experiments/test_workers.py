@@ -19,7 +19,7 @@ TIMED = "timed"
 
 def cell(experiment: str, network: str, row: str) -> GridCell:
     parts = {"model": {"mini": {"name": network}}, "task": {"mini": {}}}
-    config = OmegaConf.create({"profile": {"name": "mini"}, "labels": "given", **parts})
+    config = OmegaConf.create({"profile": {"name": "mini"}, "labels": "given", "excluded_names": [], **parts})
     return GridCell(experiment, row, network, config)
 
 

@@ -414,14 +414,14 @@ def test_configurations(cell_config, name, epochs, rate, profile):
 
 
 def test_an_epoch_brings_a_compressed_network_back(cell_config):
-    """DeiT-B's small stand-in with half of its FLOPs by plain SVD, which costs it many of its test digits."""
+    """DeiT-B's small stand-in with three tenths of its FLOPs by plain SVD, which costs it many of its test digits."""
     teacher, task = mini_recipe("deit_b").build(), Digits()
-    student = facts.compress(teacher, task.calibration(teacher), estimator="pela", ratio=0.5).model
+    student = facts.compress(teacher, task.calibration(teacher), estimator="pela", ratio=0.3).model
     before = task.evaluate(student)["top1"]
     config = cell_config("finetuning=low_rank").finetuning
     finetune(student, teacher, task, instantiate(config.mini, _convert_="all"))
     after = task.evaluate(student)["top1"]
-    assert after > before + 10 and after > 95, (before, after)
+    assert after > before + 10 and after > 75, (before, after)
 
 
 @pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])

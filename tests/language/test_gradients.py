@@ -5,11 +5,12 @@ from tests.language import installed  # noqa: F401, I001
 import pytest
 import torch
 
-from facts.estimators import FACTS, GFWSVD, KFACExpand, Shampoo2
+from facts.estimators import GFWSVD
 from facts.compression.selection import select_layers
 from facts.moments.losses import summed_cross_entropy
 from facts.moments import collect_moments
 from facts.modules.networks import run
+from tests.by_sample import BY_SAMPLE
 from tests.language.architectures import build, sequences
 
 
@@ -33,7 +34,7 @@ def sequence_gradients(model, batches, name):
 def test_shampoo_and_gfwsvd_see_each_sequence_s_gradient(model, name):
     batches = sequences()
     grads = sequence_gradients(model, batches, name)
-    shampoo, groups = Shampoo2(), GFWSVD(group_size=4)
+    shampoo, groups = BY_SAMPLE["shampoo2"], GFWSVD(group_size=4)
     moments = collect_moments(model, select_layers(model, [name]).layers, batches, (*shampoo.moments, *groups.moments))[
         name
     ]
@@ -45,13 +46,14 @@ def test_shampoo_and_gfwsvd_see_each_sequence_s_gradient(model, name):
     assert torch.allclose(stored, grads.view(2, 4, *grads.shape[1:]).mean(dim=1), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", [FACTS(), KFACExpand(), Shampoo2()], ids=lambda e: type(e).__name__)
-def test_batches_can_be_cut_anywhere(model, estimator):
+@pytest.mark.parametrize("name", ["facts", "kfac_expand", "shampoo2"])
+def test_batches_can_be_cut_anywhere(model, name):
+    estimator = BY_SAMPLE[name]
     layers = select_layers(model).layers
     found = []
     for sizes in ((8,), (3, 3, 2)):
         moments = collect_moments(model, layers, sequences(sizes), estimator.moments)
         found.append({name: estimator.factors(moments[name]) for name in layers})
-    for name in layers:
-        assert torch.allclose(found[0][name].A, found[1][name].A, rtol=1e-9, atol=1e-12)
-        assert torch.allclose(found[0][name].B, found[1][name].B, rtol=1e-9, atol=1e-12)
+    for layer in layers:
+        assert torch.allclose(found[0][layer].A, found[1][layer].A, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(found[0][layer].B, found[1][layer].B, rtol=1e-9, atol=1e-12)

@@ -28,4 +28,4 @@ def test_every_shipped_checkpoint_is_one_models():
 def test_shipped_checkpoints_are_small():
     sizes = {name: (CHECKPOINTS / recipe.weights).stat().st_size for name, recipe in RECIPES.items()}
     assert max(sizes.values()) < 8e6
-    assert sum(sizes.values()) < 40e6
+    assert sum(sizes.values()) < 42e6

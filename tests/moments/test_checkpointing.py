@@ -9,7 +9,6 @@ from torch import nn
 from experiments.estimate import kept_bytes
 from facts.compression.compress import compress
 from facts.compression.selection import select_layers
-from facts.estimators import FACTS
 from facts.moments import (
     GradGram,
     GroupGradients,
@@ -25,6 +24,7 @@ from facts.moments.data_pass import DataPass
 from facts.moments.losses import next_tokens, summed_cross_entropy
 from facts.moments.memory import MemoryPolicy
 from facts.search import CoRSFisher
+from tests.by_sample import BY_SAMPLE
 from tests.live_bytes import LiveBytes
 from tests.networks import (
     InPlaceBlock,
@@ -47,7 +47,7 @@ MOMENTS = (
     SummedGradGram(),
     SampleGradGrams(),
     GroupGradients(group_size=2),
-    *FACTS().moments,
+    *BY_SAMPLE["facts"].moments,
 )
 CHECKPOINTED = MemoryPolicy(checkpoint_blocks=True)
 IMAGES, LARGER_IMAGES = image_batches([3, 3, 1]), image_batches([3, 2], shape=(3, 16, 16))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from experiments.train_mini import mini_recipe
-from facts.tasks import Digits
+from facts.tasks import ColouredDigits, Digits
 from facts.tasks.classification.base import balanced
 from facts.tasks.classification.digit_stream import NUM_CLASSES, draw_digits, move
 
@@ -144,3 +144,17 @@ def test_every_epoch_of_training_has_views_of_its_own_by_epoch_and_seed(network)
     assert len(first) == 4096 and torch.bincount(labels).min() >= 40
     assert first.equal(again)
     assert all(torch.cdist(first, other).min() > 5 for other, _ in others)
+
+
+def test_coloured_digits_are_divided_without_overlap():
+    network = torch.nn.Identity()
+    network.pretrained_cfg = {"input_size": (3, 32, 32)}
+    task = ColouredDigits(num_calibration=1000)
+    calibration, sensitivity, test = (
+        torch.cat([images for images, _ in batches]).flatten(1)
+        for batches in (task.calibration(network), task.sensitivity(network), task.evaluation(network))
+    )
+    assert [len(part) for part in (calibration, sensitivity, test)] == [1000, 128, 599]
+    assert torch.cdist(sensitivity, calibration).min() > 0 and torch.cdist(test, calibration).min() > 0
+    first, second = (torch.cat([labels for _, labels in task.training(network, epoch)]) for epoch in (0, 1))
+    assert first.bincount().equal(second.bincount()) and not first.equal(second)

@@ -9,7 +9,7 @@ from facts.utils.sources import PACKAGE, code_of, shared_code, statements
 @pytest.fixture
 def code(tmp_path):
     def hashed(text):
-        path = tmp_path / "code.py"
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"  # a file is read once
         path.write_text(text)
         return statements(path)
 

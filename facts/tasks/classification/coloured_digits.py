@@ -1,16 +1,21 @@
-"""Digits in colour, for the backbones of detectors and segmenters: each on a disc somewhere in the image."""
+"""Ten digits in colour, for the backbones of detectors and segmenters: each on a disc somewhere in the image."""
 
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from sklearn.datasets import load_digits
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.functional import normalize
 
+from facts.tasks.classification.base import Batch
 from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
+from facts.tasks.classification.digits import Digits
+from facts.utils.random import seed_of
 
 Split = Literal["train", "test"]
 
@@ -39,3 +44,19 @@ def load_coloured(split: Split, size: int) -> tuple[Tensor, Tensor]:
         image[:] = photographed(draw, canvas)
     pixels = torch.from_numpy(images).movedim(-1, 1) / 255
     return normalize(pixels, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), torch.tensor(data.target[indices])
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class ColouredDigits(Digits):
+    """The digits in colour: 1,198 for training, the first of them for calibration, the last for searches; 599 for tests."""
+
+    num_evaluation: ClassVar[int] = 599
+
+    def _draw(self, model: nn.Module, stream: str, count: int, noise: float = 0) -> Batch:
+        images, labels = load_coloured("test" if stream == "test" else "train", model.pretrained_cfg["input_size"][-1])
+        order = torch.arange(len(labels))
+        if stream.startswith("training"):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(stream)))
+        elif stream == "sensitivity":
+            order = order.flip(0)
+        return images[order[:count]], labels[order[:count]]

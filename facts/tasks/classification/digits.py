@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.tasks.classification.base import Batch, Classification, Count, balanced
-from facts.tasks.classification.digit_stream import NOISE_IN_TRAINING, NUM_CLASSES, draw_digits
+from facts.tasks.classification.digit_stream import NOISE, NOISE_IN_TRAINING, NUM_CLASSES, draw_digits
 from facts.utils.cache import content_key
 
 
@@ -41,7 +41,7 @@ class Digits(Classification):
         return [self._draw(model, "sensitivity", self.num_sensitivity)]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
-        data = draw_digits(f"training {seed} {epoch}", self.num_training, input_side(model), NOISE_IN_TRAINING)
+        data = self._draw(model, f"training {seed} {epoch}", self.num_training, NOISE_IN_TRAINING)
         return _split(data, self.batch_size)
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
@@ -53,9 +53,8 @@ class Digits(Classification):
     def evaluation(self, model: nn.Module) -> list[Batch]:
         return _split(self._draw(model, "test", self.num_evaluation), 500)
 
-    @staticmethod
-    def _draw(model: nn.Module, stream: str, count: int) -> Batch:
-        return draw_digits(stream, count, input_side(model))
+    def _draw(self, model: nn.Module, stream: str, count: int, noise: float = NOISE) -> Batch:
+        return draw_digits(stream, count, input_side(model), noise)
 
 
 def input_side(model: nn.Module) -> int:
