@@ -48,7 +48,7 @@ def load_coloured(split: Split, size: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class ColouredDigits(Digits):
-    """The digits in colour: 1,198 for training, the first of them for calibration, the last for searches; 599 for tests."""
+    """The digits in colour: 1,198 for training, the first to calibrate on, the last for searches; 599 for tests."""
 
     num_evaluation: ClassVar[int] = 599
 
