@@ -14,6 +14,7 @@ NEEDS = {
         "docs/test_readme.py::test_a_network_is_compressed_saved_and_loaded",
         "experiments/test_plan.py::test_the_doctor_names_what_is_missing",
         "experiments/test_plan.py::test_a_plan_tells_every_cell",
+        "experiments/test_plan.py::test_states_of_cells",
         "experiments/test_estimate.py::test_disk_is",
         "experiments/test_pruned_cells.py::test_a_cell_prunes_finetunes_and_times",
         "experiments/test_publication.py",

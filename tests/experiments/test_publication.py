@@ -55,7 +55,7 @@ def test_the_artifact_holds_table_figure_plans_and_records(places, tmp_path):
     record = places[0].record
     entries = artifact.manifest.entries
     assert entries.keys() == {
-        *(f"tables/demo.{suffix}" for suffix in ("csv", "md", "tex")),
+        *(f"tables/demo.{suffix}" for suffix in ("csv", "jsonl", "md", "tex")),
         *(f"figures/demo.{suffix}" for suffix in ("csv", "pdf", "png")),
         f"records/{record.fingerprint}.json",
         "plans.csv",

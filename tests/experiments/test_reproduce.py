@@ -34,7 +34,10 @@ SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
 
 def reproduce(results: Path) -> list[str]:
     command = [sys.executable, "-m", "experiments.reproduce", "experiment=fisher_estimators", "tracking=off"]
-    return [*command, "workers=2", f"results={results}"]
+    few = [
+        f"task.mini.{field}" for field in ("num_calibration=128", "num_factors_per_class=2", "num_held_out_per_class=2")
+    ]
+    return [*command, *few, "workers=2", f"results={results}"]
 
 
 def stamps(results: Path) -> dict[str, int]:

@@ -33,6 +33,7 @@ THREE = ["estimator=svd_llm", "ratio=0.3,0.35,0.4"]
 def sweep(results: Path, log: Path, *overrides: str) -> Iterator[subprocess.Popen]:
     """A sweep in a process group of its own; what is left of it at the end is killed, all processes together."""
     command = [sys.executable, "-m", "experiments.run", "-m", "model=deit_b", "search=uniform", "tracking=off"]
+    command.append("task.mini.num_calibration=128")
     with log.open("w") as file:
         process = subprocess.Popen(
             [*command, f"results={results}", *overrides],
