@@ -54,8 +54,7 @@ def accuracies(setting):
     """Top-1 of the dense network and of each method at a uniform ratio, from one pass over the calibration photos."""
     model, calibration = setting.model, setting.calibration
     figures = {"dense": top1(model, setting.validation)}
-    moments = [moment for estimator in METHODS.values() for moment in estimator.moments]
-    prepare(model, calibration, cache=setting.cache).collect(moments)
+    prepare(model, calibration, cache=setting.cache).collect(METHODS.values())
     for name, estimator in METHODS.items():
         result = compress(model, calibration, estimator=estimator, ratio=RATIO, cache=setting.cache)
         figures[name] = top1(result.model, setting.validation)
