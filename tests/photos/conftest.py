@@ -21,12 +21,10 @@ def results(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def setting(request, tmp_path_factory):
-    """All photos for the results that are written; as many as show the same for a test."""
+def setting(tmp_path_factory):
     model = timm.create_model("vit_tiny_patch16_224").eval()
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()}, strict=True)
-    whole = request.config.getoption("--write-results")
-    calibration = load_photos("calibration", resize=True, every=2 if whole else 8)
-    validation = load_photos("validation", resize=False, every=1 if whole else 3)
-    assert [num_photos(split) for split in (calibration, validation)] == ([500, 650] if whole else [125, 217])
+    calibration = load_photos("calibration", resize=True, every=2)
+    validation = load_photos("validation", resize=False)
+    assert [num_photos(split) for split in (calibration, validation)] == [500, 650]
     return Setting(model, calibration, validation, tmp_path_factory.mktemp("cache"))
