@@ -13,12 +13,6 @@ from facts.utils.files import HeldElsewhere
 log = logging.getLogger(__name__)
 
 
-def run_column(grid_cells: list[GridCell]) -> None:
-    """Run the shared data pass, then the cells."""
-    share_data_pass(grid_cells)
-    run_cells(grid_cells)
-
-
 def share_data_pass(grid_cells: list[GridCell]) -> None:
     """Put into the cache what the estimators of the unfinished cells need. A failure leaves each cell its own pass."""
     try:
@@ -59,6 +53,7 @@ def fill(grid_cell: GridCell, cell: Cell, wait: bool) -> bool:
 
 
 def _collect(cells: Iterable[Cell]) -> None:
+    """Collect the moments of all the cells' data at once, then those of the data that analyses read."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]

@@ -81,9 +81,8 @@ class Experiment:
 
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
     or both. The overrides in `mini` are for that profile alone, after those of the columns. `axis` is the quantity that
-    the rows of an ablation vary. `properties` are attributes of the estimators,
-    with their titles, that the table shows beside their rows. `not_applicable` holds, by row and column, the reasons
-    why cells are left out.
+    the rows of an ablation vary. `properties` are attributes of the estimators, with their titles, that the table shows
+    beside their rows. `not_applicable` holds, by row and column, the reasons why cells are left out.
     """
 
     name: str = MISSING
@@ -105,7 +104,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan`, `force` and `workers` are for `reproduce` alone (conf/reproduce.yaml)."""
+    """A cell; `plan`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for `reproduce` alone."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING

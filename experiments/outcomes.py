@@ -15,19 +15,22 @@ def packed(outcomes: Tensor) -> str:
 
 
 def unpacked(text: str) -> np.ndarray:
+    """The outcomes `[N]` again."""
     return np.array([bit == "1" for bit in f"{int(text, 16):b}"[1:]])
 
 
 def standard_error(outcomes: np.ndarray) -> float:
-    """Standard error of the percentage that counts: that of the bootstrap over samples, in its closed form."""
+    """Standard error of the percentage of outcomes `[N]` that count: the bootstrap's, in its closed form."""
     return 100 * outcomes.std(ddof=1) / sqrt(len(outcomes))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
-    """Difference of two methods on the same samples, in standard errors of that difference (the paired bootstrap)."""
+    """Difference of two methods on the same samples `[N]`, in standard errors of that difference (paired bootstrap)."""
     difference = better.astype(float) - worse
-    error = difference.std(ddof=1) / sqrt(len(difference))
-    return float(difference.mean() / error) if error else inf * difference.mean() if difference.any() else 0.0
+    mean, error = difference.mean(), difference.std(ddof=1) / sqrt(len(difference))
+    if not error:
+        return mean * inf if mean else 0.0
+    return float(mean / error)
 
 
 def num_apart(methods: list[np.ndarray]) -> int:

@@ -43,20 +43,19 @@ def main(config: DictConfig) -> None:
 
     left = Counter({name: 0 for name in experiments})
     left.update(cell.experiment for cell in grid if cell.config is not None)
-    log.info("%d experiments, %d cells", len(experiments), left.total())
+    total = left.total()
+    log.info("%d experiments, %d cells, %d left out", len(experiments), total, len(grid) - total)
+    for name, count in left.items():
+        if not count:
+            finish(name)
     num_workers = 1 if distributed.size() > 1 else config.workers or os.cpu_count() or 1
     with executor(num_workers, OmegaConf.to_container(HydraConfig.get().job_logging)) as workers:
         for part in run_grid(grid, workers, num_workers):
             name = part[0].experiment
             left[name] -= len(part)
-            log.info(
-                "%s, %s: done; %d cells left of %s", name, part[0].known_config.model.title, left.total(), len(grid)
-            )
+            log.info("%s, %s: done; %d of %d cells left", name, part[0].known_config.model.title, left.total(), total)
             if not left[name]:
                 finish(name)
-    for name in experiments:
-        if not any(cell.config for cell in grid if cell.experiment == name):
-            finish(name)  # it has nothing to run
     distributed.on_main_rank(lambda: report_on_all(folder))
     console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in grid if cell.status == "failed"]:

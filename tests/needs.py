@@ -39,6 +39,7 @@ NEEDS = {
         "models/test_mini_checkpoints.py::test_shipped_networks",
         "modules/test_lowrank.py::test_compiles_without_a_graph_break",
         "parallel/",
+        "pruning/test_pruners.py::test_trained_digits",
         "saving/test_export.py",
         "saving/test_push.py::TestRoundTrip::test_in_a_fresh_process",
         "search/test_allocation.py::TestAgainstExhaustiveSearch::test_a_thousand_falling_profiles",

@@ -53,11 +53,12 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
-    """Make the long table: every metric of every cell, the rank correlations last."""
+    """Make the long table: every metric of every cell; last, the rank correlations and the pairs apart."""
     grid = list(grid)
     paper, entries, behind = paper_values(experiment.name), [], behind_best(experiment, grid)
     for cell in grid:
         for metric in experiment.metrics:
+            outcomes = outcomes_of(cell, metric)
             ours = cell.record.values.get(metric) if cell.record else None
             theirs = paper.get((cell.row, cell.column, metric))
             entries.append(
@@ -70,9 +71,7 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
                     difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
                     status=cell.status,
                     fingerprint=cell.record.fingerprint if cell.record else "",
-                    standard_error=standard_error(outcomes)
-                    if (outcomes := outcomes_of(cell, metric)) is not None
-                    else None,
+                    standard_error=None if outcomes is None else standard_error(outcomes),
                     behind=behind.get((cell.row, cell.column)) if metric == experiment.ranked_by else None,
                 )
             )
@@ -92,6 +91,7 @@ def methods_of(experiment: Experiment, grid: Iterable[GridCell], column: str) ->
 
 
 def is_dense(overrides: list[str]) -> bool:
+    """Whether a row's overrides leave the network as it is."""
     return "estimator=none" in overrides and not any(override.startswith("pruning=") for override in overrides)
 
 

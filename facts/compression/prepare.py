@@ -167,8 +167,8 @@ def prepare(
     """Select the layers of a network and put its data, loss and settings beside them.
 
     The arguments are those of `facts.compress`, which lists their defaults, and `excluded_names`: a layer whose name
-    holds one of them is left alone unless `layers` names it. Raises `ValueError` for unknown layers, and
-    for data without labels if the outputs are no class logits to draw them from.
+    holds one of them is left alone unless `layers` names it. Raises `ValueError` for unknown layers, and for data
+    without labels if the outputs are no class logits to draw them from.
     """
     batches = as_batches(data, model)
     own = None if batches is None else distributed.shard(batches)

@@ -49,9 +49,9 @@ def select_layers(
     """Select the layers of these names, or all worth compressing (paper, section 5.1).
 
     `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. A layer whose name
-    holds one of `excluded_names` is worth it only if named. The network is
-    traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an
-    unknown name, or if no layer is left.
+    holds one of `excluded_names` is left alone unless `names` has it. The network is traced on `example`, a sample on
+    the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown name, or if no layer is
+    left.
     """
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from facts.estimators.whitening import Repair, lift_spectrum
 from facts.moments import LayerMoments, Moment
+from facts.moments.statistics import at_least_tiny
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -96,4 +96,4 @@ class ClippedGradEstimator(TwoSidedEstimator):
 
 def unit_trace(matrix: Tensor) -> Tensor:
     """The matrix divided by its trace; a zero matrix stays zero."""
-    return matrix / matrix.trace().clamp(min=torch.finfo(matrix.dtype).tiny)
+    return matrix / at_least_tiny(matrix.trace())

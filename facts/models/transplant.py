@@ -75,11 +75,11 @@ def _renamed(name: str, names: Names) -> str:
 
 
 def _rearranged(name: str, tensor: Tensor) -> Tensor:
-    if "downsample" in name and not name.endswith(
-        ".left"
-    ):  # four pixels by column, row, channel for timm; by channel, row, column for mmdet
-        return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
-    return tensor
+    """Reorder the inputs of a downsampling layer; a low-rank one has them on its right factor alone."""
+    if "downsample" not in name or name.endswith(".left"):
+        return tensor
+    # Four pixels by column, row, channel for timm; by channel, row, column for mmdet.
+    return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
 
 
 def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from facts.moments.batch import add_symmetric, mirror
-from facts.moments.statistics import ClippedGradMoment, Normalize, at_least_tiny
+from facts.moments.statistics import ClippedGradMoment, Normalize, of_unit_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class TokenPowerStep(ClippedGradMoment):
         of_inputs = weights * ((batch.x @ A) * batch.x).sum(dim=-1)
         of_grads = weights * ((batch.g @ B) * batch.g).sum(dim=-1)
         if self.normalize == "batch":
-            of_grads = of_grads / at_least_tiny((of_grads * batch.x_energy).sum())
+            of_grads = of_unit_trace(of_grads, batch.x_energy)
         add_symmetric(inputs, batch.x, batch.x, of_grads)
         add_symmetric(grads, batch.g, batch.g, of_inputs)
 

@@ -122,9 +122,14 @@ class GradMoment(SymmetricMoment):
         return ((d_out, d_out),)
 
 
-def at_least_tiny(trace: Tensor) -> Tensor:
-    """A trace to divide by: that of zeros leaves them zero."""
-    return trace.clamp(min=torch.finfo(trace.dtype).tiny)
+def at_least_tiny(size: Tensor) -> Tensor:
+    """A trace or norm to divide by: that of zeros leaves them zero."""
+    return size.clamp(min=torch.finfo(size.dtype).tiny)
+
+
+def of_unit_trace(weights: Tensor, energies: Tensor) -> Tensor:
+    """Weights scaled so that Σ weight · energy, the trace of what they weigh, is 1; both in the same shape."""
+    return weights / at_least_tiny((weights * energies).sum())
 
 
 @dataclass(frozen=True)
@@ -159,9 +164,9 @@ class ClippedGradMoment(SymmetricMoment):
 
     def weights(self, batch: LayerBatch) -> Tensor:
         """Weights of samples `[N]` for products of two factors of their gradients: 1 unless they are clipped."""
-        norms = batch.g_energy.sum(dim=1).sqrt()
         if self.grad_clip is None:
-            return torch.ones_like(norms)
+            return batch.g.new_ones(batch.num_samples)
+        norms = batch.g_energy.sum(dim=1).sqrt()
         bound = norms.quantile(0.5) if self.grad_clip == "median" else norms.new_tensor(self.grad_clip)
         return torch.where(norms > bound, bound / norms, 1).square()
 
@@ -187,13 +192,12 @@ class SummedGradGram(ClippedGradMoment, GradMoment):
 class GradWeightedInputGram(ClippedGradMoment, InputMoment):
     """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch is divided by its trace first."""
 
-    needs_grads = True
     normalize: Normalize = "none"
 
     def add(self, total, batch):
         weights = self.weights(batch)[:, None] * batch.g_energy
         if self.normalize == "batch":
-            weights = weights / at_least_tiny((weights * batch.x_energy).sum())
+            weights = of_unit_trace(weights, batch.x_energy)
         add_symmetric(total[0], batch.x, batch.x, weights)
 
 
@@ -218,7 +222,7 @@ class SampleGradGrams(ClippedGradMoment):
         inputs, outputs = total
         weights = of_inputs = self.weights(batch)
         if self.normalize == "batch":
-            of_inputs = weights / at_least_tiny((weights * batch.sample_grad_energy.sum(dim=-1)).sum())
+            of_inputs = of_unit_trace(weights, batch.sample_grad_energy.sum(dim=-1))
         if batch.tokens_are_cheaper:
             shape = batch.x.shape[:2]
             add_symmetric(inputs, batch.x, batch.mixed_inputs, of_inputs[:, None].expand(shape))

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 import experiments.columns
 from experiments.cell import Cell
-from experiments.columns import run_cells, run_column, share_data_pass
+from experiments.columns import run_cells, share_data_pass
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell, grid_of
 from experiments.outcomes import unpacked
@@ -116,7 +116,8 @@ def test_one_failing_cell_does_not_lose_the_others(small, monkeypatch):
         return real(cell, wait)
 
     monkeypatch.setattr(experiments.columns, "run_cell", failing)
-    run_column(places)
+    share_data_pass(places)
+    run_cells(places)
     assert [p.status for p in places] == ["failed", "done", "failed"]
     record = places[1].record
     assert unpacked(record.outcomes["top1"]).mean() * 100 == pytest.approx(record.metrics["top1"])
@@ -156,7 +157,7 @@ def test_a_column_needs_one_data_pass_for_all_its_estimators(small, passes):
 
 
 def test_cells_that_are_done_need_no_data_pass(small, passes):
-    run_column([small("svd_llm")])
+    run_cells([small("svd_llm")])
     share_data_pass([small("svd_llm")])
     assert len(passes) == 1
     share_data_pass([small("svd_llm"), small("facts")])
@@ -165,7 +166,8 @@ def test_cells_that_are_done_need_no_data_pass(small, passes):
 
 def test_a_column_shares_a_data_pass_for_every_group_of_layers(small, passes):
     places = [small(name, "hardware.memory.layers_at_once=3") for name in ("facts", "gfwsvd", "pela")]
-    run_column(places)
+    share_data_pass(places)
+    run_cells(places)
     assert len(passes) > 1 and max(map(len, passes)) == 3
     assert [name for group in passes for name in group] == list(places[0].record.plan)
 
@@ -174,7 +176,8 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small
     shared, alone = (small("facts", f"cache={cache}") for cache in ("true", "false"))
     cell = open_cell(alone.config)
     assert open_cell(shared.config).fingerprint != cell.fingerprint
-    run_column([alone])
+    share_data_pass([alone])
+    run_cells([alone])
     assert not (cell.folder / "cache").exists()
     record = alone.record
     assert record.values["total_minutes"] * 60 == pytest.approx(

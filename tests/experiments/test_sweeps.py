@@ -17,7 +17,7 @@ import pytest
 
 import experiments.runner
 from experiments.cell import Cell
-from experiments.columns import run_column
+from experiments.columns import run_cells
 from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.runner import attempt, open_cell, run_cell
@@ -129,7 +129,7 @@ def test_a_column_leaves_what_runs_elsewhere_for_last_and_takes_its_record(cell_
     first, second = (open_cell(place.config) for place in places)
     with ThreadPoolExecutor(1) as elsewhere:
         with locked(lock_of(first)):
-            column = elsewhere.submit(run_column, places)
+            column = elsewhere.submit(run_cells, places)
             while second.earlier_record() is None and not column.done():
                 time.sleep(0.02)
             assert places[0].status == "missing"

@@ -4,7 +4,7 @@ import pytest
 import timm
 from safetensors.torch import load_file
 
-from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_photos, num_photos
+from tests.photos.data import DATA, PHOTOS, RESULTS, WEIGHTS, Setting, load_photos
 
 
 def pytest_collection_modifyitems(items):
@@ -26,5 +26,5 @@ def setting(tmp_path_factory):
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()}, strict=True)
     calibration = load_photos("calibration", resize=True, every=2)
     validation = load_photos("validation", resize=False)
-    assert [num_photos(split) for split in (calibration, validation)] == [500, 650]
+    assert [sum(len(labels) for _, labels in split) for split in (calibration, validation)] == [500, 650]
     return Setting(model, calibration, validation, tmp_path_factory.mktemp("cache"))

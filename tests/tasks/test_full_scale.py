@@ -5,7 +5,7 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.columns import run_column
+from experiments.columns import run_cells, share_data_pass
 from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.preflight import data
@@ -36,7 +36,8 @@ def test_every_layout_goes_through_calibration_search_and_evaluation_alike(roots
         column = places(root)
         (finding,) = data([place.config for place in column])
         assert finding.level == "fine" and "1,000 classes" in finding.detail
-        run_column(column)
+        share_data_pass(column)
+        run_cells(column)
         assert [place.status for place in column] == ["done"] * 2
         (images,) = (tmp_path / root.name / "paper/images").glob("*.json")
         chosen = json.loads(images.read_text())

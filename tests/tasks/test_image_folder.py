@@ -88,9 +88,7 @@ class TestLabels:
     def test_classes_are_numbered_in_their_order(self, tmp_path):
         photos, model = task(write_images(tmp_path / "photos")), network(3)
         assert labels([*photos.calibration(model), *photos.evaluation(model)]) == [0] * 4 + [1] * 4 + [2] * 4
-        assert photos.evaluate(model)["top1"] * 6 / 100 == pytest.approx(
-            round(photos.evaluate(model)["top1"] * 6 / 100)
-        )
+        assert photos.evaluate(model)["top1"] in [100 * correct / 6 for correct in range(7)]
 
     def test_a_folder_without_images_is_no_class(self, tmp_path):
         root = write_images(tmp_path / "photos")

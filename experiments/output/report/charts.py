@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.output.report.experiment_result import ExperimentResult
+from experiments.output.tables import is_dense
 
 INK = "#010203"  # stands for the colour of the text around the chart
 SERIES = (
@@ -94,7 +95,7 @@ def pareto_charts(results: list[ExperimentResult]) -> list[Chart]:
 
 def _pareto(group: list[ExperimentResult], column: str) -> Chart | None:
     experiment = group[0].experiment
-    dense = next((row for row, overrides in experiment.rows.items() if "estimator=none" in overrides), "")
+    dense = next((row for row, overrides in experiment.rows.items() if is_dense(overrides)), "")
     panels = {source: _curves(group, column, dense, source) for source in ("ours", "paper")}
     if not panels["ours"]:
         return None

@@ -66,19 +66,19 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
             total = total + (D @ matrix @ D.mT).sum(dim=0)
         return total / gradients.num_gradients
 
-    A = torch.eye(n).to(stacked.device, torch.float64) / n**0.5
-    for step in range(1, MAX_STEPS + 1):
+    A = torch.eye(n, dtype=torch.float64, device=stacked.device) / n**0.5
+    for _ in range(MAX_STEPS):
         B = _unit(mean(A, transposed=False))
         next_A = mean(B, transposed=True)
         value, previous, A = torch.linalg.matrix_norm(next_A), A, _unit(next_A)
         if torch.linalg.matrix_norm(A - previous) <= tolerance:
             break
-        if step == MAX_STEPS:
-            log.warning("GFWSVD on a layer of %d x %d: %d steps do not reach %g", m, n, step, tolerance)
+    else:
+        log.warning("GFWSVD on a layer of %d x %d: %d steps do not reach %g", m, n, MAX_STEPS, tolerance)
     return A * value.sqrt(), B * value.sqrt()
 
 
 def _unit(matrix: Tensor) -> Tensor:
-    """A matrix made symmetric, of Frobenius norm 1."""
+    """The matrix made symmetric and of Frobenius norm 1; a zero matrix stays zero."""
     matrix = (matrix + matrix.T) / 2
     return matrix / at_least_tiny(torch.linalg.matrix_norm(matrix))

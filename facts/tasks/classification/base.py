@@ -49,7 +49,7 @@ class Classification(ClassLogits):
 
     def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
         right = are_right(model, self.evaluation(model), precision)
-        return Judgement({"top1": 100 * right.double().mean().item()}, {"top1": right})
+        return Judgement({"top1": percentage(right)}, {"top1": right})
 
 
 def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> Tensor:
@@ -62,6 +62,11 @@ def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype
             own.append(model(images).argmax(dim=-1) == labels)
     turns = itertools.zip_longest(*distributed.all_gather([batch.cpu() for batch in own]))
     return torch.cat([batch for turn in turns for batch in turn if batch is not None])
+
+
+def percentage(outcomes: Tensor) -> float:
+    """Share of true values `[N]`, in percent."""
+    return 100 * int(outcomes.sum()) / len(outcomes)
 
 
 def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:

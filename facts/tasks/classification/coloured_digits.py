@@ -52,6 +52,9 @@ class ColouredDigits(Digits):
 
     num_evaluation: ClassVar[int] = 599
 
+    def inspect(self) -> str:
+        return "1,198 training and 599 test digits in colour, drawn from those that are part of scikit-learn"
+
     def _draw(self, model: nn.Module, stream: str, count: int, noise: float = 0) -> Batch:
         images, labels = load_coloured("test" if stream == "test" else "train", model.pretrained_cfg["input_size"][-1])
         order = torch.arange(len(labels))
