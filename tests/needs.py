@@ -35,6 +35,7 @@ NEEDS = {
         "finetuning/test_finetuning.py::test_an_epoch_brings",
         "language/test_cells.py",
         "language/test_saved.py::test_a_fresh_process",
+        "language/test_saved.py::test_rotations_in_half_precision",
         "language/test_tasks.py::test_benchmarks_of_the_hub",
         "models/test_mini_checkpoints.py::test_shipped_networks",
         "modules/test_lowrank.py::test_compiles_without_a_graph_break",
