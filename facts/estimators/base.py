@@ -88,7 +88,8 @@ class TwoSidedEstimator(Estimator):
 class ClippedGradEstimator(TwoSidedEstimator):
     """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
 
-    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch.
+    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch. The factors'
+    scale is that of the gradients as they are, so that searches can compare layers by it.
     """
 
     grad_clip: Annotated[float, Field(gt=0)] | Literal["median"] | None = "median"

@@ -172,20 +172,40 @@ class ClippedGradMoment(SymmetricMoment):
 
 
 @dataclass(frozen=True)
-class GradGram(ClippedGradMoment, GradMoment):
-    """Σ g_t g_tᵀ `[m, m]`."""
+class ScaledGradMoment(ClippedGradMoment):
+    """A moment whose last matrix has the trace of unclipped gradients: clipping changes its directions, not its scale.
 
-    def add(self, total, batch):
-        add_symmetric(total[0], batch.g, batch.g, self.weights(batch)[:, None].expand(batch.g.shape[:2]))
+    While it grows, a scalar beside the matrices sums up that trace.
+    """
+
+    def init_state(self, layer, like, d_in, d_out, file):
+        return *super().init_state(layer, like, d_in, d_out, file), like.new_zeros(())
+
+    def finalize(self, total):
+        *matrices, trace = total
+        *others, last = super().finalize(tuple(matrices))
+        return *others, last.mul_(trace / at_least_tiny(last.trace()))
 
 
 @dataclass(frozen=True)
-class SummedGradGram(ClippedGradMoment, GradMoment):
+class GradGram(ScaledGradMoment, GradMoment):
+    """Σ g_t g_tᵀ `[m, m]`."""
+
+    def add(self, total, batch):
+        gram, trace = total
+        add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None].expand(batch.g.shape[:2]))
+        trace.add_(batch.g_energy.sum())
+
+
+@dataclass(frozen=True)
+class SummedGradGram(ScaledGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
 
     def add(self, total, batch):
+        gram, trace = total
         summed = batch.g.sum(dim=1)
-        add_symmetric(total[0], summed, summed, self.weights(batch))
+        add_symmetric(gram, summed, summed, self.weights(batch))
+        trace.add_(summed.square().sum())
 
 
 @dataclass(frozen=True)
@@ -202,15 +222,17 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
 
 
 @dataclass(frozen=True)
-class InputWeightedGradGram(ClippedGradMoment, GradMoment):
+class InputWeightedGradGram(ScaledGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
 
     def add(self, total, batch):
-        add_symmetric(total[0], batch.g, batch.g, self.weights(batch)[:, None] * batch.x_energy)
+        gram, trace = total
+        add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None] * batch.x_energy)
+        trace.add_((batch.x_energy * batch.g_energy).sum())
 
 
 @dataclass(frozen=True)
-class SampleGradGrams(ClippedGradMoment):
+class SampleGradGrams(ScaledGradMoment):
     """Σ_k D_kᵀ D_k `[n, n]` and Σ_k D_k D_kᵀ `[m, m]`; with `normalize: batch` each batch of the first has trace 1."""
 
     normalize: Normalize = "none"
@@ -219,10 +241,12 @@ class SampleGradGrams(ClippedGradMoment):
         return (d_in, d_in), (d_out, d_out)
 
     def add(self, total, batch):
-        inputs, outputs = total
+        inputs, outputs, trace = total
+        energies = batch.sample_grad_energy.sum(dim=-1)
+        trace.add_(energies.sum())
         weights = of_inputs = self.weights(batch)
         if self.normalize == "batch":
-            of_inputs = of_unit_trace(weights, batch.sample_grad_energy.sum(dim=-1))
+            of_inputs = of_unit_trace(weights, energies)
         if batch.tokens_are_cheaper:
             shape = batch.x.shape[:2]
             add_symmetric(inputs, batch.x, batch.mixed_inputs, of_inputs[:, None].expand(shape))

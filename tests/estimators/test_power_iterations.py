@@ -72,10 +72,12 @@ def test_they_converge_to_the_nearest_kronecker_product_of_the_token_local_fishe
         assert cosine.item() == pytest.approx(1, abs=1e-10)
 
 
+@pytest.mark.parametrize("options", [PLAIN, {}, {"grad_clip": 0.3}])
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_the_product_keeps_the_trace_of_the_token_local_fisher(number):
+def test_the_product_keeps_the_trace_of_the_token_local_fisher(number, options):
+    """Clipped or not: searches compare layers by it."""
     x, g = torch.randn(6, 4, 3, dtype=torch.float64), torch.randn(6, 4, 5, dtype=torch.float64)
-    factors = facts.estimate_factors(FACTS(num_iterations=number, **PLAIN), x, g)
+    factors = facts.estimate_factors(FACTS(num_iterations=number, **options), x, g)
     trace = dense_token_local(tensor_samples(x, g)).trace()
     assert (factors.A.trace() * factors.B.trace()).item() == pytest.approx(trace.item())
 

@@ -37,44 +37,46 @@ def _clipped(sample: Sample, batch: list[Sample], grad_clip) -> Sample:
     )
 
 
-def with_normalized(parts, scale, normalize):
-    """The sum of each batch's part of A, as it is, or each of trace 1 and then the sum with `scale` for its trace."""
-    if normalize == "none":
-        return sum(parts)
-    A = sum(part / part.trace() for part in parts)
-    return A * scale / A.trace()
+def sum_of(parts, normalize):
+    """The sum of each batch's part of A, as it is, or each of trace 1."""
+    return sum(part / part.trace() if normalize == "batch" else part for part in parts)
+
+
+def scaled(matrix, trace):
+    """The matrix with this trace: that of unclipped gradients is the scale of clipped ones."""
+    return matrix * trace / matrix.trace()
 
 
 def facts(batches: Batches, grad_clip="median", normalize="batch"):
     """The double loop over samples and tokens."""
-    parts, B, trace = [], 0, 0
+    parts, B = [], 0
     for batch in clipped(batches, grad_clip):
         parts.append(0)
         for sample in batch:
             for x, g in zip(sample.X, sample.G, strict=True):
                 parts[-1] = parts[-1] + (g @ g) * torch.outer(x, x)
                 B = B + (x @ x) * torch.outer(g, g)
-                trace = trace + (x @ x) * (g @ g)
-    return with_normalized(parts, trace, normalize) / len(every(batches)), B / trace
+    trace = sum((x @ x) * (g @ g) for s in every(batches) for x, g in zip(s.X, s.G, strict=True))
+    return scaled(sum_of(parts, normalize), trace) / len(every(batches)), scaled(B, 1)
 
 
 def kfac_expand(batches: Batches, grad_clip="median"):
     A = mean(torch.outer(x, x) for s in every(batches) for x in s.X)
     B = mean(sum(torch.outer(g, g) for g in s.G) for s in every(clipped(batches, grad_clip)))
-    return A, B
+    return A, scaled(B, mean(s.G.square().sum() for s in every(batches)))
 
 
 def kfac_reduce(batches: Batches, grad_clip="median"):
     A = mean(torch.outer(s.X.mean(dim=0), s.X.mean(dim=0)) for s in every(batches))
     B = mean(torch.outer(s.G.sum(dim=0), s.G.sum(dim=0)) for s in every(clipped(batches, grad_clip)))
-    return A, B
+    return A, scaled(B, mean(s.G.sum(dim=0).square().sum() for s in every(batches)))
 
 
 def shampoo2(batches: Batches, grad_clip="median", normalize="batch"):
+    energy = mean(s.D.square().sum() for s in every(batches))
     batches = clipped(batches, grad_clip)
-    energy = sum(s.D.square().sum() for s in every(batches))
-    A = with_normalized([sum(s.D.T @ s.D for s in batch) for batch in batches], energy, normalize)
-    return A / len(every(batches)), sum(s.D @ s.D.T for s in every(batches)) / energy
+    A = sum_of([sum(s.D.T @ s.D for s in batch) for batch in batches], normalize)
+    return scaled(A, energy), scaled(sum(s.D @ s.D.T for s in every(batches)), 1)
 
 
 def gfwsvd(batches: Batches, group_size=64):

@@ -22,7 +22,7 @@ class FACTS(ClippedGradEstimator):
     A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. With
     `normalize: batch` each batch has the same part in A, whatever its gradients. Each of `num_iterations` takes a data
     pass; with neither, the directions converge to the nearest Kronecker product of the token-local Fisher. tr A tr B is
-    the trace of that Fisher, of clipped gradients.
+    the trace of that Fisher, unclipped.
     """
 
     normalize: Normalize = "batch"
