@@ -13,14 +13,13 @@ from experiments.config import CONF
 from tests.needs import needs_of
 from tests.networks import image_batches, make_model
 
-MAX_SECONDS = 3.0  # of a test without a marker
-
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("suite")
 
 
 def pytest_addoption(parser):
     parser.addoption("--write-results", action="store_true", help="tests/photos write results/vit_tiny anew")
+    parser.addoption("--max-seconds", type=float, help="fail a test without a marker that takes longer; `make check`")
 
 
 def pytest_itemcollected(item):
@@ -41,16 +40,16 @@ def seconds_taken():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fail a test without a marker that takes too long.
+    """With `--max-seconds`, fail a test without a marker that takes longer.
 
     The clock runs on while others use the processor, and processor time adds up over threads: the lesser of the two
-    counts. With coverage, which traces every line, the limit is four times as high.
+    counts.
     """
     before = seconds_taken()
     result = yield
     seconds = min(now - then for now, then in zip(seconds_taken(), before, strict=True))
-    allowed = MAX_SECONDS * (4 if item.config.getoption("--cov", default=None) else 1)
-    if seconds > allowed and not needs_of(item.nodeid):
+    allowed = item.config.getoption("--max-seconds")
+    if allowed and seconds > allowed and not needs_of(item.nodeid):
         pytest.fail(f"{seconds:.1f} s are too many for a test that is not named in tests/needs.py", pytrace=False)
     return result
 
