@@ -16,6 +16,7 @@ from facts.analysis import Analysis
 from facts.compression.prepare import Calibration, prepare
 from facts.finetuning import Finetuning
 from facts.models import Recipe
+from facts.modules.forms import FORMS
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import MemoryPolicy
@@ -152,6 +153,7 @@ def check(config: DictConfig) -> None:
     """Check the top-level values. Raises `ValueError` with the field's name."""
     for field, value, allowed in (
         ("labels", config.labels, LABELS),
+        ("form", config.form, FORMS),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
         ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
     ):

@@ -118,6 +118,7 @@ class Config:
     finetuning: ByProfile | None = None
     stages: Stages | None = None
     experiment: Experiment | None = None
+    form: str = MISSING
     ratio: float = MISSING
     cost: str = MISSING
     labels: str = MISSING

@@ -19,6 +19,7 @@ from facts.cost.timing import TimingPolicy
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
+from facts.modules.forms import FormName
 from facts.moments.execution import Execution
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
@@ -99,13 +100,16 @@ class LowRank(Method):
 
     estimator: Estimator
     search: Search
+    form: FormName
     budget: Budget
     timing: TimingPolicy
     options: dict[str, Any]
 
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
-        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing)
+        result = compress_prepared(
+            work.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing, self.form
+        )
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
 
@@ -173,7 +177,7 @@ class Staged(Method):
         def compress(classifier: nn.Module, data: Any) -> Any:
             excluded_names = low_rank.options["excluded_names"]
             prepared = prepare(classifier, data, execution=work.execution, excluded_names=excluded_names)
-            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
+            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget, form=low_rank.form)
 
         trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
         cost = count_cost(trained.model, work.task.input_shape(work.model))
@@ -201,11 +205,11 @@ def method_of(config: DictConfig) -> Method:
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
-    options = {key: OmegaConf.to_container(config[key], resolve=True) for key in ("estimator", "search")}
-    options |= {"ratio": config.ratio, "cost": config.cost, "bounds": dict(config.bounds), "cache": config.cache}
-    options |= {"excluded_names": list(config.excluded_names)}
+    groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "ratio", "cost", "cache")
+    options = {key: OmegaConf.to_container(config[key], resolve=True) for key in groups}
+    options |= {key: config[key] for key in values}
     timing = TimingPolicy(**config.hardware.timing)
-    low_rank = LowRank(instantiate(config.estimator), instantiate(config.search), budget, timing, options)
+    low_rank = LowRank(instantiate(config.estimator), instantiate(config.search), config.form, budget, timing, options)
     if not config.stages:
         return low_rank
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}

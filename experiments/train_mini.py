@@ -143,6 +143,21 @@ def top1_on_test(model: nn.Module) -> float:
     return percentage(are_right(model, data))
 
 
+def participation(model: nn.Module) -> float:
+    """Participation ratio of the gradients' energy over the calibration digits: 1 if all images have the same.
+
+    Gradients are those of each image's loss with respect to its pixels. A network that knows its images by heart has
+    next to nothing but a few of them to learn from.
+    """
+    energies = []
+    for images, labels in Digits().calibration(model):
+        images.requires_grad_(True)
+        (gradients,) = torch.autograd.grad(F.cross_entropy(model(images), labels, reduction="sum"), images)
+        energies.append(gradients.flatten(1).double().square().sum(dim=1))
+    energy = torch.cat(energies)
+    return (energy.sum().square() / (len(energy) * energy.square().sum())).item()
+
+
 def write_checkpoint(model: nn.Module, path: Path) -> None:
     """Write a checkpoint, to a temporary file first, so that an interruption leaves no half-written file."""
     temporary = path.with_suffix(".partial")
@@ -204,6 +219,8 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             model = train_classifier(recipe, options.epochs or epochs_of(name), options.seed)
             figures = {"top1": top1_on_test(model)}
+            if not name.endswith("backbone"):
+                figures["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
         write_checkpoint(model, path)

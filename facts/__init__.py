@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.estimators.base import KroneckerFactors as KroneckerFactors
     from facts.estimators.factors import estimate_factors as estimate_factors
     from facts.modules.lowrank import LowRankLinear as LowRankLinear
+    from facts.modules.pivoted import PivotedLinear as PivotedLinear
     from facts.moments.losses import SampledLabels as SampledLabels
     from facts.moments.losses import next_tokens as next_tokens
     from facts.moments.memory import MemoryPolicy as MemoryPolicy
@@ -44,6 +45,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "estimators.base": ["KroneckerFactors"],
         "estimators.factors": ["estimate_factors"],
         "modules.lowrank": ["LowRankLinear"],
+        "modules.pivoted": ["PivotedLinear"],
         "moments.losses": ["SampledLabels", "next_tokens"],
         "moments.memory": ["MemoryPolicy"],
         "saving.export": ["export_onnx", "export_program"],

@@ -37,6 +37,7 @@ NEEDS = {
         "language/test_saved.py::test_a_fresh_process",
         "language/test_saved.py::test_rotations_in_half_precision",
         "language/test_tasks.py::test_benchmarks_of_the_hub",
+        "models/test_mini_checkpoints.py::test_every_image",
         "models/test_mini_checkpoints.py::test_shipped_networks",
         "modules/test_lowrank.py::test_compiles_without_a_graph_break",
         "parallel/",

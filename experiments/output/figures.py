@@ -12,6 +12,7 @@ from experiments.grid import GridCell
 from experiments.output.plots.ablation import ablation
 from experiments.output.plots.coupling import motivation, token_couplings
 from experiments.output.plots.cross_moments import cross_moments
+from experiments.output.plots.forms import forms
 from experiments.output.plots.sensitivity import fisher_prediction, sensitivity_interpolation
 from experiments.output.plots.style import STYLE, Drawing
 from experiments.output.plots.throughput import throughput
@@ -25,6 +26,7 @@ DRAWINGS: dict[str, Drawing] = {
     "ablation": ablation,
     "cross_moments": cross_moments,
     "fisher_prediction": fisher_prediction,
+    "forms": forms,
     "motivation": motivation,
     "sensitivity_interpolation": sensitivity_interpolation,
     "throughput": throughput,

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from facts.cost.ranks import rank_of_ratio
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.forms import FORMS
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
 
 RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's supplement reads it)
 
@@ -16,10 +16,11 @@ RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's suppl
 class WithResidual(nn.Module):
     """A low-rank layer with a smaller one beside it, whose outputs are added (Azizi et al., 2024)."""
 
-    def __init__(self, main: LowRankLinear, rank: int):
+    def __init__(self, main: LowRankLayer, rank: int):
         super().__init__()
         self.main = main
-        left, right = main.left.new_ones(main.out_features, rank), main.right.new_ones(rank, main.in_features)
+        weight = next(main.parameters())
+        left, right = weight.new_ones(main.out_features, rank), weight.new_ones(rank, main.in_features)
         self.residual = LowRankLinear(left, right)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,8 +32,8 @@ def with_residuals(model: nn.Module, compressed: nn.Module, layers: Iterable[str
     network = copy.deepcopy(compressed)
     for name in layers:
         layer = network.get_submodule(name)
-        if isinstance(layer, LowRankLinear):
-            rank = rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
+        if isinstance(layer, LowRankLayer):
+            rank = FORMS["plain"].rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
             network.set_submodule(name, WithResidual(layer, rank))
     return network
 

@@ -8,6 +8,10 @@ from facts.utils.registry import describe_methods
 
 TIMM, TRANSFORMERS = "timm/", "transformers/"
 ESTIMATORS = {name: method.summary for name, method in describe_methods("facts.estimators.methods").items()}
+FORMS = {
+    "plain": "two factors",
+    "pivoted": "some rows or columns, and the others' coefficients on them: higher ranks for the same cost",
+}
 SEARCHES = {name: method.summary for name, method in describe_methods("facts.search.methods").items()}
 
 

@@ -33,6 +33,7 @@ def compress(
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "uniform",
+    form: options.FormName = "plain",
     convolutions: Annotated[
         bool | None,
         typer.Option(
@@ -94,6 +95,7 @@ def compress(
         task.calibration(network),
         estimator=estimator,
         search=search,
+        form=form,
         ratio=ratio,
         flops=flops,
         params=params,

@@ -1,6 +1,5 @@
 """`facts inspect`."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +43,7 @@ def inspect(
     console.print(literal(f"made from: {made_from or 'not known'}\n{manifest.summary}\n"))
     for name, both in (manifest.metrics or {}).items():
         console.print(literal(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items())))
-    console.print(plan_table(manifest, shapes(folder / WEIGHTS, manifest.plan)))
+    console.print(plan_table(manifest, shapes(folder / WEIGHTS, manifest)))
     if manifest.skipped:
         console.print(skipped_table(manifest.skipped))
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
@@ -76,7 +75,7 @@ def skipped_table(skipped: dict[str, str]) -> Table:
     return table
 
 
-def shapes(file: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
     """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is no safetensors file."""
     from safetensors import SafetensorError, safe_open
 
@@ -86,9 +85,12 @@ def shapes(file: Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
     except (FileNotFoundError, SafetensorError) as error:
         raise ValueError(f"{file} cannot be read ({error}); save or fetch it again") from error
     result = {}
-    for name in names:
+    for name in manifest.plan:
         if f"{name}.left" in found:
             result[name] = found[f"{name}.left"][0], found[f"{name}.right"][1]
+        if f"{name}.basis" in found:
+            basis, size = found[f"{name}.basis"], sum(found[f"{name}.coefficients"])
+            result[name] = (size, basis[1]) if manifest.layouts.get(name, "").endswith("rows") else (basis[0], size)
         for dense in (f"{name}.weight", f"{name.removesuffix('.linear')}.weight"):  # a convolution left as it was
             if dense in found:
                 result[name] = found[dense][0], found[dense][1]

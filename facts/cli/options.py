@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from facts.cli.choices import ESTIMATORS, SEARCHES, completed, explained, networks_after
+from facts.cli.choices import ESTIMATORS, FORMS, SEARCHES, completed, explained, networks_after
 
 METHOD, DATA, MACHINE = "Method", "Data", "Machine"  # panels of the help
 
@@ -76,6 +76,14 @@ Cache = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of words, for other programs.")]
+FormName = Annotated[
+    Literal[*FORMS],  # type: ignore[valid-type]
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=METHOD,
+        help="How a low-rank layer is stored:\n\n" + explained(FORMS),
+    ),
+]
 EstimatorName = Annotated[
     Literal[*ESTIMATORS],  # type: ignore[valid-type]
     typer.Option(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from facts.cli import options
-from facts.cli.choices import ESTIMATORS, SEARCHES, all_chosen, completed
+from facts.cli.choices import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed
 
 COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
 
@@ -31,6 +31,9 @@ def pareto(
             autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
         ),
     ] = "uniform",
+    forms: Annotated[
+        str, typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored.")
+    ] = "plain",
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",
@@ -63,6 +66,7 @@ def pareto(
     `--cache` names another folder.
     """
     names, allocations = all_chosen(estimators, ESTIMATORS), all_chosen(searches, SEARCHES)
+    kinds = all_chosen(forms, FORMS)
     fractions = numbers(ratios)
 
     import torch
@@ -95,6 +99,7 @@ def pareto(
         lambda each: measured(task, each, kind),
         estimators=names,
         searches=allocations,
+        forms=kinds,  # type: ignore[arg-type]  # names that were checked
         ratios=fractions,
         cost=cost,
         sensitivity=task.sensitivity(network),

@@ -9,6 +9,7 @@ from facts.compression.apply import apply_plan
 from facts.cost.latency import LatencyTable
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import TimingPolicy
+from facts.modules.lowrank import LowRankLayer
 from facts.search.base import Plan, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.utils import distributed
@@ -27,6 +28,10 @@ class AllocatedNetwork:
     model: nn.Module
     latency: dict[str, float]
 
+    def low_rank_layers(self) -> dict[str, LowRankLayer]:
+        layers = {name: self.model.get_submodule(name) for name, rank in self.result.plan.items() if rank is not None}
+        return {name: layer for name, layer in layers.items() if isinstance(layer, LowRankLayer)}
+
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
     """Search for ranks and apply them.
@@ -37,7 +42,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
     num_corrections = 0
     while True:
         result = search_plan(problem, search)
-        compressed = apply_plan(problem.model, problem.decompositions, result.plan)
+        compressed = apply_plan(problem.model, problem.decompositions, result.plan, problem.form)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, {})
         assert problem.latency is not None  # it is bounded

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from torch import nn
 
 from facts.decomposition.truncation import Decomposition
+from facts.modules.forms import Form
 from facts.modules.linear_calls import copy_with, replace_submodule
-from facts.modules.lowrank import LowRankLinear
 from facts.modules.pointwise import PointwiseConvolution
 from facts.search.base import Plan
 
 
-def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan) -> nn.Module:
-    """Copy the model with a `LowRankLinear` in place of each layer that has a rank in the plan.
+def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan, form: Form) -> nn.Module:
+    """Copy the model with a low-rank layer in place of each that has a rank in the plan.
 
     A 1x1 convolution whose layer stays dense becomes a convolution again.
     """
@@ -21,7 +21,7 @@ def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], pl
         if rank is not None:
             dense = model.get_submodule(name)
             left, right = (factor.to(dense.weight.device) for factor in decompositions[name].truncate(rank))
-            replace_submodule(compressed, name, LowRankLinear(left, right, dense.bias))
+            replace_submodule(compressed, name, form.layer(left, right, dense.bias, dense.weight.dtype))
     for name, module in list(compressed.named_modules()):
         if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
             replace_submodule(compressed, name, module.convolution())

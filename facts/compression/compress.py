@@ -17,6 +17,7 @@ from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.decomposition.layers import file_name
 from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator
+from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss, OutputError, on_given_labels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
@@ -34,6 +35,7 @@ def compress(
     *,
     estimator: str | Estimator = "facts",
     search: str | Search = "uniform",
+    form: FormName = "plain",
     ratio: float | None = None,
     flops: float | None = None,
     params: float | None = None,
@@ -55,7 +57,9 @@ def compress(
 
     `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
     whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. Methods without data
-    (PELA) need none. `estimator` and `search` are names or instances.
+    (PELA) need none. `estimator` and `search` are names or instances. `form` is how a layer of rank k is stored:
+    `plain`, two factors, or `pivoted`, k of its rows or columns and the others' coefficients on them, which takes fewer
+    weights for the same rank, or has a higher rank for the same cost.
 
     The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
     `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,
@@ -76,6 +80,7 @@ def compress(
     the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
     that no plan meets; a search that is not exact and ends above its budget logs a warning.
     """
+    refuse_unknown_form(form)
     estimator, search = by_name(estimator, ESTIMATORS, "estimator"), by_name(search, SEARCHES, "search")
     budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)
     prepared = prepare(
@@ -89,7 +94,7 @@ def compress(
         input_shape=input_shape,
         cache=cache,
     )
-    return compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing)
+    return compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing, form)
 
 
 def compress_prepared(
@@ -99,10 +104,11 @@ def compress_prepared(
     budget: Budget,
     sensitivity: Iterable[Batch] | None = None,
     timing: TimingPolicy = DEFAULT_TIMING,
+    form: FormName = "plain",
 ) -> CompressionResult:
     """Compress a network that `prepare` has prepared: decompose, allocate, apply, summarise."""
     seconds: dict[str, float] = {}
-    kept, table = calibration.cache, calibration.latency_table(timing.num_turns)
+    kept, table = calibration.cache, calibration.latency_table(timing.num_turns, FORMS[form])
     bounds = budget.bounds(calibration, table)
     with timed(seconds, "decomposition"):
         decompositions = calibration.decompositions(estimator)
@@ -113,6 +119,7 @@ def compress_prepared(
         layers=calibration.layers,
         decompositions=decompositions,
         bounds=bounds,
+        form=FORMS[form],
         rows=calibration.rows,
         latency=table,
         sensitivity=sensitivity,
@@ -127,5 +134,5 @@ def compress_prepared(
     with timed(seconds, "search"):
         allocated = allocate_ranks(problem, search, timing)
     seconds["search"] += allocated.result.saved_seconds
-    summary = Summary.of(calibration, problem, allocated, estimator, search, seconds)
+    summary = Summary.of(calibration, problem, allocated, estimator, search, form, seconds)
     return CompressionResult(allocated.model, allocated.result.plan, summary, calibration.skipped)

@@ -19,6 +19,7 @@ from facts.compression.prepare import prepare
 from facts.cost.count import CostName
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.estimators import ESTIMATORS, Estimator
+from facts.modules.forms import FormName, refuse_unknown_form
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
@@ -37,6 +38,7 @@ def pareto(
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
     searches: Sequence[str | Search] = ("uniform",),
+    forms: Sequence[FormName] = ("plain",),
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",
     sensitivity: Iterable[Any] | None = None,
@@ -48,14 +50,15 @@ def pareto(
     file: Path | str | None = None,
     evaluation_key: str = "",
 ) -> pd.DataFrame:
-    """Compress with every estimator, search and ratio, and evaluate; one data pass for moments serves all.
+    """Compress with every estimator, search, form and ratio, and evaluate; one data pass for moments serves all.
 
-    The table has a row for the `original`, and one for each combination: `estimator`, `search`, `ratio`, `flops` and
-    `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the compression, the
-    metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no row. The other
-    arguments are those of `facts.compress`; without `cache`, moments are kept until this returns. `loss` must be a
-    function at the top of a module, since its name is part of their key. Data without a `content_key` of their own are
-    read once and stay in memory, so that all methods see the same batches, even from a loader that shuffles.
+    The table has a row for the `original`, and one for each combination: `estimator`, `search`, `form`, `ratio`,
+    `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the
+    compression, the metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no
+    row. The other arguments are those of `facts.compress`; without `cache`, moments are kept until this returns. `loss`
+    must be a function at the top of a module, since its name is part of their key. Data without a `content_key` of
+    their own are read once and stay in memory, so that all methods see the same batches, even from a loader that
+    shuffles.
 
     `file` is a CSV to which each row is written as soon as it is computed; rows that are there already are not computed
     again. Rows of other networks, data or settings stay in it. `evaluation_key` identifies the data that `evaluate`
@@ -65,6 +68,8 @@ def pareto(
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
     allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
+    for form in forms:
+        refuse_unknown_form(form)
     if loss:
         _refuse_nameless(loss)
     table = ParetoTable.read(Path(file) if file else None)
@@ -81,25 +86,25 @@ def pareto(
     setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key)
     original = content_key(*setting)
     points = {
-        content_key(*setting, methods[estimator], allocations[search], ratio): (estimator, search, ratio)
-        for estimator, search, ratio in itertools.product(methods, allocations, ratios)
+        content_key(*setting, methods[estimator], allocations[search], form, ratio): (estimator, search, form, ratio)
+        for estimator, search, form, ratio in itertools.product(methods, allocations, forms, ratios)
     }
     missing = {key: point for key, point in points.items() if key not in table.rows}
-    prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, _, _ in missing.values()))
-    for key, (estimator, search, ratio) in missing.items():
+    prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, *_ in missing.values()))
+    for key, (estimator, search, form, ratio) in missing.items():
         try:
             result = compress_prepared(
-                prepared, methods[estimator], allocations[search], budgets[ratio], compared, timing
+                prepared, methods[estimator], allocations[search], budgets[ratio], compared, timing, form
             )
         except ValueError as error:
-            log.error("%s, %s, %g: %s", estimator, search, ratio, error)
+            log.error("%s, %s, %s, %g: %s", estimator, search, form, ratio, error)
             continue
         summary = result.summary
         if original not in table.rows:
-            row = table_row(ORIGINAL, ORIGINAL, 1.0, summary.before, summary.latency.get("dense"), 0.0)
+            row = table_row(ORIGINAL, ORIGINAL, ORIGINAL, 1.0, summary.before, summary.latency.get("dense"), 0.0)
             table.add(original, row, evaluate(model))
         seconds = sum(summary.seconds.values())
-        row = table_row(estimator, search, ratio, summary.after, summary.latency.get("measured"), seconds)
+        row = table_row(estimator, search, form, ratio, summary.after, summary.latency.get("measured"), seconds)
         table.add(key, row, evaluate(result.model))
     return table.of([original, *points])
 

@@ -38,7 +38,7 @@ class ParetoTable:
     def add(self, key: str, row: dict[str, Any], metrics: dict[str, float]) -> None:
         self.rows[key] = row | metrics
         values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        log.info("%s, %s, %g: %s", row["estimator"], row["search"], row["ratio"], values)
+        log.info("%s, %s, %s, %g: %s", row["estimator"], row["search"], row["form"], row["ratio"], values)
         if self.file:
             with replacing(self.file) as path:
                 self.of(self.rows).to_csv(path, index=False)
@@ -50,12 +50,13 @@ class ParetoTable:
 
 
 def table_row(
-    estimator: str, search: str, ratio: float, cost: Cost, latency: float | None, seconds: float
+    estimator: str, search: str, form: str, ratio: float, cost: Cost, latency: float | None, seconds: float
 ) -> dict[str, Any]:
     """A row without metrics. `latency` is in seconds."""
     return {
         "estimator": estimator,
         "search": search,
+        "form": form,
         "ratio": ratio,
         "flops": cost.flops,
         "params": cost.params,

@@ -20,6 +20,7 @@ from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.layers import are_decomposed, decompose_layers, load_decompositions, save_decompositions
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, see_data
+from facts.modules.forms import Form
 from facts.modules.networks import noise
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.execution import DEFAULT_EXECUTION, Execution
@@ -145,10 +146,10 @@ class Calibration:
             if cache := self._cache_of(names):
                 moment.delete(cache)
 
-    def latency_table(self, num_turns: int) -> LatencyTable:
+    def latency_table(self, num_turns: int, form: Form) -> LatencyTable:
         """Times of the layers on the first batch, measured at their first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
-        return LatencyTable(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns)
+        return LatencyTable(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns, form)
 
 
 def prepare(

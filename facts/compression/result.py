@@ -1,6 +1,7 @@
 """The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +9,14 @@ from tabulate import tabulate
 from torch import nn
 
 from facts.cost.count import Cost, CostName, count_params
+from facts.modules.forms import FormName
+from facts.modules.pivots import relative_error
 from facts.search.base import Plan
 
 if TYPE_CHECKING:  # a reader of saved folders needs none of these
     from facts.compression.allocation import AllocatedNetwork
     from facts.compression.prepare import Calibration
+    from facts.decomposition.truncation import Decomposition
     from facts.estimators.base import Estimator
     from facts.search.base import Search
     from facts.search.problem import AllocationProblem
@@ -24,7 +28,8 @@ NUM_SHOWN = 3  # layers named among those skipped for one reason
 class Summary:
     """Cost of the whole network before and after, by the paper's rule, and the course of the compression.
 
-    FLOPs are None if no input shape is known. `estimator` and `search` are written with their options. `bounds` holds
+    FLOPs are None if no input shape is known. `estimator` and `search` are written with their options. `form` is that
+    of the low-rank layers, and `rounding` the largest relative error that their type causes in a weight. `bounds` holds
     the fraction of the compressed layers' cost that may remain, for each bounded cost; `spent` and `budget` are in the
     unit of that cost, for these layers alone. If latency is bounded, `latency` holds seconds of the whole network on
     one batch: `dense`, `allowed`, `predicted` for the plan, and `measured` in turns with the original. `solution` is
@@ -40,6 +45,8 @@ class Summary:
     seconds: dict[str, float]
     estimator: str = ""
     search: str = ""
+    form: FormName = "plain"
+    rounding: float = 0.0
     bounds: dict[CostName, float] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
@@ -55,6 +62,7 @@ class Summary:
         allocated: "AllocatedNetwork",
         estimator: "Estimator",
         search: "Search",
+        form: FormName,
         seconds: dict[str, float],
     ) -> "Summary":
         """Summarise a compression."""
@@ -67,6 +75,8 @@ class Summary:
             seconds=seconds,
             estimator=repr(estimator),
             search=repr(search),
+            form=form,
+            rounding=_rounding(allocated, decompositions),
             bounds=dict(problem.bounds),
             spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
             budget=dict(zip(problem.bounds, problem.budget, strict=True)),
@@ -95,21 +105,28 @@ class Summary:
         table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
         allowed = ", ".join(f"{ratio:.4g} of their {name}" for name, ratio in self.bounds.items())
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
-        return f"{table}\n\n{self.estimator}, {self.search}\nallowed the layers: {allowed}\ntook: {seconds}"
+        method = ", ".join([self.estimator, self.search, *(["pivoted"] if self.form == "pivoted" else [])])
+        return f"{table}\n\n{method}\nallowed the layers: {allowed}\ntook: {seconds}"
 
 
 def _cost_after(calibration: "Calibration", allocated: "AllocatedNetwork") -> Cost:
-    """Cost of the compressed network for one sample: the dense one's, with two factors in place of a weight."""
+    """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
     params = count_params(allocated.model)
     if calibration.flops is None:
         return Cost(None, params)
     saved = 0
-    for name, rank in allocated.result.plan.items():
-        if rank is not None:
-            layer = calibration.layers[name]
-            d_out, d_in = layer.out_features, layer.in_features
-            saved += 2 * calibration.rows[name] * (d_out * d_in - rank * (d_out + d_in))
+    for name, layer in allocated.low_rank_layers().items():
+        saved += 2 * calibration.rows[name] * (calibration.layers[name].weight.numel() - layer.num_weights)
     return Cost(calibration.flops - saved, params)
+
+
+def _rounding(allocated: "AllocatedNetwork", decompositions: Mapping[str, "Decomposition"]) -> float:
+    """Largest relative error of a low-rank layer's weight as its type stores it."""
+    errors = [0.0]
+    for name, layer in allocated.low_rank_layers().items():
+        left, right = (factor.to(layer.weight.device).double() for factor in decompositions[name].truncate(layer.rank))
+        errors.append(relative_error(layer.weight, left @ right))
+    return max(errors)
 
 
 @dataclass(frozen=True, repr=False)

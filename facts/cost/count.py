@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from facts.models.mambavision import SelectiveScan
 from facts.modules.linear_calls import skeleton, with_linear_layers
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import reads_tokens, run
 
 Rule = Literal["paper", "full"]
@@ -93,8 +93,8 @@ def count_params(model: nn.Module) -> int:
 
 def _product(module: nn.Module) -> Callable[..., int] | None:
     match module:
-        case LowRankLinear():
-            return lambda m, _, out: 2 * out.numel() // m.out_features * m.rank * (m.in_features + m.out_features)
+        case LowRankLayer():
+            return lambda m, _, out: 2 * out.numel() // m.out_features * m.num_weights
         case nn.Linear():
             return lambda m, _, out: 2 * out.numel() * m.in_features
         case nn.Conv2d():

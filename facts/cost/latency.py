@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from facts.modules.forms import FORMS, Form
 from facts.modules.linear_calls import replace_submodule
-from facts.modules.lowrank import LowRankLinear
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.utils import distributed
 
-LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which two factors cost as much as the layer
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a layer costs as much as dense
 EVEN = 8  # measured ranks are multiples of it, like those that a search offers: others take longer
 NETWORK = ""  # its name among the modules of the network
 
@@ -29,8 +29,8 @@ class LatencyTable:
 
     The network runs with all its layers dense, and with all at each of five ranks; the six take `num_turns` turns after
     one to warm up, so that caches and memory are as in later use. Layers of one shape with the same number of vectors
-    share their medians; between measured ranks the time is linear in the rank. Nothing is measured before its first
-    use. Raises `ValueError` if there is no batch.
+    share their medians; between measured ranks the time is linear in the number of weights. Nothing is measured
+    before its first use. Raises `ValueError` if there is no batch.
     """
 
     def __init__(
@@ -41,9 +41,10 @@ class LatencyTable:
         inputs: Any,
         precision: torch.dtype = torch.float32,
         num_turns: int = 5,
+        form: Form = FORMS["plain"],
     ):
         self.model, self.layers, self.rows, self.inputs = model, layers, rows, inputs
-        self.precision, self.num_turns = precision, num_turns
+        self.precision, self.num_turns, self.form = precision, num_turns, form
         self.correction = 1.0
 
     @property
@@ -62,7 +63,10 @@ class LatencyTable:
         if rank is None:
             return medians[None]
         ranks = sorted(rank for rank in medians if rank is not None)
-        return self.correction * float(np.interp(rank, ranks, [medians[known] for known in ranks]))
+        size = self.layers[name].out_features, self.layers[name].in_features
+        weights = [self.form.num_weights(*size, known) for known in ranks]
+        seconds = np.interp(self.form.num_weights(*size, rank), weights, [medians[known] for known in ranks])
+        return self.correction * float(seconds)
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
@@ -93,7 +97,7 @@ class LatencyTable:
         medians: dict[str, dict[int | None, float]] = {NETWORK: {None: median(turn[None][NETWORK] for turn in turns)}}
         for names in alike.values():
             shared = {
-                _rank(self.layers[names[0]], level): median(turn[level][name] for turn in turns for name in names)
+                self._rank(self.layers[names[0]], level): median(turn[level][name] for turn in turns for name in names)
                 for level in (None, *LEVELS)
             }
             medians |= dict.fromkeys(names, shared)
@@ -102,8 +106,15 @@ class LatencyTable:
     def _run(self, network: nn.Module, level: float | None) -> dict[str, float]:
         """Seconds of the network and of its layers, with all of them at one level."""
         for name, layer in self.layers.items():
-            replace_submodule(network, name, _at_rank(layer, _rank(layer, level)))
+            rank = self._rank(layer, level)
+            replace_submodule(network, name, layer if rank is None else self.form.stand_in(layer, rank))
         return module_seconds(network, (NETWORK, *self.layers), self.inputs, self.precision)
+
+    def _rank(self, layer: nn.Linear, level: float | None) -> int | None:
+        if level is None:
+            return None
+        rank = int(level * self.form.full_rank(layer.out_features, layer.in_features))
+        return max(1, rank - rank % EVEN if rank >= EVEN else rank)
 
 
 @torch.inference_mode()
@@ -147,18 +158,3 @@ def _between(start: Any, stop: Any) -> float:
         return stop - start
     stop.synchronize()
     return start.elapsed_time(stop) / 1000
-
-
-def _rank(layer: nn.Linear, level: float | None) -> int | None:
-    if level is None:
-        return None
-    rank = int(level * layer.in_features * layer.out_features / (layer.in_features + layer.out_features))
-    return max(1, rank - rank % EVEN if rank >= EVEN else rank)
-
-
-def _at_rank(layer: nn.Linear, rank: int | None) -> nn.Linear | LowRankLinear:
-    """The layer, or one of its shape and the rank with meaningless weights."""
-    if rank is None:
-        return layer
-    left, right = layer.weight.new_ones(layer.out_features, rank), layer.weight.new_ones(rank, layer.in_features)
-    return LowRankLinear(left / layer.out_features, right / layer.in_features, layer.bias)

@@ -1,4 +1,4 @@
-"""Ranks and their shares of a layer's cost."""
+"""Ranks that a search offers."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,25 +6,14 @@ from itertools import pairwise
 import numpy as np
 
 
-def break_even_rank(d_out: int, d_in: int) -> int:
-    """The rank at which two factors cost as much as the layer."""
-    return d_out * d_in // (d_out + d_in)
+def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
+    """Multiples of `multiple` between two ranks.
 
-
-def rank_of_ratio(d_out: int, d_in: int, ratio: float) -> int:
-    """The rank whose factors cost at most `ratio` of the layer, but at least 1 (paper, section 5.1)."""
-    return max(1, int(break_even_rank(d_out, d_in) * ratio))
-
-
-def candidate_ranks(full_rank: int, multiple: int, at_least: int, between: Sequence[float] = (0.1, 0.9)) -> list[int]:
-    """The ranks to choose from: multiples of `multiple` whose share of the full rank lies within `between`.
-
-    If a layer is too narrow for `at_least` of them, `multiple` is halved, and so on down to every rank; if it is too
-    narrow for any, only rank 1 remains.
+    If there are not `at_least` so many, `multiple` is halved, and so on down to every rank; if there is none, only rank
+    1 remains.
     """
-    low, high = (bound * full_rank for bound in between)
     while True:
-        ranks = [rank for rank in range(multiple, full_rank + 1, multiple) if low <= rank <= high]
+        ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
         if len(ranks) >= at_least or multiple == 1:
             return ranks or [1]
         multiple //= 2

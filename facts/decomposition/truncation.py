@@ -16,8 +16,9 @@ from facts.estimators.whitening import square_root
 class Decomposition:
     """`left [m, r] @ right [r, n]` is the weight; components are sorted by their energy in the (A, B) metric.
 
-    `energies [r]` are the squared singular values of the whitened weight: the energy that a truncation discards.
-    `num_repaired` counts the factors (0, 1 or 2) that were not positive definite.
+    They have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
+    weight: the energy that a truncation discards. `num_repaired` counts the factors (0, 1 or 2) that were not positive
+    definite.
     """
 
     left: Tensor
@@ -53,13 +54,14 @@ def decompose(
         left = torch.linalg.solve_triangular(row.lower.T, left, upper=True)
     if col.lower is not None:
         right = torch.linalg.solve_triangular(col.lower, right, upper=False, left=False)
-    return Decomposition(
-        left.to(weight.dtype), right.to(weight.dtype), s.square(), num_repaired=row.repaired + col.repaired
-    )
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return Decomposition(left.to(dtype), right.to(dtype), s.square(), num_repaired=row.repaired + col.repaired)
 
 
 def low_rank_factors(
     weight: Tensor, factors: KroneckerFactors, rank: int, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The optimal `(W_A [m, rank], W_B [rank, n])` of one weight `[m, n]` (paper, Algorithm 1)."""
-    return decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col).truncate(rank)
+    decomposition = decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col)
+    left, right = decomposition.truncate(rank)
+    return left.to(weight.dtype), right.to(weight.dtype)

@@ -18,6 +18,7 @@ from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from facts.finetuning.factors import plain_factors
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.state import State
 from facts.modules.modes import autocast, evaluating
@@ -46,6 +47,8 @@ def finetune(
 ) -> Outcome:
     """Train all parameters of `student` in place, on the task's training batches; `teacher` stays as it is.
 
+    Pivoted layers are trained as plain factors, and become pivoted again.
+
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
     same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
     starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
@@ -54,7 +57,8 @@ def finetune(
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
-    return distributed.on_all_ranks(lambda: _Training(student, teacher, task, recipe, folder).run())
+    with plain_factors(student):
+        return distributed.on_all_ranks(lambda: _Training(student, teacher, task, recipe, folder).run())
 
 
 class _Training:

@@ -1,5 +1,6 @@
 """Transfer of a classification network into the backbone of a detector or segmenter."""
 
+import copy
 import re
 from collections.abc import Callable
 
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 from facts.models.feature_network import FeatureNetwork
 from facts.models.openmmlab import OpenMMLabModel
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.forms import FORMS
+from facts.modules.lowrank import LowRankLayer
+from facts.modules.pivoted import PivotedLinear
 from facts.utils.random import seeded
 
 # timm's names of modules, and OpenMMLab's.
@@ -49,13 +52,13 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
             raise ValueError(f"a {type(classifier).__name__} is no backbone here: give timm's Swin or a plain ViT")
     backbone = network.backbone
     try:
-        for name, module in classifier.named_modules():
-            if isinstance(module, LowRankLinear):
-                backbone.set_submodule(_renamed(name, names), LowRankLinear(module.left, module.right, module.bias))
+        low_rank = {name: module for name, module in classifier.named_modules() if isinstance(module, LowRankLayer)}
+        for name, module in low_rank.items():
+            backbone.set_submodule(_renamed(name, names), _with_own_inputs(name, module))
         tensors = {
             _renamed(name, names): _rearranged(name, tensor)
             for name, tensor in classifier.state_dict().items()
-            if not name.startswith(own)
+            if not name.startswith((*own, *(f"{name}." for name in low_rank)))
         }
         if names is VIT:
             _fit_embedding(tensors, backbone)
@@ -75,11 +78,18 @@ def _renamed(name: str, names: Names) -> str:
 
 
 def _rearranged(name: str, tensor: Tensor) -> Tensor:
-    """Reorder the inputs of a downsampling layer; a low-rank one has them on its right factor alone."""
-    if "downsample" not in name or name.endswith(".left"):
+    """Reorder the inputs of a downsampling layer."""
+    if "downsample" not in name:
         return tensor
     # Four pixels by column, row, channel for timm; by channel, row, column for mmdet.
     return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
+
+
+def _with_own_inputs(name: str, layer: LowRankLayer) -> LowRankLayer:
+    """Copy a layer, its inputs in the backbone's order."""
+    left, right = layer.factors()
+    form = FORMS["pivoted" if isinstance(layer, PivotedLinear) else "plain"]
+    return form.layer(left, _rearranged(name, right), layer.bias) if "downsample" in name else copy.deepcopy(layer)
 
 
 def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:

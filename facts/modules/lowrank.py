@@ -1,25 +1,64 @@
 """Low-rank linear layers."""
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class LowRankLinear(nn.Module):
-    """`x @ rightᵀ @ leftᵀ + bias`: a linear layer of rank k with `left [d_out, k]` and `right [k, d_in]`.
+class LowRankLayer(nn.Module, ABC):
+    """A linear layer of rank k that is stored as two smaller matrices.
 
     A drop-in replacement for `nn.Linear`: any leading shape, `.in_features`, `.out_features`, `.bias`, and `.weight`,
     the product, for code that reads it.
     """
 
+    bias: nn.Parameter | None
+
+    @abstractmethod
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The weight as a product, `left [d_out, k]` and `right [k, d_in]`."""
+
+    @property
+    @abstractmethod
+    def in_features(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def out_features(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_weights(self) -> int:
+        """Multiply-accumulates for one vector."""
+
+    @property
+    def weight(self) -> Tensor:
+        left, right = self.factors()
+        return left @ right
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, bias={bias}"
+
+
+class LowRankLinear(LowRankLayer):
+    """`x @ rightᵀ @ leftᵀ + bias` with `left [d_out, k]` and `right [k, d_in]`: k (d_out + d_in) weights."""
+
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None = None):
         super().__init__()
         if left.shape[1] != right.shape[0]:
             raise ValueError(f"left {list(left.shape)} and right {list(right.shape)} must share their rank")
-        # Rows in order, as a loaded file has them: outputs depend on the layout in their last bit.
-        self.left = nn.Parameter(left.detach().clone(memory_format=torch.contiguous_format))
-        self.right = nn.Parameter(right.detach().clone(memory_format=torch.contiguous_format))
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.left, self.right = own_parameter(left), own_parameter(right)
+        self.bias = None if bias is None else own_parameter(bias)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.left, self.right
 
     @property
     def in_features(self) -> int:
@@ -34,15 +73,23 @@ class LowRankLinear(nn.Module):
         return self.left.shape[1]
 
     @property
-    def weight(self) -> Tensor:
-        return self.left @ self.right
+    def num_weights(self) -> int:
+        return self.left.numel() + self.right.numel()
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.linear(x, self.right)
-        if self.bias is None or x.device.type != "cpu":
-            return F.linear(hidden, self.left, self.bias)
-        return F.linear(hidden, self.left).add_(self.bias)  # faster than a product that starts from copies of the bias
+        return linear(F.linear(x, self.right), self.left, self.bias)
 
-    def extra_repr(self) -> str:
-        bias = self.bias is not None
-        return f"in_features={self.in_features}, out_features={self.out_features}, rank={self.rank}, bias={bias}"
+
+def own_parameter(tensor: Tensor) -> nn.Parameter:
+    """A parameter with a copy of the values, rows in order.
+
+    So a loaded file has them, and outputs depend on the layout in their last bit.
+    """
+    return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`. On the CPU the bias is added afterwards: faster than a product that starts from copies of it."""
+    if bias is None or x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    return F.linear(x, weight).add_(bias)

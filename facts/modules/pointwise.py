@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from facts.modules.linear import linear_layer
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLayer
 
 
 class PointwiseConvolution(nn.Module):
@@ -17,7 +17,7 @@ class PointwiseConvolution(nn.Module):
     def __init__(self, convolution: nn.Conv2d):
         super().__init__()
         self.stride: Any = convolution.stride
-        self.linear: nn.Linear | LowRankLinear = linear_layer(convolution.weight.flatten(1), convolution.bias)
+        self.linear: nn.Linear | LowRankLayer = linear_layer(convolution.weight.flatten(1), convolution.bias)
 
     def forward(self, images: Tensor) -> Tensor:
         rows, columns = self.stride

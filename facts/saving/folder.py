@@ -13,7 +13,7 @@ from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics, checked_metrics, versions
 from facts.saving.model_card import write_card
-from facts.saving.plans import with_plan
+from facts.saving.plans import layouts_of, refuse_false_orders, with_plan
 from facts.saving.provenance import provenance_of
 from facts.saving.recipes import build_recipe, describe_recipe, read_recipe, recipe_of_result
 from facts.saving.tensors import FLOATS, misfits, read_header, types_of_buffers, unsaved_buffers
@@ -51,6 +51,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
         base_model=provenance_of(model),
         metrics=metrics,
         buffers=types_of_buffers(model),
+        layouts=layouts_of(model),
     )
     with replacing(folder / MANIFEST) as path:
         path.write_text(manifest.text())
@@ -78,10 +79,10 @@ def load_compressed(
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
-    refuse_misfits(misfits(with_plan(sketch, manifest.plan), tensors), sketch, folder / WEIGHTS)
+    refuse_misfits(misfits(with_plan(sketch, manifest.plan, manifest.layouts), tensors), sketch, folder / WEIGHTS)
     if model is None:
         model = build_recipe(recipe)
-    model = with_plan(model, manifest.plan)
+    model = with_plan(model, manifest.plan, manifest.layouts)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name in tensors and tensors[name].dtype in FLOATS:
             tensor.data = tensor.data.to(FLOATS[tensors[name].dtype])
@@ -89,6 +90,7 @@ def load_compressed(
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, buffer.to(FLOATS[manifest.buffers.get(name, "F32")]))
     load_model(model, folder / WEIGHTS)
+    refuse_false_orders(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]

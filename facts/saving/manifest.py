@@ -12,6 +12,7 @@ from torch import nn
 
 from facts.compression.result import Summary
 from facts.modules.networks import is_transformers
+from facts.modules.pivoted import Layout
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
@@ -25,7 +26,7 @@ class Manifest:
 
     `fingerprint` is the SHA-256 of the file of weights; `versions` are those of the libraries. `base_model` holds, as
     far as known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights.
-    `buffers` holds the types of unsaved buffers that are not float32.
+    `layouts` are those of pivoted layers. `buffers` holds the types of unsaved buffers that are not float32.
     """
 
     recipe: dict[str, Any] | None
@@ -37,6 +38,7 @@ class Manifest:
     base_model: dict[str, str] | None
     metrics: Metrics | None
     buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
+    layouts: dict[str, Layout] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -1,16 +1,22 @@
 """Networks with the empty low-rank layers of a plan, for the tensors of a file."""
 
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
 from torch import nn
 
 from facts.modules.linear_calls import replace_submodule, with_linear_layers
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.pivoted import Layout, PivotedLinear
 from facts.modules.pointwise import is_pointwise
 from facts.search import Plan
 
 
-def with_plan(dense: nn.Module, plan: Plan) -> nn.Module:
+def with_plan(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
     """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, under all names of each layer.
 
+    `layouts` are those of pivoted layers; the others are plain.
     Raises `ValueError` for a layer that is missing or not linear, and for a rank that it cannot have.
     """
     modules = dict(dense.named_modules())
@@ -36,9 +42,26 @@ def with_plan(dense: nn.Module, plan: Plan) -> nn.Module:
                 "compressed"
             )
         if rank is not None:
-            left, right = (
-                layer.weight.new_empty(layer.out_features, rank),
-                layer.weight.new_empty(rank, layer.in_features),
-            )
-            replace_submodule(model, name, LowRankLinear(left, right, layer.bias))
+            replace_submodule(model, name, _empty(layer, rank, layouts.get(name)))
     return model
+
+
+def layouts_of(model: nn.Module) -> dict[str, Layout]:
+    """Layouts of the pivoted layers."""
+    return {name: module.layout for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
+
+
+def refuse_false_orders(model: nn.Module, file: Path) -> None:
+    """Raises `ValueError` for a pivoted layer, read from `file`, whose `order` is no permutation."""
+    for name, module in model.named_modules():
+        order = module.order if isinstance(module, PivotedLinear) else None
+        if order is not None and not order.sort().values.equal(torch.arange(len(order))):
+            raise ValueError(f"{file}: {name}.order is no permutation; save or fetch the network again")
+
+
+def _empty(layer: nn.Linear, rank: int, layout: Layout | None) -> LowRankLayer:
+    if layout:
+        return PivotedLinear.empty(layer, rank, layout)
+    weight = layer.weight
+    left, right = weight.new_empty(layer.out_features, rank), weight.new_empty(rank, layer.in_features)
+    return LowRankLinear(left, right, layer.bias)

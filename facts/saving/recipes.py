@@ -15,7 +15,7 @@ from facts.models.causal_lm import recipe_of
 from facts.models.timm_options import options_beside
 from facts.modules.networks import is_transformers
 from facts.saving.manifest import first_fault
-from facts.saving.plans import with_plan
+from facts.saving.plans import layouts_of, with_plan
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
         with torch.device("meta"):
             arguments |= options_beside(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = with_plan(build_recipe(recipe), result.plan)
+            rebuilt = with_plan(build_recipe(recipe), result.plan, layouts_of(model))
     except ValueError:  # the named network has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None

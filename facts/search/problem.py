@@ -1,7 +1,7 @@
 """The problem that a search solves."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -12,8 +12,9 @@ from torch import nn
 
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
-from facts.cost.ranks import break_even_rank, rank_of_ratio
+from facts.cost.ranks import candidate_ranks
 from facts.decomposition.truncation import Decomposition
+from facts.modules.forms import FORMS, Form
 from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.utils.cache import Cache
@@ -21,7 +22,7 @@ from facts.utils.cache import Cache
 
 @plain_dataclass(frozen=True)
 class AllocationProblem:
-    """Layers, their decompositions, and `bounds`: for each cost the fraction that may remain.
+    """Layers, their decompositions, their form if low-rank, and `bounds`: for each cost the fraction that may remain.
 
     FLOPs and parameters count these layers alone, latency the whole network. `rows` holds the number of vectors that a
     layer multiplies for one sample, `latency` its time; each is used only by the bounds that need it. A changed network
@@ -34,6 +35,7 @@ class AllocationProblem:
     layers: Mapping[str, nn.Linear]
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
+    form: Form = FORMS["plain"]
     rows: Mapping[str, int] | None = None
     latency: LatencyTable | None = None
     sensitivity: Iterable[tuple[Any, Any]] | None = None
@@ -58,7 +60,7 @@ class AllocationProblem:
     def _cost(self, bound: CostName, name: str, rank: int | None) -> float:
         layer = self.layers[name]
         d_out, d_in = layer.out_features, layer.in_features
-        params = d_out * d_in if rank is None else rank * (d_out + d_in)
+        params = d_out * d_in if rank is None else self.form.num_weights(d_out, d_in, rank)
         match bound:
             case "flops":
                 assert self.rows is not None
@@ -106,12 +108,20 @@ class AllocationProblem:
         return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
 
     def full_rank(self, name: str) -> int:
-        """The rank at which a layer's two factors cost as much as the layer: ratio 1 (1 if none is that cheap)."""
-        return max(1, break_even_rank(self.layers[name].out_features, self.layers[name].in_features))
+        """The largest rank at which a layer costs no more than dense: ratio 1 (1 if none is that cheap)."""
+        return max(1, self.form.full_rank(self.layers[name].out_features, self.layers[name].in_features))
 
-    def ranks_of_ratios(self, ratios: Iterable[float]) -> dict[str, list[int]]:
+    def rank_of_ratio(self, name: str, ratio: float) -> int:
+        """The rank at which a layer costs at most `ratio` of the dense one, but at least 1."""
+        return self.form.rank_of_ratio(self.layers[name].out_features, self.layers[name].in_features, ratio)
+
+    def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """Ranks of some ratios for each layer, each rank once, in ascending order."""
-        return {
-            name: sorted({rank_of_ratio(layer.out_features, layer.in_features, ratio) for ratio in ratios})
-            for name, layer in self.layers.items()
-        }
+        return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.layers}
+
+    def candidate_ranks(
+        self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
+    ) -> dict[str, list[int]]:
+        """Ranks to choose from for each layer: multiples of `multiple` whose ratios lie between two."""
+        lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.layers} for ratio in between)
+        return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.layers}

@@ -32,7 +32,7 @@ def test_a_second_start_computes_only_what_is_missing(run, photos, tmp_path, cap
     pd.testing.assert_frame_equal(after[: len(before)], before)
     assert list(after.estimator[len(before) :]) == ["asvd", "asvd"]
     done = [message for message in caplog.messages if "top1" in message]
-    assert [message.split(":")[0] for message in done] == ["asvd, uniform, 0.4", "asvd, uniform, 0.6"]
+    assert [message.split(":")[0] for message in done] == ["asvd, uniform, plain, 0.4", "asvd, uniform, plain, 0.6"]
 
 
 def test_labels_are_needed(run, photos, tmp_path):

@@ -147,7 +147,7 @@ def test_a_method_that_fails_does_not_stop_the_others(model, batches, evaluate, 
     points = pareto(model, batches, evaluate, estimators=("pela",), searches=("cors", "uniform"), ratios=(1e-6, 0.5))
     assert {(search, ratio) for search, ratio in zip(points.search, points.ratio, strict=True)} >= {("cors", 0.5)}
     assert ("cors", 1e-6) not in {*zip(points.search, points.ratio, strict=True)}
-    assert "pela, cors, 1e-06: " in caplog.text
+    assert "pela, cors, plain, 1e-06: " in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import torch
 
 import facts
 from facts.models import TimmModel
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.forms import FORMS
+from facts.modules.lowrank import LowRankLayer
+from tests.networks import relative_error
 
 WINDOWS = {"img_size": 64, "embed_dim": 48, "depths": (1, 1), "num_heads": (2, 4)}
 TINY = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}
@@ -39,7 +41,27 @@ def loader(request, network):
     return [(torch.randn(4, 3, size, size), torch.randint(10, (4,)))]
 
 
-@pytest.mark.parametrize("options", [{"ratio": 0.5}, {"search": "cors", "ratio": 0.6, "convolutions": True}], ids=str)
+@pytest.mark.parametrize("ratio", [0.3, 0.8])
+def test_pivoted_layers_multiply_as_plain_ones(network, loader, ratio):
+    """Of the same rank: in float32 to 1e-5, in bfloat16 with at most twice the error."""
+    calibration = facts.prepare(network, loader)
+    decompositions = calibration.decompositions(facts.estimators.FACTS())
+    assert len(calibration.layers) >= 2
+    for name, layer in calibration.layers.items():
+        rank = FORMS["pivoted"].rank_of_ratio(layer.out_features, layer.in_features, ratio)
+        left, right = decompositions[name].truncate(rank)
+        vectors = torch.randn(64, layer.in_features, generator=torch.Generator().manual_seed(0))
+        exact = vectors.double() @ right.double().T @ left.double().T
+        for dtype in (torch.float32, torch.bfloat16):
+            plain, pivoted = (FORMS[form].layer(left, right, dtype=dtype) for form in ("plain", "pivoted"))
+            with torch.inference_mode():
+                errors = [relative_error(each(vectors.to(dtype)).double(), exact) for each in (plain, pivoted)]
+            assert errors[1] < 1e-5 if dtype == torch.float32 else errors[1] <= 2 * errors[0], (name, errors)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0.5}, {"search": "cors", "ratio": 0.6, "convolutions": True}, {"form": "pivoted"}], ids=str
+)
 def test_budget_and_outputs(network, loader, options, tmp_path):
     """It runs, keeps to its budget, gives finite outputs, and comes back from a folder that is smaller."""
     images = loader[0][0]
@@ -56,7 +78,7 @@ def test_budget_and_outputs(network, loader, options, tmp_path):
     assert summary.spent["flops"] <= summary.budget["flops"]
     assert summary.after.flops < summary.before.flops
     assert summary.after.params < summary.before.params
-    layers = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLinear)}
+    layers = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLayer)}
     assert layers == {name for name, rank in result.plan.items() if rank is not None}
     assert all(reason for reason in result.skipped.values())
     assert not result.plan.keys() & result.skipped.keys()

@@ -10,7 +10,9 @@ import facts
 from facts.cost import latency
 from facts.cost.latency import LatencyTable, module_seconds
 from facts.cost.timing import Timing, TimingPolicy
+from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
+from facts.modules.pivoted import PivotedLinear
 from facts.search import Uniform
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
@@ -47,7 +49,8 @@ def clock(monkeypatch):
         return times
 
     ticking(nn.Linear, lambda layer: layer.weight.numel())
-    ticking(LowRankLinear, lambda layer: factor[0] * (layer.left.numel() + layer.right.numel()))
+    for kind in (LowRankLinear, PivotedLinear):
+        ticking(kind, lambda layer: factor[0] * layer.num_weights)
     ticking(nn.Tanh, lambda _: TANH)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
     monkeypatch.setattr("facts.compression.allocation.batch_seconds", batch_seconds)
@@ -167,3 +170,20 @@ def test_a_budget_below_what_no_layer_can_change(clock):
 def test_times_on_a_gpu():
     table = make_table(make_model().cuda(), torch.randn(4, 64, device="cuda"))
     assert 0 < table.seconds("0", 8) < table.dense
+
+
+def test_pivoted_layers_are_measured_and_their_time_goes_with_their_weights(clock):
+    table = make_table(make_model(), torch.randn(4, 64), form=FORMS["pivoted"])
+    for rank in (1, 3, 8, 13, 29, 64):  # measured ranks and others
+        assert table.seconds("0", rank) == pytest.approx(4 * rank * (64 + 64 - rank))
+
+
+def test_a_latency_pays_for_higher_ranks_if_layers_are_pivoted(clock):
+    batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+    plans = {}
+    for form in FORMS:
+        result = facts.compress(make_model(), batches, form=form, ratio=0.7, cost="latency", timing=QUICK)
+        found = result.summary.latency
+        assert 0.9 * found["allowed"] < found["measured"] <= found["allowed"] * (1 + 1e-9)
+        plans[form] = result.plan
+    assert all(plans["pivoted"][name] > rank for name, rank in plans["plain"].items())

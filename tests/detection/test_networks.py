@@ -15,10 +15,9 @@ from experiments.train_mini import FILES, mini_recipe
 from facts.cost.count import count_cost
 from facts.compression.reasons import EXCLUDED_NAMES
 from facts.compression.selection import select_layers
-from facts.modules.lowrank import LowRankLinear
 from facts.models.feature_network import SelfAttention
 from facts.models.openmmlab import library_network
-from facts.cost.ranks import rank_of_ratio
+from facts.modules.forms import FORMS
 
 NAMES = ("mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b")
 
@@ -82,9 +81,9 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     costs = [count_cost(network, (3, 512, 512))]
     excluded = [part for part in EXCLUDED_NAMES if name != "mask_rcnn_swin_b" or part != "downsample"]
     for layer, dense in select_layers(network, excluded_names=excluded).layers.items():
-        rank = rank_of_ratio(dense.out_features, dense.in_features, ratio)
-        left, right = dense.weight.new_empty(dense.out_features, rank), dense.weight.new_empty(rank, dense.in_features)
-        network.set_submodule(layer, LowRankLinear(left, right, dense.bias))
+        form = FORMS["plain"]
+        rank = form.rank_of_ratio(dense.out_features, dense.in_features, ratio)
+        network.set_submodule(layer, form.stand_in(dense, rank))
     costs.append(count_cost(network, (3, 512, 512)))
     assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:

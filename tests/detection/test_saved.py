@@ -5,6 +5,7 @@ from tests.detection import installed  # noqa: F401, I001
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import facts
@@ -23,10 +24,11 @@ torch.save({name: found.pred_instances[name] for name in ("bboxes", "labels", "s
 """
 
 
-def test_a_fresh_process_finds_the_same_boxes(detection, detector, tmp_path):
+@pytest.mark.parametrize("form", ["plain", "pivoted"])
+def test_a_fresh_process_finds_the_same_boxes(detection, detector, form, tmp_path):
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
-    result = facts.compress(detector, calibration, ratio=0.6, **losses)
+    result = facts.compress(detector, calibration, form=form, ratio=0.6, **losses)
     facts.save_compressed(result, tmp_path / "saved")
     image, samples = next(iter(detection.evaluation(detector)))
     sizes = {name: samples[0].get(name) for name in ("img_shape", "ori_shape", "batch_input_shape", "pad_shape")}

@@ -12,8 +12,9 @@ from torch import nn
 
 from experiments.train_mini import mini_recipe
 from facts.compression.compress import compress
-from facts.modules.lowrank import LowRankLinear
 from facts.models.transplant import transplant, untrained
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.pivoted import PivotedLinear
 
 
 def drawn(name, size=64):
@@ -38,21 +39,22 @@ def features(classifier, images):
 
 
 @pytest.mark.parametrize("name", ["mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b"])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_the_backbone_gives_the_classifier_s_features(name, compressed):
+@pytest.mark.parametrize("form", [None, "plain", "pivoted"])
+def test_the_backbone_gives_the_classifier_s_features(name, form):
     recipe, classifier = drawn(name)
-    if compressed:  # Swin's downsampling layers too
+    if form:  # Swin's downsampling layers too
         names = [layer for layer, module in classifier.named_modules() if isinstance(module, nn.Linear)]
         names.remove("head" if "head" in names else "head.fc")
         shape = (3, 64, 64)
-        classifier = compress(classifier, estimator="pela", ratio=0.5, layers=names, input_shape=shape).model
+        options = {"ratio": 0.5, "layers": names, "input_shape": shape}
+        classifier = compress(classifier, estimator="pela", form=form, **options).model
     network = untrained(recipe, classifier)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         ours = network.backbone(images)[-1]
     torch.testing.assert_close(ours, features(classifier, images), rtol=1e-4, atol=1e-5)  # float32
-    low_rank = [module for module in network.backbone.modules() if isinstance(module, LowRankLinear)]
-    assert bool(low_rank) == compressed
+    kinds = {type(module) for module in network.backbone.modules() if isinstance(module, LowRankLayer)}
+    assert kinds == {None: set(), "plain": {LowRankLinear}, "pivoted": {PivotedLinear}}[form]
 
 
 def test_positions_are_resampled_to_the_backbone_s_grid():

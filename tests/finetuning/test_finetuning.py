@@ -19,6 +19,7 @@ import facts
 from experiments.config import CONF
 from experiments.train_mini import mini_recipe
 from facts.finetuning import Finetuning, finetune
+from facts.finetuning.factors import plain_factors
 from facts.finetuning.state import State
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Digits, Task
@@ -436,3 +437,21 @@ def test_every_family_can_be_finetuned(name):
         assert not ours.equal(theirs), parameter
     for (buffer, ours), theirs in zip(student.named_buffers(), before.buffers(), strict=True):
         assert ours.equal(theirs), buffer
+
+
+def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
+    task = Given([3, 2])
+    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+    ranks = {name: module.rank for name, module in student.named_modules() if isinstance(module, facts.PivotedLinear)}
+    [(images, _)] = image_batches([4])
+    before = student.eval()(images)
+    reference = copy.deepcopy(student)
+    with plain_factors(reference):
+        assert sum(isinstance(module, facts.LowRankLinear) for module in reference.modules()) == len(ranks) > 2
+        torch.testing.assert_close(reference(images), before)
+        finetune(reference, make_model(), task, recipe())
+        expected = reference(images)
+    finetune(student, make_model(), task, recipe())
+    assert {name: student.get_submodule(name).rank for name in ranks} == ranks
+    torch.testing.assert_close(student(images), expected)
+    assert relative_error(student(images), before) > 0.01

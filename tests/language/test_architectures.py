@@ -13,24 +13,26 @@ import facts
 from facts.compression.apply import apply_plan
 from facts.compression.selection import select_layers
 from facts.cost.count import count_cost
+from facts.modules.forms import FORMS
 from facts.modules.linear_calls import skeleton, with_linear_layers
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from tests.language.architectures import CONFIGURATIONS, LAYERS, build, sequences
 
 
+@pytest.mark.parametrize("form", ["plain", "pivoted"])
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-def test_every_linear_layer_of_the_blocks_is_compressed_and_nothing_else(kind):
+def test_every_linear_layer_of_the_blocks_is_compressed_and_nothing_else(kind, form):
     model, batches = build(kind), sequences()
-    result = facts.compress(model, batches, ratio=0.5)
+    result = facts.compress(model, batches, form=form, ratio=0.5, cost="params")
     assert len(result.plan) == LAYERS[kind]
     assert not any(part in name for name in result.plan for part in ("head", "embed", "output_projection"))
-    compressed = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLinear)}
+    compressed = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLayer)}
     assert compressed == set(result.plan)
     tokens = batches[0][0]
     assert run(result.model, tokens).isfinite().all() and run(result.model, tokens).shape == (3, 12, 64)
-    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
+    assert result.summary.spent["params"] <= result.summary.budget["params"]
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
@@ -39,7 +41,7 @@ def test_all_components_together_are_the_dense_model(kind):
     calibration = facts.prepare(model, batches)
     decompositions = calibration.decompositions(facts.estimators.FACTS())
     whole = {name: len(d.energies) for name, d in decompositions.items()}
-    rebuilt = apply_plan(calibration.model, decompositions, whole)
+    rebuilt = apply_plan(calibration.model, decompositions, whole, FORMS["plain"])
     expected, found = (run(each, batches[0][0]) for each in (model, rebuilt))
     assert torch.allclose(found, expected, atol=1e-3 * expected.abs().max().item())  # float32, through two blocks
 

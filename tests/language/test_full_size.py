@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from experiments.estimate import estimate
 from facts.cost.count import count_cost
 from facts.compression.selection import select_layers
-from facts.modules.lowrank import LowRankLinear
-from facts.cost.ranks import rank_of_ratio
+from facts.modules.forms import FORMS
 
 PER_BLOCK = {
     "self_attn.q_proj": (2048, 2048),
@@ -42,9 +41,9 @@ def test_layers_parameters_and_operations(qwen3):
     assert dense.flops == 2 * 2048 * (linear + EMBEDDINGS)  # the head shares their weights
 
     for name, layer in layers.items():
-        rank = rank_of_ratio(layer.out_features, layer.in_features, 0.7)
-        left, right = layer.weight.new_empty(layer.out_features, rank), layer.weight.new_empty(rank, layer.in_features)
-        qwen3.set_submodule(name, LowRankLinear(left, right))
+        form = FORMS["plain"]
+        rank = form.rank_of_ratio(layer.out_features, layer.in_features, 0.7)
+        qwen3.set_submodule(name, form.stand_in(layer, rank))
     small = count_cost(qwen3, (1, 2048))
     kept = 28 * sum(int(m * n // (m + n) * 0.7) * (m + n) for m, n in PER_BLOCK.values())
     assert small.params == kept + EMBEDDINGS + NORMS

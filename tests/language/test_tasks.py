@@ -129,23 +129,25 @@ def test_questions_have_one_right_answer_which_the_text_contains(kind):
     assert len({question["answer"] for question in made}) == CHOICES
 
 
-def test_accuracy_is_that_of_the_likeliest_choice(task, model):
-    found = task.evaluate(model)
+@pytest.mark.parametrize("accuracy", ["acc", "acc_norm"])
+def test_accuracy_is_that_of_the_likeliest_choice(task, model, accuracy):
+    found = replace(task, accuracy=accuracy).evaluate(model)
     assert found["accuracy"] == pytest.approx(sum(found[f"accuracy_{kind}"] for kind in KINDS) / len(KINDS))
     for kind in KINDS:
         made = questions(kind, paragraphs("evaluation"), 12, task.seed)
-        right = [_likeliest(model, question) == question["answer"] for question in made]
+        right = [_likeliest(model, question, accuracy == "acc_norm") == question["answer"] for question in made]
         assert found[f"accuracy_{kind}"] == pytest.approx(100 * sum(right) / 12)
 
 
-def _likeliest(model, question):
+def _likeliest(model, question, by_length):
     context = model.tokenizer(question["context"])["input_ids"]
     likelihoods = []
     for choice in question["choices"]:
         tokens = model.tokenizer(f"{question['context']} {choice}")["input_ids"]
         with torch.no_grad():
             log_probabilities = run(model, torch.tensor([tokens])).log_softmax(-1)[0]
-        likelihoods.append(sum(log_probabilities[i - 1, tokens[i]].item() for i in range(len(context), len(tokens))))
+        likelihood = sum(log_probabilities[i - 1, tokens[i]].item() for i in range(len(context), len(tokens)))
+        likelihoods.append(likelihood / (len(choice) if by_length else 1))
     return max(range(CHOICES), key=likelihoods.__getitem__)
 
 

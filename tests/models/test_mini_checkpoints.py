@@ -1,6 +1,6 @@
 import pytest
 
-from experiments.train_mini import mini_recipes, top1_on_test
+from experiments.train_mini import mini_recipes, participation, top1_on_test
 from facts.models import CausalLM, OpenMMLabModel
 from facts.models.weights import CHECKPOINTS
 
@@ -18,6 +18,12 @@ def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
     """Without an error there would be nothing to lose, and methods could not be told apart."""
     least, most = bounds
     assert least <= top1_on_test(RECIPES[name].build()) <= most
+
+
+@pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
+def test_every_image_has_something_to_say(name):
+    """Networks that knew their calibration images by heart had a hundredth."""
+    assert participation(RECIPES[name].build()) > 0.1
 
 
 def test_every_shipped_checkpoint_is_one_models():

@@ -67,12 +67,13 @@ def target(request, tmp_path):
     return EXPORTS[request.param][0], tmp_path / "files" / f"model.{request.param}"
 
 
+@pytest.mark.parametrize("form", ["plain", "pivoted"])
 @pytest.mark.parametrize("name", SHORT)
-def test_the_four_families(name, tmp_path):
+def test_the_four_families(name, form, tmp_path):
     arguments = {**mini_recipe(name).arguments, **SHORT[name]}
     model = mini_recipe(name, weights="random", arguments=arguments).build()
     shape = model.pretrained_cfg["input_size"]
-    result = facts.compress(model, estimator="pela", input_shape=shape)
+    result = facts.compress(model, estimator="pela", form=form, input_shape=shape)
     for kind, (export, _) in EXPORTS.items():
         export(result, torch.randn(2, *shape), tmp_path / f"model.{kind}")
         assert_same(tmp_path / f"model.{kind}", result.model, shape)

@@ -68,10 +68,11 @@ def assert_same(loaded, result, shape):
 
 class TestRoundTrip:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("form", ["plain", "pivoted"])
     @pytest.mark.parametrize("name", MODELS)
-    def test_networks_that_can_be_rebuilt(self, name, dtype, tmp_path):
+    def test_networks_that_can_be_rebuilt(self, name, form, dtype, tmp_path):
         model, shape = MODELS[name]()
-        result = compressed(model.to(dtype), shape)
+        result = compressed(model.to(dtype), shape, form=form)
         facts.save_compressed(result, tmp_path)
         assert_same(facts.load_compressed(tmp_path), result, shape)
 
@@ -82,6 +83,15 @@ class TestRoundTrip:
         facts.save_compressed(result, tmp_path)
         loaded = facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5))
         assert_same(loaded, result, (3, 8, 8))
+
+    def test_pivots_that_are_no_permutation_are_refused(self, tmp_path):
+        model, shape = from_recipe()
+        result = compressed(model.bfloat16(), shape, form="pivoted")
+        layer = next(module for module in result.model.modules() if getattr(module, "order", None) is not None)
+        layer.order[0] = layer.order[1]
+        facts.save_compressed(result, tmp_path)
+        with pytest.raises(ValueError, match=r"order is no permutation; save or fetch the network again"):
+            facts.load_compressed(tmp_path)
 
     def test_a_sequential(self, tmp_path):
         def make():

@@ -100,7 +100,7 @@ def test_cors_finds_the_best_plan_there_is(interpolation):
     if interpolation != "none":
         errors = {}
         for name, points in measured.items():
-            ratios, offered = np.array(list(points)) / 21, np.arange(4, 19, 2)
+            ratios, offered = np.array(list(points)) / 21, np.arange(2, 19, 2)
             values = interpolate_profile(ratios, list(points.values()), offered / 21, interpolation)
             errors[name] = dict(zip(offered.tolist(), values, strict=True))
     choices = itertools.product(*([*errors[name], None] for name in problem.layers))
@@ -280,11 +280,11 @@ def test_cors_offers_the_measured_ranks_where_no_multiple_lies_between(ratios):
 
 
 def test_ranks_on_offer():
-    assert candidate_ranks(384, 8, at_least=5) == list(range(40, 345, 8))  # 768 x 768
-    assert len(candidate_ranks(576, 8, at_least=5)) == 57  # 2304 x 768
-    assert candidate_ranks(16, 8, at_least=5) == [2, 4, 6, 8, 10, 12, 14]
-    assert candidate_ranks(5, 8, at_least=5) == [1, 2, 3, 4]
-    assert candidate_ranks(1, 8, at_least=5) == [1]
+    assert candidate_ranks(38, 345, 8, at_least=5) == list(range(40, 345, 8))  # 768 x 768
+    assert len(candidate_ranks(57, 518, 8, at_least=5)) == 57  # 2304 x 768
+    assert candidate_ranks(1, 14, 8, at_least=5) == [2, 4, 6, 8, 10, 12, 14]
+    assert candidate_ranks(1, 4, 8, at_least=5) == [1, 2, 3, 4]
+    assert candidate_ranks(1, 1, 8, at_least=5) == [1]
 
 
 def test_ranks_between_measured_ones():

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from facts.cost.ranks import break_even_rank, rank_of_ratio
+from facts.modules.forms import FORMS
 from facts.search import AllocationProblem, Uniform
 
+PLAIN, PIVOTED = FORMS["plain"], FORMS["pivoted"]
 sizes = st.integers(1, 5000)
 
 
@@ -20,12 +21,12 @@ sizes = st.integers(1, 5000)
     ],
 )
 def test_rank_of_ratio(d_out, d_in, ratio, expected):
-    assert rank_of_ratio(d_out, d_in, ratio) == expected
+    assert PLAIN.rank_of_ratio(d_out, d_in, ratio) == expected
 
 
 @given(d_out=sizes, d_in=sizes)
-def test_break_even_rank_is_the_largest_that_saves_nothing_more(d_out, d_in):
-    rank = break_even_rank(d_out, d_in)
+def test_full_rank_is_the_largest_that_costs_no_more_than_dense(d_out, d_in):
+    rank = PLAIN.full_rank(d_out, d_in)
     assert rank * (d_out + d_in) <= d_out * d_in < (rank + 1) * (d_out + d_in)
     assert rank <= min(d_out, d_in)
 
@@ -33,7 +34,19 @@ def test_break_even_rank_is_the_largest_that_saves_nothing_more(d_out, d_in):
 @given(d_out=st.integers(10, 5000), d_in=st.integers(10, 5000), ratio=st.floats(0.2, 1.0))
 def test_ratio_is_never_exceeded(d_out, d_in, ratio):
     """From ten features on a rank of one fits into a fifth of the layer."""
-    assert rank_of_ratio(d_out, d_in, ratio) * (d_out + d_in) <= ratio * d_out * d_in * (1 + 1e-12)
+    rank = PLAIN.rank_of_ratio(d_out, d_in, ratio)
+    assert PLAIN.num_weights(d_out, d_in, rank) <= ratio * d_out * d_in * (1 + 1e-12)
+
+
+@given(d_out=sizes, d_in=sizes, percent=st.integers(1, 100))
+def test_pivoted_rank_is_the_largest_within_the_ratio(d_out, d_in, percent):
+    def fits(rank):
+        return 100 * PIVOTED.num_weights(d_out, d_in, rank) <= percent * d_out * d_in
+
+    rank = PIVOTED.rank_of_ratio(d_out, d_in, percent / 100)
+    assert fits(rank) or rank == 1
+    assert rank == min(d_out, d_in) or not fits(rank + 1)
+    assert PIVOTED.num_weights(d_out, d_in, PIVOTED.full_rank(d_out, d_in)) == d_out * d_in
 
 
 @pytest.mark.parametrize("cost", ["flops", "params"])

@@ -26,9 +26,8 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
             say(axes)
             continue
         ranks, ratios, errors = measured.T
-        full_rank = round(ranks[-1] / ratios[-1])
-        offered = np.array(candidate_ranks(full_rank, 8, at_least=len(ratios))) / full_rank
-        offered = offered[(ratios[0] <= offered) & (offered <= ratios[-1])]
+        candidates = candidate_ranks(int(ranks[0]), int(ranks[-1]), 8, at_least=len(ratios))
+        offered = np.array(candidates) / round(ranks[-1] / ratios[-1])
         fine = np.linspace(ratios[0], ratios[-1], 161)
         drawn = {
             "windows (CoRS)": (offered, interpolate_profile(ratios, errors, offered)),

@@ -36,19 +36,16 @@ class CoRS(MILPSearch):
         ranks = problem.ranks_of_ratios(self.ratios)
         measured = errors = sensitivity.profile(ranks)
         if self.interpolation != "none":
-            errors = {name: self._interpolated(problem, name, ranks[name], measured[name]) for name in ranks}
+            errors = {name: self._interpolated(ranks[name], measured[name]) for name in ranks}
         plan, solution = self.solve(problem, errors)
         return SearchResult(plan, solution, measured, sensitivity.saved_seconds)
 
-    def _interpolated(
-        self, problem: AllocationProblem, name: str, ranks: list[int], errors: dict[int | None, float]
-    ) -> dict[int | None, float]:
+    def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
         """The errors at all ranks that are offered, from those measured at some."""
         if self.points_between:
             offered = ranks_between(ranks, self.points_between)
         else:
-            offered = candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(self.ratios))
-            offered = [rank for rank in offered if ranks[0] <= rank <= ranks[-1]] or ranks
+            offered = candidate_ranks(ranks[0], ranks[-1], self.rank_multiple, at_least=len(self.ratios))
         # A rank serves as abscissa as well as its ratio: parabolas and distances scale with it.
         found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
         return dict(zip(offered, found.tolist(), strict=True))

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from facts.cost.ranks import candidate_ranks
 from facts.search.base import Multiple, Profile, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
@@ -36,10 +35,7 @@ class CoRSFisher(MILPSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         profiles, saved_seconds = self._profiles(problem)
-        offered = {
-            name: candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=len(SHOWN_RATIOS))
-            for name in problem.layers
-        }
+        offered = problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS))
         plan, solution = self.solve(problem, _at(profiles, offered))
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
         return SearchResult(plan, solution, shown, saved_seconds)

@@ -6,7 +6,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from facts.cost.ranks import candidate_ranks
 from facts.search.base import Multiple, Plan, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
@@ -30,10 +29,7 @@ class FLARSearch(Search):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem, of="features")
-        offered = {
-            name: candidate_ranks(problem.full_rank(name), self.rank_multiple, at_least=5, between=(0, 1))
-            for name in problem.layers
-        }
+        offered = problem.candidate_ranks(self.rank_multiple, at_least=5, between=(0, 1))
         low, high = WIDEST
         best: Plan = {name: ranks[0] for name, ranks in offered.items()}
         for _ in range(self.num_thresholds):

@@ -26,7 +26,6 @@ class MemViTSearch(Search):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         kept = {name: _kept_energy(problem, name) for name in problem.layers}
-        share = {name: problem.share(name, 1) for name in problem.layers}  # a component's, the same at every rank
         full = {name: problem.full_rank(name) for name in problem.layers}
         ranks = Uniform().ranks(problem)
         for iteration in range(self.num_iterations):
@@ -34,7 +33,8 @@ class MemViTSearch(Search):
             steps = {name: max(1, round(portion * full[name])) for name in problem.layers}
 
             def energy_per_cost(name: str, low: int, high: int) -> float:
-                return (kept[name][high] - kept[name][low]) / ((high - low) * share[name])
+                cost = problem.share(name, high) - problem.share(name, low)
+                return (kept[name][high] - kept[name][low]) / cost
 
             takers = [name for name in ranks if ranks[name] + steps[name] <= full[name]]
             if not takers:

@@ -5,7 +5,6 @@ from bisect import bisect_left
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.cost.ranks import rank_of_ratio
 from facts.search.base import Multiple, Search, SearchResult
 from facts.search.problem import AllocationProblem
 
@@ -14,10 +13,10 @@ from facts.search.problem import AllocationProblem
 class Uniform(Search):
     """Every layer keeps the same fraction, that of the tightest bound.
 
-    If a latency needs less, it is the largest number of thousandths that meets it too. The two factors of a layer cost
-    `rank (d_in + d_out)` for each token as well as in parameters, so one plan meets the ratio in FLOPs and in
-    parameters alike. Ranks are multiples of `rank_multiple` if layers are wide enough: rounded down, and then up within
-    the budget, first for the layers that lost most.
+    If a latency needs less, it is the largest number of thousandths that meets it too. A layer multiplies each token by
+    each of its weights once, so one plan meets the ratio in FLOPs and in parameters alike. Ranks are multiples of
+    `rank_multiple` if layers are wide enough: rounded down, and then up within the budget, first for the layers that
+    lost most.
     """
 
     rank_multiple: Multiple = 1
@@ -29,10 +28,7 @@ class Uniform(Search):
         """Ranks of all layers; none stays dense."""
 
         def at(ratio: float) -> dict[str, int]:
-            return {
-                name: rank_of_ratio(layer.out_features, layer.in_features, ratio)
-                for name, layer in problem.layers.items()
-            }
+            return {name: problem.rank_of_ratio(name, ratio) for name in problem.layers}
 
         largest = at(min(problem.bounds.values()))
         if "latency" in problem.bounds and not problem.fits(largest):

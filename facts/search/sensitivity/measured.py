@@ -98,8 +98,7 @@ class Sensitivity:
         with prefix.before(name) as run:
             for rank in ranks:
                 start = time.perf_counter()
-                factors = self.problem.decompositions[name].truncate(rank)
-                left, right = (factor.to(dense.weight.device) for factor in factors)
+                left, right = (factor.to(dense.weight) for factor in self.problem.decompositions[name].truncate(rank))
                 small = LowRankLinear(left, right, dense.bias)
                 error = self.error(original, read(run(small.forward))).item()
                 yield rank, error, time.perf_counter() - start

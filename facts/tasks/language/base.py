@@ -15,7 +15,7 @@ from facts.modules.modes import autocast
 from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.class_logits import ClassLogits
-from facts.tasks.language.benchmarks import accuracies
+from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import distributed
 from facts.utils.batches import to_device
@@ -36,7 +36,7 @@ class Language(ClassLogits):
     of the training text are shuffled by `seed`: the first `num_sensitivity` are for searches, the next
     `num_calibration` give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
     `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
-    `num_questions` bounds each benchmark (default: all of them).
+    `num_questions` bounds each benchmark (default: all of them); `accuracy` is plain or divided by lengths, `acc_norm`.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 2048
@@ -47,6 +47,7 @@ class Language(ClassLogits):
     num_held_out: Count = 128
     batch_size: Count = 1
     num_questions: Count | None = None
+    accuracy: Accuracy = "acc"
     seed: int = 0
 
     @abstractmethod
@@ -123,6 +124,7 @@ class Language(ClassLogits):
                     tokenizer_of(model),
                     self.benchmarks(),
                     self.batch_size,
+                    accuracy=self.accuracy,
                     folder=self.benchmark_folder,
                     num_questions=self.num_questions,
                     precision=precision,

@@ -3,7 +3,7 @@
 import copy
 import importlib.metadata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from facts.utils.silence import silence
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-ACCURACY = "acc,none"  # by the likelihoods of the choices, not divided by their lengths
+Accuracy = Literal["acc", "acc_norm"]
 
 
 def accuracies(
@@ -23,15 +23,17 @@ def accuracies(
     benchmarks: Sequence[str | Mapping[str, Any]],
     batch_size: int,
     *,
+    accuracy: Accuracy = "acc",
     folder: str | None = None,
     num_questions: int | None = None,
     precision: torch.dtype = torch.float32,
 ) -> dict[str, float]:
     """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
 
-    Names are those of the YAML files in `folder`, or, without a folder, lm-eval's own. Raises `ImportError` without
-    lm-eval, `ConnectionError` if questions are not on this machine and cannot be fetched, `ValueError` for a benchmark
-    that is unknown or has no accuracy.
+    `accuracy` is by the likelihoods of the choices, `acc`, or by these divided by the lengths, `acc_norm`; a benchmark
+    that has no such (winogrande) keeps `acc`. Names are those of the YAML files in `folder`, or, without a folder,
+    lm-eval's own. Raises `ImportError` without lm-eval, `ConnectionError` if questions are not on this machine and
+    cannot be fetched, `ValueError` for a benchmark that is unknown or has no accuracy.
     """
     manager = find_benchmarks(benchmarks, folder)
     from lm_eval import simple_evaluate
@@ -57,9 +59,9 @@ def accuracies(
             numpy_random_seed=None,
             torch_random_seed=None,
         )["results"]
-    if without := [name for name in names if ACCURACY not in found[name]]:
+    if without := [name for name in names if "acc,none" not in found[name]]:
         raise ValueError(f"lm-eval gives no accuracy of {', '.join(without)}: name benchmarks of multiple choice")
-    return {name: 100 * found[name][ACCURACY] for name in names}
+    return {name: 100 * found[name].get(f"{accuracy},none", found[name]["acc,none"]) for name in names}
 
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":

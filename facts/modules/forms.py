@@ -1,0 +1,108 @@
+"""Forms of a low-rank layer: two plain factors, or pivots and the others as combinations of them."""
+
+import math
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.pivoted import PivotedLinear
+from facts.modules.pivots import LEADING_ERROR, pivoted_layer
+
+FormName = Literal["plain", "pivoted"]
+
+
+class Form(ABC):
+    """How a layer of rank k is stored, and how many weights that takes."""
+
+    @abstractmethod
+    def layer(
+        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> LowRankLayer:
+        """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, in a type, or in theirs."""
+
+    @abstractmethod
+    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
+        """A layer of the dense one's size, type and bias whose weights mean nothing, for timing."""
+
+    @abstractmethod
+    def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
+        """Weights of a layer, and multiply-accumulates for each vector."""
+
+    @abstractmethod
+    def full_rank(self, d_out: int, d_in: int) -> int:
+        """The largest rank at which the layer costs no more than the dense one."""
+
+    @abstractmethod
+    def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
+        """The rank whose cost is at most `ratio` of the layer's, but at least 1 (paper, section 5.1)."""
+
+
+class Plain(Form):
+    """Two factors, `[d_out, k]` and `[k, d_in]`."""
+
+    def layer(
+        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> LowRankLayer:
+        return LowRankLinear(left.to(dtype), right.to(dtype), bias)
+
+    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
+        weight = dense.weight
+        left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
+        return _meaningless(LowRankLinear(left, right, dense.bias))
+
+    def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
+        return rank * (d_out + d_in)
+
+    def full_rank(self, d_out: int, d_in: int) -> int:
+        return d_out * d_in // (d_out + d_in)
+
+    def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
+        return max(1, int(self.full_rank(d_out, d_in) * ratio))
+
+
+class Pivoted(Form):
+    """k pivots among the rows or columns, and the coefficients of the others: cheaper than dense at every rank."""
+
+    def layer(
+        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> LowRankLayer:
+        return pivoted_layer(left, right, bias, dtype)
+
+    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
+        leads = torch.finfo(dense.weight.dtype).eps < LEADING_ERROR
+        return _meaningless(PivotedLinear.empty(dense, rank, "columns" if leads else "scattered columns"))
+
+    def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
+        return rank * (d_out + d_in - rank)
+
+    def full_rank(self, d_out: int, d_in: int) -> int:
+        return min(d_out, d_in)
+
+    def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
+        allowed = math.floor(Fraction(str(ratio)) * d_out * d_in)
+        # k (s - k) <= allowed, where 2 k <= s, means that s - 2 k is at least the root of the discriminant.
+        s = d_out + d_in
+        discriminant = s * s - 4 * allowed
+        root = math.isqrt(discriminant)
+        return max(1, (s - root - (root * root < discriminant)) // 2)
+
+
+def _meaningless(layer: LowRankLayer) -> LowRankLayer:
+    """Fill the weights with equal entries that keep the size of what they multiply."""
+    for parameter in layer.parameters():
+        if parameter is not layer.bias:
+            nn.init.constant_(parameter, 1 / max(1, parameter.shape[1]))
+    return layer
+
+
+FORMS: dict[FormName, Form] = {"plain": Plain(), "pivoted": Pivoted()}
+
+
+def refuse_unknown_form(name: str) -> None:
+    """Raises `ValueError` with the choices."""
+    if name not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {name!r}")

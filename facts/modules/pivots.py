@@ -1,0 +1,96 @@
+"""Choice of the pivots of a low-rank layer."""
+
+from collections.abc import Callable
+
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from facts.modules.pivoted import PivotedLinear
+
+LEADING_ERROR = 5e-6  # relative; two plain factors have 1e-7 in float32
+
+# From rows `[d, k]` of rank k: the coefficients `[d - k, k]` of the others on k pivots, and a permutation `[d]` that
+# has the pivots first; None if they are the first k already.
+Choice = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+def pivoted_layer(
+    left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> PivotedLinear:
+    """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, in a type, or in theirs.
+
+    The leading rows or columns, which need no permutation, are the pivots if the weight's error is then at most
+    `LEADING_ERROR`, or half as much again as that of two plain factors in that type. Otherwise QR with column pivoting
+    chooses them. Of rows and columns, the more exact side is taken. All is computed in float64.
+    """
+    dtype = dtype or left.dtype
+    plain = left.to(dtype) @ right.to(dtype)
+    left, right = left.double(), right.double()
+    exact = left @ right
+
+    def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
+        layers = [side(choice, left, right, bias, dtype) for side in (_by_rows, _by_columns)]
+        errors = [relative_error(layer.weight, exact) for layer in layers]
+        return min(errors), layers[errors.index(min(errors))]
+
+    error, layer = better_side(_leading)
+    if error > max(LEADING_ERROR, 1.5 * relative_error(plain, exact)):
+        _, layer = better_side(_by_qr)
+    return layer
+
+
+@torch.no_grad()
+def relative_error(weight: Tensor, exact: Tensor) -> float:
+    """Frobenius norm of the difference, in units of the norm of `exact`.
+
+    It is infinite if a value is NaN, and 0 on the meta device, where nothing is computed.
+    """
+    if weight.is_meta:
+        return 0.0
+    error = torch.linalg.norm(weight.double() - exact) / torch.linalg.norm(exact).clamp(min=torch.finfo().tiny)
+    return error.nan_to_num(torch.inf).item()
+
+
+def _by_rows(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PivotedLinear:
+    coefficients, first = choice(_isometric(left, right))
+    basis = left[_pivots(first, len(right))] @ right
+    order = None if first is None else first.argsort()
+    return PivotedLinear("rows", basis.to(dtype), coefficients.to(dtype), bias, order)
+
+
+def _by_columns(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PivotedLinear:
+    coefficients, first = choice(_isometric(right.T, left.T))
+    basis = left @ right[:, _pivots(first, len(right))]
+    return PivotedLinear("columns", basis.to(dtype), coefficients.T.to(dtype), bias, first)
+
+
+def _isometric(left: Tensor, right: Tensor) -> Tensor:
+    """Rows `[d_out, k]` with the inner products of the rows of `left @ right`."""
+    return left @ torch.linalg.qr(right.T, mode="r").R.T
+
+
+def _pivots(first: Tensor | None, rank: int) -> slice | Tensor:
+    return slice(rank) if first is None else first[:rank]
+
+
+def _leading(rows: Tensor) -> tuple[Tensor, None]:
+    """The first k rows; coefficients that are not finite if these are singular."""
+    rank = rows.shape[1]
+    return torch.linalg.solve_ex(rows[:rank].T, rows[rank:].T).result.T, None
+
+
+def _by_qr(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Pivots by QR with column pivoting.
+
+    A diagonal entry of R below `d eps` of the first is taken for zero: the rows have a lower rank, and the pivots
+    beyond it are multiplied by zero.
+    """
+    size, rank = rows.shape
+    triangle, permutation = scipy.linalg.qr(rows.T.cpu().numpy(), mode="r", pivoting=True)
+    triangle = torch.from_numpy(triangle).to(rows)
+    diagonal = triangle.diagonal().abs()
+    own = int((diagonal > size * torch.finfo(rows.dtype).eps * diagonal[0]).sum())
+    coefficients = rows.new_zeros(size - rank, rank)
+    coefficients[:, :own] = torch.linalg.solve_triangular(triangle[:own, :own], triangle[:own, rank:], upper=True).T
+    return coefficients, torch.from_numpy(permutation).long().to(rows.device)

@@ -1,0 +1,91 @@
+"""Forms of low-rank layers through the whole of a compression."""
+
+import pytest
+import torch
+
+import facts
+from facts.compression.budget import Budget
+from facts.compression.compress import compress_prepared
+from facts.compression.pareto import pareto
+from facts.estimators import FACTS, PELA
+from facts.models import TimmModel
+from facts.modules.forms import FORMS
+from facts.search import SEARCHES, Uniform
+from tests.networks import LAYERS, image_batches, make_model
+
+
+@pytest.fixture
+def model():
+    return make_model(torch.float32)
+
+
+@pytest.fixture
+def batches():
+    return image_batches([3, 3, 1], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("cost", ["flops", "params"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_every_search_meets_the_budget_and_counts_what_is_there(model, batches, search, cost):
+    result = facts.compress(model, batches, search=search, form="pivoted", ratio=0.6, cost=cost)
+    summary = result.summary
+    assert 0.4 * summary.budget[cost] < summary.spent[cost] <= summary.budget[cost]
+    assert facts.count_cost(result.model, (3, 8, 8)) == summary.after
+    assert (summary.form, "pivoted" in str(summary)) == ("pivoted", True)
+    assert 0 <= summary.rounding < 1e-5
+    dense = dict(model.named_modules())
+    spent = sum(
+        layer.num_weights if isinstance(layer := result.model.get_submodule(name), facts.PivotedLinear)
+        else dense[name].weight.numel()
+        for name in LAYERS
+    )  # fmt: skip
+    assert cost == "flops" or spent == summary.spent["params"]
+
+
+def test_the_same_budget_pays_for_higher_ranks(model, batches):
+    plain, pivoted = (facts.compress(model, batches, form=form, ratio=0.5).plan for form in FORMS)
+    assert all(pivoted[name] >= plain[name] for name in LAYERS)
+    assert sum(pivoted.values()) >= 1.1 * sum(plain.values())
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors"])
+def test_weights_are_those_of_the_decomposition(model, batches, search):
+    calibration = facts.prepare(model, batches)
+    result = compress_prepared(calibration, FACTS(), SEARCHES[search](), Budget.of(0.5), form="pivoted")
+    decompositions = calibration.decompositions(FACTS())
+    for name, rank in result.plan.items():
+        if rank is not None:
+            left, right = decompositions[name].truncate(rank)
+            torch.testing.assert_close(result.model.get_submodule(name).weight, left @ right, rtol=1e-4, atol=1e-6)
+
+
+def test_an_unknown_form_is_refused(model):
+    with pytest.raises(ValueError, match="form must be one of plain, pivoted, got 'sparse'"):
+        facts.compress(model, estimator="pela", form="sparse")
+
+
+def test_a_comparison_of_both_forms(model, batches):
+    points = pareto(model, batches, lambda _: {"top1": 1.0}, forms=("plain", "pivoted"), ratios=(0.4, 0.8))
+    assert points.form.tolist() == ["original", "plain", "plain", "pivoted", "pivoted"]
+    plain, pivoted = (points[points.form == form] for form in FORMS)
+    assert all(abs(a / b - 1) < 0.2 for a, b in zip(plain.flops, pivoted.flops, strict=True))
+
+
+def test_flops_and_parameters_of_deit_b_by_hand():
+    """Half of the linear layers, on 198 tokens: the largest ranks k with k (d_out + d_in - k) <= d_out d_in / 2."""
+    with torch.device("meta"):
+        deit = TimmModel(tag="deit_base_distilled_patch16_224", weights="random").build()
+    calibration = facts.prepare(deit, input_shape=(3, 224, 224))
+    result = compress_prepared(calibration, PELA(), Uniform(), Budget.of(0.5), form="pivoted")
+    ranks = {"attn.qkv": (2304, 768, 321), "attn.proj": (768, 768, 224), "mlp.fc1": (3072, 768, 336)}
+    ranks["mlp.fc2"] = (768, 3072, 336)
+    saved = 0
+    for layer, (d_out, d_in, rank) in ranks.items():
+        assert rank * (d_out + d_in - rank) <= d_out * d_in / 2 < (rank + 1) * (d_out + d_in - rank - 1)
+        assert {result.plan[f"blocks.{block}.{layer}"] for block in range(12)} == {rank}
+        saved += 12 * (d_out * d_in - rank * (d_out + d_in - rank))
+    before, after = result.summary.before, facts.count_cost(result.model, (3, 224, 224))
+    assert f"{before.flops / 1e9:.2f}" == "33.89"  # the paper's
+    assert after.flops == before.flops - 2 * 198 * saved
+    assert after.params == before.params - saved
+    assert after == result.summary.after
