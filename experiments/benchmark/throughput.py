@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import nn
 
 from experiments.benchmark.results import write_results
@@ -12,6 +13,7 @@ from experiments.benchmark.setting import MODELS, Setting, add_setting
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
+from facts.modules.forms import FormName
 from facts.search.methods.uniform import Uniform
 
 ORIGINAL = "original"
@@ -34,8 +36,9 @@ def run(args: argparse.Namespace) -> None:
         share = f"{args.ratio:.0%} of the FLOPs"
         networks = {
             ORIGINAL: model,
-            share: low_rank(model, args.ratio, 1),
-            f"{share}, ranks in steps of {args.step}": low_rank(model, args.ratio, args.step),
+            share: low_rank(model, args.ratio, 1, "plain", setting.dtype),
+            f"{share}, ranks in steps of {args.step}": low_rank(model, args.ratio, args.step, "plain", setting.dtype),
+            f"{share}, pivoted, in such steps": low_rank(model, args.ratio, args.step, "pivoted", setting.dtype),
         }
         for compiled in [False, True][: 1 + args.compile]:
             found = speeds(networks, images, policy, setting.dtype, compiled)
@@ -43,10 +46,10 @@ def run(args: argparse.Namespace) -> None:
             write_results("throughput", pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
 
 
-def low_rank(model: nn.Module, ratio: float, step: int) -> nn.Module:
+def low_rank(model: nn.Module, ratio: float, step: int, form: FormName, precision: torch.dtype) -> nn.Module:
     """Make a network of uniform ranks; its speed does not depend on its weights."""
-    shape = model.pretrained_cfg["input_size"]
-    return compress(model, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, input_shape=shape).model
+    options = {"ratio": ratio, "form": form, "precision": precision, "input_shape": model.pretrained_cfg["input_size"]}
+    return compress(model, estimator="pela", search=Uniform(rank_multiple=step), **options).model
 
 
 def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, Any]:

@@ -33,10 +33,10 @@ def with_best(points: pd.DataFrame, cost: str, metric: str) -> pd.DataFrame:
 
 def table(points: pd.DataFrame, cost: str, metric: str) -> Table:
     """Table for the screen, with a star at the points that no other beats."""
-    result = Table("estimator", "search", "ratio", TITLES[cost], TITLES[metric], "", box=None)
+    result = Table("estimator", "search", "form", "ratio", TITLES[cost], TITLES[metric], "", box=None)
     for point in points.to_dict("records"):
         figures = f"{point['ratio']:g}", EngFormatter()(point[cost]), f"{point[metric]:.4g}"
-        result.add_row(point["estimator"], point["search"], *figures, "*" if point["best"] else "")
+        result.add_row(point["estimator"], point["search"], point["form"], *figures, "*" if point["best"] else "")
     return result
 
 
@@ -49,7 +49,7 @@ def draw(points: pd.DataFrame, cost: str, metric: str, files: list[Path]) -> Non
         axes.xaxis.set_major_formatter(EngFormatter())
     original = points[points.estimator == ORIGINAL]
     axes.axhline(original[metric].item(), color="grey", linestyle="--", linewidth=0.9, label=ORIGINAL)
-    methods = points.drop(original.index).groupby(["estimator", "search"], sort=False)
+    methods = points.drop(original.index).groupby(["estimator", "search", "form"], sort=False)
     formats = itertools.product(MARKERS, COLOURS)  # after all colours, another marker
     for (method, own), (marker, colour) in zip(methods, formats, strict=False):
         own = own.sort_values(cost)

@@ -88,8 +88,9 @@ def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
     for name in manifest.plan:
         if f"{name}.left" in found:
             result[name] = found[f"{name}.left"][0], found[f"{name}.right"][1]
-        if f"{name}.basis" in found:
-            basis, size = found[f"{name}.basis"], sum(found[f"{name}.coefficients"])
+        basis, coefficients = (found.get(f"{name}.{part}", ()) for part in ("basis", "coefficients"))
+        if len(basis) == len(coefficients) == 2:
+            size = sum(coefficients)
             result[name] = (size, basis[1]) if manifest.layouts.get(name, "").endswith("rows") else (basis[0], size)
         for dense in (f"{name}.weight", f"{name.removesuffix('.linear')}.weight"):  # a convolution left as it was
             if dense in found:

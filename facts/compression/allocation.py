@@ -42,7 +42,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
     num_corrections = 0
     while True:
         result = search_plan(problem, search)
-        compressed = apply_plan(problem.model, problem.decompositions, result.plan, problem.form)
+        compressed = apply_plan(problem.model, problem.decompositions, result.plan, problem.form, problem.precision)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, {})
         assert problem.latency is not None  # it is bounded

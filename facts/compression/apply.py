@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from facts.decomposition.truncation import Decomposition
@@ -11,17 +12,25 @@ from facts.modules.pointwise import PointwiseConvolution
 from facts.search.base import Plan
 
 
-def apply_plan(model: nn.Module, decompositions: Mapping[str, Decomposition], plan: Plan, form: Form) -> nn.Module:
+def apply_plan(
+    model: nn.Module,
+    decompositions: Mapping[str, Decomposition],
+    plan: Plan,
+    form: Form,
+    precision: torch.dtype = torch.float32,
+) -> nn.Module:
     """Copy the model with a low-rank layer in place of each that has a rank in the plan.
 
-    A 1x1 convolution whose layer stays dense becomes a convolution again.
+    `precision` is the autocast type in which it will run. A 1x1 convolution whose layer stays dense becomes a
+    convolution again.
     """
     compressed = copy_with(model)
     for name, rank in plan.items():
         if rank is not None:
             dense = model.get_submodule(name)
-            left, right = (factor.to(dense.weight.device) for factor in decompositions[name].truncate(rank))
-            replace_submodule(compressed, name, form.layer(left, right, dense.bias, dense.weight.dtype))
+            assert isinstance(dense, nn.Linear)
+            factors = decompositions[name].truncate(rank)
+            replace_submodule(compressed, name, form.layer(dense, *factors, precision))
     for name, module in list(compressed.named_modules()):
         if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
             replace_submodule(compressed, name, module.convolution())

@@ -34,9 +34,9 @@ class Summary:
     unit of that cost, for these layers alone. If latency is bounded, `latency` holds seconds of the whole network on
     one batch: `dense`, `allowed`, `predicted` for the plan, and `measured` in turns with the original. `solution` is
     the solver's proof, if the search used one: status, error, bound, gap. `profile` is the sensitivity profile: by
-    layer, the ranks, their ratios, and the errors that the search measured or predicted. `repaired` counts, by layer,
-    the Kronecker factors that were not positive definite. `seconds` is the time of each stage; for the search it
-    includes the time that earlier searches spent on errors found in the cache.
+    layer, the ranks, their shares of the full rank, and the errors that the search measured or predicted. `repaired`
+    counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each stage; for
+    the search it includes the time that earlier searches spent on errors found in the cache.
     """
 
     before: Cost
@@ -124,8 +124,9 @@ def _rounding(allocated: "AllocatedNetwork", decompositions: Mapping[str, "Decom
     """Largest relative error of a low-rank layer's weight as its type stores it."""
     errors = [0.0]
     for name, layer in allocated.low_rank_layers().items():
-        left, right = (factor.to(layer.weight.device).double() for factor in decompositions[name].truncate(layer.rank))
-        errors.append(relative_error(layer.weight, left @ right))
+        factors = (*layer.factors(), *decompositions[name].truncate(layer.rank))
+        left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
+        errors.append(relative_error(left @ right, exact[0] @ exact[1]))
     return max(errors)
 
 

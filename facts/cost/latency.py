@@ -107,7 +107,7 @@ class LatencyTable:
         """Seconds of the network and of its layers, with all of them at one level."""
         for name, layer in self.layers.items():
             rank = self._rank(layer, level)
-            replace_submodule(network, name, layer if rank is None else self.form.stand_in(layer, rank))
+            replace_submodule(network, name, layer if rank is None else self.form.stand_in(layer, rank, self.precision))
         return module_seconds(network, (NETWORK, *self.layers), self.inputs, self.precision)
 
     def _rank(self, layer: nn.Linear, level: float | None) -> int | None:

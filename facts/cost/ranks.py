@@ -9,13 +9,12 @@ import numpy as np
 def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
     """Multiples of `multiple` between two ranks.
 
-    If there are not `at_least` so many, `multiple` is halved, and so on down to every rank; if there is none, only rank
-    1 remains.
+    If there are not `at_least` so many, `multiple` is halved, and so on down to every rank.
     """
     while True:
         ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
         if len(ranks) >= at_least or multiple == 1:
-            return ranks or [1]
+            return ranks
         multiple //= 2
 
 

@@ -9,32 +9,39 @@ from torch import nn
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
-from facts.modules.pivots import pivoted_layer
+from facts.modules.pivots import arithmetic_of, pivoted_layer
+from facts.utils import distributed
 
 
 @contextmanager
-def plain_factors(model: nn.Module) -> Iterator[None]:
+def plain_factors(model: nn.Module, precision: torch.dtype = torch.float32) -> Iterator[None]:
     """Replace every pivoted layer by two factors within the block, and the factors by a pivoted layer afterwards.
 
     Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large one of the weight.
+    New pivots are exact enough for the autocast type `precision`. After an error the factors stay.
     """
     pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
     for name, layer in pivoted.items():
         replace_submodule(model, name, _balanced(layer))
-    try:
-        yield
-    finally:
-        for name in pivoted:
-            factors = model.get_submodule(name)
-            assert isinstance(factors, LowRankLinear)
-            replace_submodule(model, name, pivoted_layer(factors.left, factors.right, factors.bias))
+    yield
+    for name in pivoted:
+        factors = model.get_submodule(name)
+        assert isinstance(factors, LowRankLinear)
+        arithmetic = arithmetic_of(factors.left, precision)
+        layer = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
+        replace_submodule(model, name, layer)
 
 
 @torch.no_grad()
 def _balanced(layer: PivotedLinear) -> LowRankLinear:
-    """The same weight as two factors with equal singular values."""
-    left, right = (factor.double() for factor in layer.factors())
-    u, s, vh = torch.linalg.svd(left @ right, full_matrices=False)
-    root = s[: layer.rank].sqrt()
-    left, right = u[:, : layer.rank] * root, root[:, None] * vh[: layer.rank]
+    """The same weight as two factors with equal singular values, alike in all processes."""
+
+    def factors() -> tuple[torch.Tensor, torch.Tensor]:
+        left, right = (factor.double() for factor in layer.factors())
+        (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+        u, s, vh = torch.linalg.svd(small @ other.T)
+        root = s.sqrt()
+        return (left @ (u * root)).to(layer.basis).cpu(), (root[:, None] * vh @ right.T).to(layer.basis).cpu()
+
+    left, right = distributed.on_main_rank(factors)
     return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

@@ -57,16 +57,27 @@ def finetune(
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
-    with plain_factors(student):
-        return distributed.on_all_ranks(lambda: _Training(student, teacher, task, recipe, folder).run())
+
+    def train() -> Outcome:
+        checkpoint = f"finetuning-{_fingerprint(student, teacher, task, recipe)}" if folder else ""
+        with plain_factors(student, recipe.autocast_type):
+            return _Training(student, teacher, task, recipe, folder, checkpoint).run()
+
+    return distributed.on_all_ranks(train)
+
+
+def _fingerprint(student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning) -> str:
+    return content_key(recipe.identity(), repr(student), student, teacher, task.content_key(teacher))
 
 
 class _Training:
-    def __init__(self, student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Any):
+    def __init__(
+        self, student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Any, checkpoint: str
+    ):
         self.student, self.teacher, self.task, self.recipe = student, teacher, task, recipe
         self.device = next(student.parameters()).device
         self.cache = Cache(folder) if folder else None
-        self.checkpoint = f"finetuning-{self._fingerprint()}" if folder else ""
+        self.checkpoint = checkpoint
         self.num_batches = len(task.training(teacher, 0, recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has not one whole batch to train on: lower its batch_size")
@@ -77,10 +88,6 @@ class _Training:
         self.schedule = CosineLRScheduler(
             self.state.optimizer, self.total_steps, lr_min=recipe.min_learning_rate, t_in_epochs=False
         )
-
-    def _fingerprint(self) -> str:
-        networks = (repr(self.student), self.student, self.teacher)
-        return content_key(self.recipe.identity(), *networks, self.task.content_key(self.teacher))
 
     def run(self) -> Outcome:
         self._resume()

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from facts.models.feature_network import FeatureNetwork
 from facts.models.openmmlab import OpenMMLabModel
-from facts.modules.forms import FORMS
-from facts.modules.lowrank import LowRankLayer
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.pivoted import PivotedLinear
+from facts.modules.pivots import pivoted_layer
 from facts.utils.random import seeded
 
 # timm's names of modules, and OpenMMLab's.
@@ -87,9 +87,11 @@ def _rearranged(name: str, tensor: Tensor) -> Tensor:
 
 def _with_own_inputs(name: str, layer: LowRankLayer) -> LowRankLayer:
     """Copy a layer, its inputs in the backbone's order."""
+    if "downsample" not in name:
+        return copy.deepcopy(layer)
     left, right = layer.factors()
-    form = FORMS["pivoted" if isinstance(layer, PivotedLinear) else "plain"]
-    return form.layer(left, _rearranged(name, right), layer.bias) if "downsample" in name else copy.deepcopy(layer)
+    make = pivoted_layer if isinstance(layer, PivotedLinear) else LowRankLinear
+    return make(left, _rearranged(name, right), layer.bias)
 
 
 def _fit_embedding(tensors: dict[str, Tensor], backbone: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from fractions import Fraction
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.pivoted import PivotedLinear
-from facts.modules.pivots import LEADING_ERROR, pivoted_layer
+from facts.modules.pivots import LEADING_ERROR, arithmetic_of, pivoted_layer
 
 FormName = Literal["plain", "pivoted"]
 
@@ -20,12 +21,15 @@ class Form(ABC):
 
     @abstractmethod
     def layer(
-        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, in a type, or in theirs."""
+        """The layer with the weight `left [d_out, k] @ right [k, d_in]` in place of a dense one, in its type.
+
+        It will run in the autocast type `precision`, and is exact enough there.
+        """
 
     @abstractmethod
-    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
+    def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
         """A layer of the dense one's size, type and bias whose weights mean nothing, for timing."""
 
     @abstractmethod
@@ -45,14 +49,14 @@ class Plain(Form):
     """Two factors, `[d_out, k]` and `[k, d_in]`."""
 
     def layer(
-        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        return LowRankLinear(left.to(dtype), right.to(dtype), bias)
+        return LowRankLinear(left.to(dense.weight), right.to(dense.weight), dense.bias)
 
-    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
+    def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
         weight = dense.weight
         left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
-        return _meaningless(LowRankLinear(left, right, dense.bias))
+        return _filled(LowRankLinear(left, right, dense.bias))
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in)
@@ -65,16 +69,20 @@ class Plain(Form):
 
 
 class Pivoted(Form):
-    """k pivots among the rows or columns, and the coefficients of the others: cheaper than dense at every rank."""
+    """k pivots among the rows or columns, and the coefficients of the others: never dearer than dense."""
 
     def layer(
-        self, left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        return pivoted_layer(left, right, bias, dtype)
+        left, right = left.to(dense.weight.device), right.to(dense.weight.device)
+        return pivoted_layer(left, right, dense.bias, dense.weight.dtype, arithmetic_of(dense.weight, precision))
 
-    def stand_in(self, dense: nn.Linear, rank: int) -> LowRankLayer:
-        leads = torch.finfo(dense.weight.dtype).eps < LEADING_ERROR
-        return _meaningless(PivotedLinear.empty(dense, rank, "columns" if leads else "scattered columns"))
+    def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
+        leads = torch.finfo(arithmetic_of(dense.weight, precision)).eps < LEADING_ERROR
+        layer = PivotedLinear.empty(dense, rank, "columns" if leads else "scattered columns")
+        if layer.order is not None:
+            layer.order = layer.order.flip(0)
+        return _filled(layer)
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in - rank)
@@ -83,15 +91,11 @@ class Pivoted(Form):
         return min(d_out, d_in)
 
     def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
-        allowed = math.floor(Fraction(str(ratio)) * d_out * d_in)
-        # k (s - k) <= allowed, where 2 k <= s, means that s - 2 k is at least the root of the discriminant.
-        s = d_out + d_in
-        discriminant = s * s - 4 * allowed
-        root = math.isqrt(discriminant)
-        return max(1, (s - root - (root * root < discriminant)) // 2)
+        allowed, ranks = math.floor(Fraction(str(ratio)) * d_out * d_in), range(1, min(d_out, d_in) + 1)
+        return max(1, bisect_right(ranks, allowed, key=lambda rank: self.num_weights(d_out, d_in, rank)))
 
 
-def _meaningless(layer: LowRankLayer) -> LowRankLayer:
+def _filled(layer: LowRankLayer) -> LowRankLayer:
     """Fill the weights with equal entries that keep the size of what they multiply."""
     for parameter in layer.parameters():
         if parameter is not layer.bias:

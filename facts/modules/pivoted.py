@@ -36,6 +36,12 @@ class PivotedLinear(LowRankLayer):
         order: Tensor | None = None,
     ):
         super().__init__()
+        inner = coefficients.shape[1 if side == "rows" else 0]
+        if side not in ("rows", "columns") or basis.shape[0 if side == "rows" else 1] != inner:
+            raise ValueError(
+                f"side must be rows or columns, got {side!r}, and basis {list(basis.shape)} and coefficients "
+                f"{list(coefficients.shape)} must share their rank"
+            )
         self.side = side
         self.basis, self.coefficients = own_parameter(basis), own_parameter(coefficients)
         self.bias = None if bias is None else own_parameter(bias)

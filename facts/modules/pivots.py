@@ -16,28 +16,46 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 def pivoted_layer(
-    left: Tensor, right: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    left: Tensor,
+    right: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    arithmetic: torch.dtype | None = None,
 ) -> PivotedLinear:
-    """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, in a type, or in theirs.
+    """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, stored in a type, or in theirs.
 
-    The leading rows or columns, which need no permutation, are the pivots if the weight's error is then at most
-    `LEADING_ERROR`, or half as much again as that of two plain factors in that type. Otherwise QR with column pivoting
-    chooses them. Of rows and columns, the more exact side is taken. All is computed in float64.
+    The leading rows or columns, which need no permutation, are the pivots if the weight's error in the type of the
+    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or half as much again as that of two plain factors.
+    Otherwise QR with column pivoting chooses them. Of rows and columns, the more exact side is taken. Pivots and
+    coefficients are computed in float64.
     """
     dtype = dtype or left.dtype
-    plain = left.to(dtype) @ right.to(dtype)
-    left, right = left.double(), right.double()
+    left, right = left.detach().double(), right.detach().double()
     exact = left @ right
+
+    def error(factors: tuple[Tensor, Tensor]) -> float:
+        """Of the product in the arithmetic's type, whose range matters no more than the sizes of the factors."""
+        sizes = [factor.abs().amax().double().clamp(min=torch.finfo(torch.float64).tiny) for factor in factors]
+        first, second = ((factor / size).to(arithmetic or dtype) for factor, size in zip(factors, sizes, strict=True))
+        return relative_error(first @ second, exact / (sizes[0] * sizes[1]))
 
     def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
         layers = [side(choice, left, right, bias, dtype) for side in (_by_rows, _by_columns)]
-        errors = [relative_error(layer.weight, exact) for layer in layers]
+        errors = [error(layer.factors()) for layer in layers]
         return min(errors), layers[errors.index(min(errors))]
 
-    error, layer = better_side(_leading)
-    if error > max(LEADING_ERROR, 1.5 * relative_error(plain, exact)):
+    least, layer = better_side(_leading)
+    if least > max(LEADING_ERROR, 1.5 * error((left, right))):
         _, layer = better_side(_by_qr)
     return layer
+
+
+def arithmetic_of(weight: Tensor, precision: torch.dtype) -> torch.dtype:
+    """Type with the digits of products with a weight: autocast's, the weight's own, or float16 for TensorFloat-32."""
+    if precision != torch.float32 or weight.dtype != torch.float32:
+        return weight.dtype if precision == torch.float32 else precision
+    rounded = weight.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return torch.float16 if rounded else torch.float32
 
 
 @torch.no_grad()
@@ -48,7 +66,9 @@ def relative_error(weight: Tensor, exact: Tensor) -> float:
     """
     if weight.is_meta:
         return 0.0
-    error = torch.linalg.norm(weight.double() - exact) / torch.linalg.norm(exact).clamp(min=torch.finfo().tiny)
+    error = torch.linalg.norm(weight.double() - exact) / torch.linalg.norm(exact).clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
     return error.nan_to_num(torch.inf).item()
 
 

@@ -13,7 +13,7 @@ from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics, checked_metrics, versions
 from facts.saving.model_card import write_card
-from facts.saving.plans import layouts_of, refuse_false_orders, with_plan
+from facts.saving.plans import layouts_of, refuse_non_permutations, with_plan
 from facts.saving.provenance import provenance_of
 from facts.saving.recipes import build_recipe, describe_recipe, read_recipe, recipe_of_result
 from facts.saving.tensors import FLOATS, misfits, read_header, types_of_buffers, unsaved_buffers
@@ -90,7 +90,7 @@ def load_compressed(
         owner, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, buffer.to(FLOATS[manifest.buffers.get(name, "F32")]))
     load_model(model, folder / WEIGHTS)
-    refuse_false_orders(model, folder / WEIGHTS)
+    refuse_non_permutations(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]

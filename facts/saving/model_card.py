@@ -119,6 +119,7 @@ def _method(manifest: Manifest) -> dict[str, str]:
     known = {
         "estimator": f"`{summary.estimator}`",
         "search": f"`{summary.search}`",
+        "form": summary.form,
         "budget": ", ".join(
             f"{ratio:.4g} of the {cost} of the compressed layers" for cost, ratio in summary.bounds.items()
         ),

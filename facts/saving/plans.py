@@ -51,11 +51,11 @@ def layouts_of(model: nn.Module) -> dict[str, Layout]:
     return {name: module.layout for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
 
 
-def refuse_false_orders(model: nn.Module, file: Path) -> None:
+def refuse_non_permutations(model: nn.Module, file: Path) -> None:
     """Raises `ValueError` for a pivoted layer, read from `file`, whose `order` is no permutation."""
     for name, module in model.named_modules():
         order = module.order if isinstance(module, PivotedLinear) else None
-        if order is not None and not order.sort().values.equal(torch.arange(len(order))):
+        if order is not None and not order.sort().values.equal(torch.arange(len(order), device=order.device)):
             raise ValueError(f"{file}: {name}.order is no permutation; save or fetch the network again")
 
 

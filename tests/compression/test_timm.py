@@ -53,7 +53,8 @@ def test_pivoted_layers_multiply_as_plain_ones(network, loader, ratio):
         vectors = torch.randn(64, layer.in_features, generator=torch.Generator().manual_seed(0))
         exact = vectors.double() @ right.double().T @ left.double().T
         for dtype in (torch.float32, torch.bfloat16):
-            plain, pivoted = (FORMS[form].layer(left, right, dtype=dtype) for form in ("plain", "pivoted"))
+            dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype)
+            plain, pivoted = (FORMS[form].layer(dense, left, right) for form in ("plain", "pivoted"))
             with torch.inference_mode():
                 errors = [relative_error(each(vectors.to(dtype)).double(), exact) for each in (plain, pivoted)]
             assert errors[1] < 1e-5 if dtype == torch.float32 else errors[1] <= 2 * errors[0], (name, errors)

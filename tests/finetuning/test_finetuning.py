@@ -21,6 +21,7 @@ from experiments.train_mini import mini_recipe
 from facts.finetuning import Finetuning, finetune
 from facts.finetuning.factors import plain_factors
 from facts.finetuning.state import State
+from facts.modules.forms import FORMS
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Digits, Task
 from facts.tasks.classification.base import Classification
@@ -455,3 +456,35 @@ def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
     assert {name: student.get_submodule(name).rank for name in ranks} == ranks
     torch.testing.assert_close(student(images), expected)
     assert relative_error(student(images), before) > 0.01
+
+
+def test_pivots_after_training_are_exact_in_the_type_of_autocast():
+    torch.manual_seed(0)
+    left, right = torch.randn(200, 60), torch.randn(60, 120)
+    model = nn.Sequential(FORMS["pivoted"].layer(nn.Linear(120, 200), left, right, torch.bfloat16))
+    assert model[0].order is not None
+    with plain_factors(model, torch.bfloat16):
+        torch.testing.assert_close(model[0].weight, left @ right, rtol=1e-3, atol=1e-3)
+    assert model[0].order is not None
+
+
+def test_pivoted_layers_stay_factors_after_an_error():
+    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+    with pytest.raises(ValueError, match="the loss is nan"):
+        finetune(student, make_model(), Given([3]), recipe(learning_rate=1e200, num_epochs=4, clip_grad=None))
+    assert any(isinstance(module, facts.LowRankLinear) for module in student.modules())
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_an_interruption_leaves_no_trace_in_pivoted_layers(tmp_path, at):
+    def trained(reads, folder=None):
+        student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+        task = Given([3, 2, 2], before_batch=reads)
+        finetune(student, make_model(), task, recipe(num_epochs=2, save_every=1), folder)
+        return student
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(Reads(at, interrupt), tmp_path)
+    again, whole = Reads(), Reads()
+    assert same_weights(trained(again, tmp_path), trained(whole))
+    assert again.count == whole.count - at + 1

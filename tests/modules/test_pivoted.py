@@ -83,11 +83,32 @@ def test_equals_the_product_at_every_rank(d_out, d_in, rank, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_has_at_most_twice_the_error_of_plain_factors(dtype):
     left, right = factors(200, 120, 60)
-    layer, plain = (FORMS[name].layer(left, right, dtype=dtype) for name in ("pivoted", "plain"))
+    dense = nn.Linear(120, 200, dtype=dtype)
+    layer, plain = (FORMS[name].layer(dense, left, right) for name in ("pivoted", "plain"))
     assert layer.basis.dtype == plain.left.dtype == dtype
     assert layer.order is not None  # the leading block is not that accurate
     errors = [relative_error(each.weight.double(), left @ right) for each in (layer, plain)]
     assert errors[0] <= 2 * errors[1]
+
+
+def test_autocast_asks_for_pivots_that_are_exact_in_its_type():
+    left, right = factors(200, 120, 60)
+    dense = nn.Linear(120, 200)
+    layers = {
+        precision: FORMS["pivoted"].layer(dense, left, right, precision)
+        for precision in (torch.float32, torch.bfloat16)
+    }
+    assert {precision: layer.order is None for precision, layer in layers.items()} == {
+        torch.float32: True,
+        torch.bfloat16: False,
+    }
+    assert all(layer.basis.dtype == torch.float32 for layer in layers.values())
+    vectors = torch.randn(64, 120)
+    exact = vectors.double() @ right.T @ left.T + dense.bias.double()
+    plain = FORMS["plain"].layer(dense, left, right)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        errors = [relative_error(layer(vectors).double(), exact) for layer in (plain, *layers.values())]
+    assert errors[2] <= 2 * errors[0] < errors[1]
 
 
 def test_dependent_leading_rows_and_columns_give_way_to_others():
@@ -115,6 +136,22 @@ def test_factors_of_very_different_sizes():
     scale = torch.logspace(-4, 4, 10)
     layer = pivoted_layer(left * scale, right / scale[:, None])
     assert relative_error(layer.weight.double(), left.double() @ right.double()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_factors_beyond_the_range_of_half_precision(dtype):
+    """Pivots are judged by digits: TensorFloat-32 has those of float16 but not its range."""
+    left, right = factors(60, 60, 30)
+    left[:5], right[:, :5] = left[5:10], right[:, 5:10]  # the leading ones will not do
+    layer = pivoted_layer(left * 1e6, right * 1e-6, dtype=dtype, arithmetic=torch.float16)
+    assert layer.order is not None
+    assert relative_error(layer.weight.double(), left @ right) < 0.01
+
+
+@pytest.mark.parametrize("side", ["row", "rows"])
+def test_sides_and_ranks_are_checked(side):
+    with pytest.raises(ValueError, match=r"side must be rows or columns, got 'rows?', and basis \[3, 5\] and coeff"):
+        PivotedLinear(side, torch.ones(3, 5), torch.ones(4, 3 if side == "row" else 2))
 
 
 def test_a_weight_of_zeros():
@@ -197,5 +234,5 @@ def test_a_stand_in_for_timing_is_laid_out_as_a_layer(name, dtype):
     assert isinstance(stand_in, LowRankLinear if name == "plain" else PivotedLinear)
     assert stand_in(torch.ones(2, 24, dtype=dtype)).isfinite().all()
     if name == "pivoted":
-        real = form.layer(*factors(dtype=dtype))
+        real = form.layer(dense, *factors())
         assert (stand_in.order is None) == (real.order is None)

@@ -1,20 +1,25 @@
-"""A published ViT-Tiny and real ImageNet photos, which are no part of the project."""
+"""Published networks, a ViT-Tiny and a DeiT-Tiny, and real ImageNet photos, which are no part of the project."""
 
 import csv
 from dataclasses import dataclass
 from pathlib import Path
 
+import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import v2 as transforms
 
 from facts.utils.files import replacing
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-WEIGHTS = DATA / "vit_tiny" / "vit_tiny_patch16_224_fp16.safetensors"
+NETWORKS = {  # names, and the mean and deviation of their pixels
+    "vit_tiny": ("vit_tiny_patch16_224", [0.5] * 3, [0.5] * 3),
+    "deit_tiny": ("deit_tiny_patch16_224", [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+}
 PHOTOS = DATA / "imagenet_photos"
-RESULTS = Path(__file__).parents[2] / "results" / "vit_tiny"
+RESULTS = Path(__file__).parents[2] / "results"
 BATCH = 40
 
 
@@ -28,7 +33,17 @@ class Setting:
     cache: Path
 
 
-def load_photos(split, resize, start=0, every=1):
+def weights_of(network):
+    return DATA / network / f"{NETWORKS[network][0]}_fp16.safetensors"
+
+
+def load_network(network):
+    model = timm.create_model(NETWORKS[network][0]).eval()
+    model.load_state_dict({name: tensor.float() for name, tensor in load_file(weights_of(network)).items()})
+    return model
+
+
+def load_photos(split, resize, start=0, every=1, network="vit_tiny"):
     """Batches `(images [N, 3, 224, 224], labels [N])` of every so many photos of one split, from one of them on."""
     with (PHOTOS / "labels.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["file"].startswith(f"{split}/")][start::every]
@@ -38,7 +53,7 @@ def load_photos(split, resize, start=0, every=1):
             transforms.CenterCrop(224),
             transforms.ToImage(),
             transforms.ToDtype(torch.float32, scale=True),
-            transforms.Normalize([0.5] * 3, [0.5] * 3),
+            transforms.Normalize(*NETWORKS[network][1:]),
         ]
     )
     images = torch.stack([prepare(Image.open(PHOTOS / row["file"]).convert("RGB")) for row in rows])

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
-from tests.photos.data import PHOTOS, WEIGHTS
+from tests.photos.data import PHOTOS, weights_of
 
 SIZES = {"num_calibration": 128, "num_sensitivity": 16, "num_workers": 0}
 
@@ -37,7 +37,7 @@ def run(root, tmp_path_factory):
     """A function from overrides to a cell that has run, and its record."""
     overrides = ["profile=paper", "tracking=off", f"results={tmp_path_factory.mktemp('results')}"]
     overrides += [f"task.paper.{field}={value}" for field, value in {"root": root, **SIZES}.items()]
-    overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={WEIGHTS}"]
+    overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={weights_of('vit_tiny')}"]
 
     def make(*own):
         with initialize_config_dir(CONF, version_base="1.3"):

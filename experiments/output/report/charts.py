@@ -155,7 +155,7 @@ def sensitivity_charts(results: list[ExperimentResult]) -> dict[str, list[Chart]
 def _draw_profile(figure: Figure, profile: Mapping[str, list[list[float]]]) -> None:
     """Draw one thin line a layer; the three with the largest geometric mean of errors stand out."""
     axes = figure.subplots()
-    axes.set(xlabel="ratio that remains", ylabel="error", yscale="log")
+    axes.set(xlabel="rank, in units of the full rank", ylabel="error", yscale="log")
     positive = {layer: np.array([point[1:] for point in points if point[2] > 0]) for layer, points in profile.items()}
     curves = {layer: points.T for layer, points in positive.items() if len(points)}
     worst = sorted(curves, key=lambda layer: np.log(curves[layer][1]).mean(), reverse=True)[:NUM_NAMED]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from experiments.output.report.experiment_result import ExperimentResult
 from experiments.record import Record
 
-FullRanks = dict[tuple[str, str], int]
-"""By network (its hash) and layer, the rank at which the two factors cost as much as the layer."""
+FullRanks = dict[tuple[str, str, str], int]
+"""By network (its hash), form and layer, the rank at which the layer costs as much as dense."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,16 @@ class PlanTable:
 
 
 def full_ranks(records: Iterable[Record]) -> FullRanks:
-    """Compute full ranks from the sensitivity profiles, which list ranks with their ratios."""
+    """Compute full ranks from the sensitivity profiles, which list ranks with their shares of them."""
     return {
-        (record.model_hash, layer): round(points[-1][0] / points[-1][1])
+        (record.model_hash, _form(record), layer): round(points[-1][0] / points[-1][1])
         for record in records
         for layer, points in record.profile.items()
     }
+
+
+def _form(record: Record) -> str:
+    return record.config.get("form", "plain")  # records made before there was a choice
 
 
 def plan_tables(result: ExperimentResult, full: FullRanks) -> list[PlanTable]:
@@ -61,7 +65,7 @@ def _table(network: str, records: dict[str, Record], full: FullRanks) -> PlanTab
 def _bar(record: Record, layer: str, full: FullRanks) -> Bar | None:
     if layer not in record.plan:
         return None
-    rank, whole = record.plan[layer], full.get((record.model_hash, layer))
+    rank, whole = record.plan[layer], full.get((record.model_hash, _form(record), layer))
     if rank is None:
         return Bar(None, whole, 1.0)
     return Bar(rank, whole, rank / (whole or max(filter(None, record.plan.values()))))

@@ -46,6 +46,6 @@ class CoRS(MILPSearch):
             offered = ranks_between(ranks, self.points_between)
         else:
             offered = candidate_ranks(ranks[0], ranks[-1], self.rank_multiple, at_least=len(self.ratios))
-        # A rank serves as abscissa as well as its ratio: parabolas and distances scale with it.
+        # Over ranks, which for plain layers is the same as over ratios: parabolas and distances scale with them.
         found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
         return dict(zip(offered, found.tolist(), strict=True))

@@ -17,7 +17,7 @@ class MemViTSearch(Search):
 
     A layer's energy is the share of its singular values (not squared) that it keeps. At iteration i the portion moved
     is `first_step · exp(-i / decay)` of a layer's full rank, but at least one component; gains and losses are taken per
-    unit of cost. A move that does not raise the total energy is not made.
+    unit of cost, a component costing the same at every rank. A move that does not raise the total energy is not made.
     """
 
     decay: Annotated[float, Field(gt=0)] = 80.0
@@ -27,14 +27,14 @@ class MemViTSearch(Search):
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         kept = {name: _kept_energy(problem, name) for name in problem.layers}
         full = {name: problem.full_rank(name) for name in problem.layers}
+        component = {name: problem.share(name, full[name]) / full[name] for name in problem.layers}
         ranks = Uniform().ranks(problem)
         for iteration in range(self.num_iterations):
             portion = self.first_step * math.exp(-iteration / self.decay)
             steps = {name: max(1, round(portion * full[name])) for name in problem.layers}
 
             def energy_per_cost(name: str, low: int, high: int) -> float:
-                cost = problem.share(name, high) - problem.share(name, low)
-                return (kept[name][high] - kept[name][low]) / cost
+                return (kept[name][high] - kept[name][low]) / ((high - low) * component[name])
 
             takers = [name for name in ranks if ranks[name] + steps[name] <= full[name]]
             if not takers:
