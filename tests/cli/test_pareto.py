@@ -23,6 +23,15 @@ def test_table_and_picture(run, photos, tmp_path):
     assert any(line.rstrip().endswith("*") for line in lines)
 
 
+def test_both_forms_are_told_apart(run, photos, tmp_path):
+    forms = ("--estimators", "pela", "--ratios", "0.4,0.6", "--forms", "plain,pivoted")
+    result = run("pareto", *VIT, "--data", photos, *forms, "--out", tmp_path)
+    points = pd.read_csv(tmp_path / "pareto.csv")
+    assert list(points.form) == ["original", "plain", "plain", "pivoted", "pivoted"]
+    assert [line.split()[2] for line in result.stdout.splitlines()[1:6]] == list(points.form)
+    assert all(f"pela, uniform, {form}" in (tmp_path / "pareto.svg").read_text() for form in ("plain", "pivoted"))
+
+
 def test_a_second_start_computes_only_what_is_missing(run, photos, tmp_path, caplog):
     run("pareto", *VIT, "--data", photos, *SOME, "--out", tmp_path)
     before = pd.read_csv(tmp_path / "pareto.csv")

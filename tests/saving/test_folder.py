@@ -93,6 +93,23 @@ class TestRoundTrip:
         with pytest.raises(ValueError, match=r"order is no permutation; save or fetch the network again"):
             facts.load_compressed(tmp_path)
 
+    @pytest.mark.parametrize("layout", ["rows", "columns", "scattered rows", "scattered columns", "diagonal", None])
+    def test_another_layout_of_pivots_is_refused(self, tmp_path, layout):
+        model, shape = from_recipe()
+        result = compressed(model, shape, form="pivoted")
+        facts.save_compressed(result, tmp_path)
+        manifest = json.loads((tmp_path / MANIFEST).read_text())
+        name, own = next(iter(manifest["layouts"].items()))
+        manifest["layouts"].pop(name)
+        (tmp_path / MANIFEST).write_text(
+            json.dumps(manifest | {"layouts": manifest["layouts"] | ({name: layout} if layout else {})})
+        )
+        if layout == own:
+            assert_same(facts.load_compressed(tmp_path), result, shape)
+            return
+        with pytest.raises(ValueError, match=r"does not fit|is damaged"):
+            facts.load_compressed(tmp_path)
+
     def test_a_sequential(self, tmp_path):
         def make():
             return nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 3))

@@ -11,6 +11,7 @@ from torch import nn
 
 import facts
 from facts.cost.ranks import candidate_ranks, ranks_between
+from facts.modules.forms import FORMS
 from facts.search import (
     SEARCHES,
     AllocationProblem,
@@ -178,6 +179,20 @@ def test_memvit_keeps_more_energy_with_every_move(bounds):
     energies = [energy(plan) for plan in (Uniform().allocate(problem).plan, *plans)]
     assert energies == sorted(energies)
     assert energies[-1] > energies[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memvit_moves_ranks_though_times_do_not_always_rise(form):
+    """As between the largest measured rank and the full one."""
+
+    class Steps:
+        dense, rest = 10.0, 1.0
+
+        def seconds(self, name, rank):
+            return 1.0 if rank is None else min(rank, 4) / 5
+
+    problem = make_problem(bounds={"latency": 0.5}, latency=Steps(), form=FORMS[form])
+    assert problem.fits(MemViTSearch().allocate(problem).plan)
 
 
 def test_comcat_moves_ranks_to_the_layer_that_matters():
