@@ -17,7 +17,13 @@ from facts.compression.selection import select_layers
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import LatencyTable
 from facts.cost.trace import first_sample, has_row_per_sample
-from facts.decomposition.layers import are_decomposed, decompose_layers, load_decompositions, save_decompositions
+from facts.decomposition.layers import (
+    are_decomposed,
+    decompose_layers,
+    file_name,
+    load_decompositions,
+    save_decompositions,
+)
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, see_data
 from facts.modules.forms import Form
@@ -37,6 +43,7 @@ from facts.moments.statistics import Moment
 from facts.utils import distributed
 from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
+from facts.utils.files import locked
 from facts.utils.sources import shared_code
 
 
@@ -123,13 +130,23 @@ class Calibration:
         return Cache(self.cache.folder / content_key(list(names)))
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
-        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read the cache."""
+        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read the cache.
+
+        A process that works on the same waits: gradients are deleted once they have served.
+        """
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         known = load_decompositions(self.cache, estimator, self.layers)
         if known is not None:
             return known
+        if self.cache is None:
+            return self._decompose(estimator)
+        with distributed.held_by_main_rank(locked(self.cache.folder / f"{file_name(estimator)}.lock")):
+            known = load_decompositions(self.cache, estimator, self.layers)
+            return self._decompose(estimator) if known is None else known
+
+    def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
         decompositions: dict[str, Decomposition] = {}
         for names in self.groups():
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
