@@ -50,6 +50,17 @@ def committed(path: str) -> pd.DataFrame:
     return pd.read_csv(StringIO(shown.stdout))
 
 
+def test_the_table_of_forms_holds_the_numbers_of_the_files():
+    for (_, written), file in zip(shown("photos").iterrows(), ("vit_tiny", "deit_tiny"), strict=True):
+        points = committed(f"results/photos/{file}.csv").query(
+            "ratio in (0.7, 1.0) and estimator in ('facts', 'original')"
+        )
+        searches = points.search.str.partition("(")[0].map({"uniform": "FACTS", "CoRSFisher": "FACTS + CoRS-Fisher"})
+        names = (searches + ", " + points.form).fillna("dense")
+        found = dict(zip(names, points.top1.map("{:.1f}".format), strict=True))
+        assert written.drop("top-1").to_dict() == {name: found[name] for name in written.index[1:]}
+
+
 def test_the_first_tables_hold_the_numbers_of_the_files():
     written = committed("results/mini/tables/classification_50.csv").query("metric == 'top1'")
     written = written.pivot(index="row", columns="column", values="ours").map("{:.1f}".format)
