@@ -54,9 +54,7 @@ class Plain(Form):
         return LowRankLinear(left.to(dense.weight), right.to(dense.weight), dense.bias)
 
     def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
-        weight = dense.weight
-        left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
-        return _filled(LowRankLinear(left, right, dense.bias))
+        return _filled(LowRankLinear.empty(dense, rank))
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in)

@@ -1,6 +1,7 @@
 """Low-rank linear layers."""
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,13 @@ class LowRankLinear(LowRankLayer):
             raise ValueError(f"left {list(left.shape)} and right {list(right.shape)} must share their rank")
         self.left, self.right = own_parameter(left), own_parameter(right)
         self.bias = None if bias is None else own_parameter(bias)
+
+    @classmethod
+    def empty(cls, dense: nn.Linear, rank: int) -> Self:
+        """A layer of the dense one's size, type and bias whose weights are not initialised."""
+        weight = dense.weight
+        left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
+        return cls(left, right, dense.bias)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.left, self.right

@@ -49,7 +49,7 @@ class PivotedLinear(LowRankLayer):
 
     @classmethod
     def empty(cls, dense: nn.Linear, rank: int, layout: Layout) -> Self:
-        """A layer of the dense one's size, type and bias; weights are not initialised, and no entry changes places."""
+        """A layer of the dense one's size, type and bias; weights are not initialised, and `order` is the identity."""
         weight, by_rows = dense.weight, layout.endswith("rows")
         size, other = weight.shape if by_rows else weight.shape[::-1]
         shapes = (rank, other), (size - rank, rank)

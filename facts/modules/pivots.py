@@ -52,10 +52,10 @@ def pivoted_layer(
 
 def arithmetic_of(weight: Tensor, precision: torch.dtype) -> torch.dtype:
     """Type with the digits of products with a weight: autocast's, the weight's own, or float16 for TensorFloat-32."""
-    if precision != torch.float32 or weight.dtype != torch.float32:
-        return weight.dtype if precision == torch.float32 else precision
+    if precision != torch.float32:
+        return precision
     rounded = weight.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return torch.float16 if rounded else torch.float32
+    return torch.float16 if rounded and weight.dtype == torch.float32 else weight.dtype
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from facts.modules.linear_calls import replace_submodule, with_linear_layers
-from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear
 from facts.modules.pointwise import is_pointwise
 from facts.search import Plan
@@ -42,7 +42,9 @@ def with_plan(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn
                 "compressed"
             )
         if rank is not None:
-            replace_submodule(model, name, _empty(layer, rank, layouts.get(name)))
+            layout = layouts.get(name)
+            empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
+            replace_submodule(model, name, empty)
     return model
 
 
@@ -57,11 +59,3 @@ def refuse_non_permutations(model: nn.Module, file: Path) -> None:
         order = module.order if isinstance(module, PivotedLinear) else None
         if order is not None and not order.sort().values.equal(torch.arange(len(order), device=order.device)):
             raise ValueError(f"{file}: {name}.order is no permutation; save or fetch the network again")
-
-
-def _empty(layer: nn.Linear, rank: int, layout: Layout | None) -> LowRankLayer:
-    if layout:
-        return PivotedLinear.empty(layer, rank, layout)
-    weight = layer.weight
-    left, right = weight.new_empty(layer.out_features, rank), weight.new_empty(rank, layer.in_features)
-    return LowRankLinear(left, right, layer.bias)

@@ -4,6 +4,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from facts.cli import choices
+from facts.modules import forms
 from tests.cli.conftest import VIT
 
 SOME = ("--estimators", "svd_llm,pela", "--ratios", "0.4,0.6")
@@ -21,6 +23,10 @@ def test_table_and_picture(run, photos, tmp_path):
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == list(points.estimator)
     assert any(line.rstrip().endswith("*") for line in lines)
+
+
+def test_forms_are_those_of_the_library():
+    assert list(choices.FORMS) == list(forms.FORMS)
 
 
 def test_both_forms_are_told_apart(run, photos, tmp_path):

@@ -3,22 +3,10 @@
 import math
 
 import pytest
-import torch
 
 import facts
 from facts.compression.budget import Budget, ratio_of_layers
 from facts.cost.timing import TimingPolicy
-from tests.networks import image_batches, make_model
-
-
-@pytest.fixture
-def model():
-    return make_model(torch.float32)
-
-
-@pytest.fixture
-def batches():
-    return image_batches([3, 3, 1], dtype=torch.float32)
 
 
 def test_a_half_unless_something_else_is_given():

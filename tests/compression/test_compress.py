@@ -12,16 +12,6 @@ from facts.search import Uniform
 from tests.networks import LAYERS, image_batches, make_model, relative_error
 
 
-@pytest.fixture
-def model():
-    return make_model(torch.float32)
-
-
-@pytest.fixture
-def batches():
-    return image_batches([3, 3, 1], dtype=torch.float32)
-
-
 def snapshot(model):
     """Everything about a model that compression must leave alone."""
     return {

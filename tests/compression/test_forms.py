@@ -11,17 +11,7 @@ from facts.estimators import FACTS, PELA
 from facts.models import TimmModel
 from facts.modules.forms import FORMS
 from facts.search import SEARCHES, Uniform
-from tests.networks import LAYERS, image_batches, make_model
-
-
-@pytest.fixture
-def model():
-    return make_model(torch.float32)
-
-
-@pytest.fixture
-def batches():
-    return image_batches([3, 3, 1], dtype=torch.float32)
+from tests.networks import LAYERS
 
 
 @pytest.mark.parametrize("cost", ["flops", "params"])

@@ -9,7 +9,7 @@ from facts.compression.pareto import pareto
 from facts.compression.pareto_table import efficient
 from facts.cost.timing import TimingPolicy
 from facts.estimators import FACTS
-from tests.networks import EveryShape, image_batches
+from tests.networks import EveryShape
 
 METHODS = {"estimators": ("facts", "pela"), "searches": ("uniform", "cors"), "ratios": (0.4, 0.7)}
 
@@ -29,11 +29,6 @@ def model():
     torch.manual_seed(0)
     Counting.passes = 0
     return Counting()
-
-
-@pytest.fixture
-def batches():
-    return image_batches([3, 3, 1], dtype=torch.float32)
 
 
 @pytest.fixture

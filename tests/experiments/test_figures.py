@@ -1,5 +1,6 @@
 """Figures: what is plotted is what the records say, and what is missing is said."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
+from experiments.output.plots.forms import forms
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
 from experiments.record import Record
 from tests.records import make_record, make_summary
@@ -183,3 +185,19 @@ def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
 
     draw_figure(experiment, places({"A": None}), tmp_path)
     assert pd.read_csv(tmp_path / "demo.csv").empty
+
+
+def test_forms_keep_their_colour_where_few_methods_were_timed(tmp_path):
+    """PELA is not: FACTS must not take its colour on the right."""
+    rows = {"PELA": [], "PELA, pivoted": [], "FACTS": [], "FACTS, pivoted": []}
+    experiment = Experiment(name="pivoted", title="Forms", figure="forms", columns={"40 %": [], "80 %": []}, rows=rows)
+    records = {}
+    for (number, row), (column, ratio) in itertools.product(enumerate(rows), (("40 %", 0.4), ("80 %", 0.8))):
+        metrics = {"gflops": ratio, "top1": 80.0 + number, **({"speedup": 1 / ratio} if "FACTS" in row else {})}
+        form = "pivoted" if "pivoted" in row else "plain"
+        records[row, column] = make_record(metrics=metrics, config={"form": form, "ratio": ratio})
+    figure, points = forms(experiment, records)
+    left, right = ({line.get_label(): line.get_color() for line in axes.lines} for axes in figure.axes)
+    assert list(left) == ["PELA, plain", "PELA, pivoted", "FACTS, plain", "FACTS, pivoted"]
+    assert right == {name: color for name, color in left.items() if "FACTS" in name}
+    assert len(points) == 8 and points.time.dropna().tolist() == pytest.approx([0.4, 0.8, 0.4, 0.8])

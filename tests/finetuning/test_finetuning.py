@@ -2,12 +2,7 @@
 
 import copy
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,93 +11,12 @@ from pydantic import ValidationError
 from torch import nn
 
 import facts
-from experiments.config import CONF
 from experiments.train_mini import mini_recipe
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.factors import plain_factors
-from facts.finetuning.state import State
-from facts.modules.forms import FORMS
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Digits, Task
-from facts.tasks.classification.base import Classification
-from facts.utils.cache import content_key
+from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
 from tests.networks import image_batches, make_model, relative_error
-
-ROOT = Path(CONF).parent
-
-
-class Given:
-    """A task of given images, the same in every epoch; `before_batch()` is called before each batch is handed out."""
-
-    loss = staticmethod(summed_cross_entropy)
-    distillation_error = Classification.distillation_error
-
-    def __init__(self, sizes, dtype=torch.float64, before_batch=lambda: None):
-        self.batches, self.before_batch = image_batches(sizes, dtype=dtype), before_batch
-
-    def training(self, model, epoch, seed=0):
-        return Watched(self.batches, self.before_batch)
-
-    def content_key(self, model):
-        return content_key(self.batches)
-
-
-class Watched:
-    def __init__(self, batches, before_batch):
-        self.batches, self.before_batch = batches, before_batch
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, part):
-        return Watched(self.batches[part], self.before_batch)
-
-    def __iter__(self):
-        for batch in self.batches:
-            self.before_batch()
-            yield batch
-
-
-class Reads:
-    """Counts the batches that are handed out; in place of number `at` it calls `act`."""
-
-    def __init__(self, at=None, act=None):
-        self.at, self.act, self.count = at, act, 0
-
-    def __call__(self):
-        self.count += 1
-        if self.count == self.at:
-            self.act()
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def make_student(dtype=torch.float64):
-    """Another network than the teacher `make_model()`, with dropout and low-rank layers."""
-    student = facts.compress(make_model(dtype, seed=1), estimator="pela", ratio=0.6).model
-    student.head = nn.Sequential(nn.Dropout(0.5), student.head)
-    return student
-
-
-def finetuned(task, folder=None, dtype=torch.float64, **fields):
-    student = make_student(dtype)
-    outcome = finetune(student, make_model(dtype), task, recipe(**fields), folder)
-    return student, outcome
-
-
-def recipe(**fields):
-    return Finetuning(**{"learning_rate": 1e-2, **fields})
-
-
-def same_weights(first, second):
-    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
-    return all(a == b and x.equal(y) for (a, x), (b, y) in pairs)
 
 
 def one_loss(student, teacher, **fields):
@@ -260,85 +174,6 @@ def test_random_draws_elsewhere_are_left_alone():
     assert torch.rand(1).equal(expected)
 
 
-SIZES = [3, 2, 3, 1, 2]  # with two batches a step, three steps an epoch
-RUNS = {"num_epochs": 2, "accumulate": 2, "save_every": 2}
-
-
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at):
-    fields = {**RUNS, "precision": precision, "dtype": torch.float32}
-    expected, outcome = finetuned(Given(SIZES, torch.float32), **fields)
-    with pytest.raises(KeyboardInterrupt):
-        finetuned(Given(SIZES, torch.float32, Reads(at, interrupt)), tmp_path, **fields)
-    reads = Reads()
-    student, again = finetuned(Given(SIZES, torch.float32, reads), tmp_path, **fields)
-    # Steps end with batches 2, 4, 5, 7, 9, 10; checkpoints are written after the second, third, fourth and sixth.
-    assert reads.count == 10 - max(number for number in (0, 4, 5, 7) if number < at)
-    assert same_weights(student, expected) and again.losses == outcome.losses
-
-
-def test_a_checkpoint_holds_the_scale_of_the_loss():
-    """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
-    state, again = (State(make_student(torch.float32), recipe(precision="float16")) for _ in range(2))
-    changed = {
-        "scale": 512.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2000,
-        "_growth_tracker": 7,
-    }
-    state.scaler.load_state_dict(changed)
-    again.restore(state.tensors())
-    assert again.scaler.state_dict() == changed
-
-
-def test_a_killed_process_leaves_no_trace(tmp_path):
-    command = "finetuned(Given(SIZES, before_batch=Reads(8, kill)), sys.argv[1], **RUNS)"
-    job = subprocess.run(
-        [sys.executable, "-c", f"from tests.finetuning.test_finetuning import *; {command}", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert job.returncode == -signal.SIGKILL, job.stderr
-    assert len(list(tmp_path.iterdir())) == 1
-    reads = Reads()
-    student, _ = finetuned(Given(SIZES, before_batch=reads), tmp_path, **RUNS)
-    assert reads.count == 3
-    assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
-
-
-def test_a_run_that_was_through_is_not_run_again(tmp_path):
-    expected, first = finetuned(Given(SIZES), tmp_path, **RUNS)
-    student, second = finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **RUNS)
-    assert same_weights(student, expected) and second == first
-
-
-@pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
-def test_what_is_not_the_same_starts_anew(tmp_path, change):
-    """And leaves the other's checkpoint alone."""
-    finetuned(Given(SIZES), tmp_path, **RUNS)
-    student, teacher, task, fields = make_student(), make_model(), Given(SIZES), RUNS
-    match change:
-        case "recipe":
-            fields = {**RUNS, "temperature": 2.0}
-        case "student":
-            student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
-        case "teacher":
-            teacher = make_model(seed=2)
-        case "data":
-            task = Given(SIZES[::-1])
-    reads = task.before_batch = Reads()
-    finetune(student, teacher, task, recipe(**fields), tmp_path)
-    assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
-
-
-def test_how_often_checkpoints_are_written_changes_nothing(tmp_path):
-    finetuned(Given(SIZES), tmp_path, **RUNS)
-    finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **{**RUNS, "save_every": 1})
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_lower_precision_is_near_and_the_weights_stay_float32(precision):
     fields = {"dtype": torch.float32, "num_epochs": 3}
@@ -438,53 +273,3 @@ def test_every_family_can_be_finetuned(name):
         assert not ours.equal(theirs), parameter
     for (buffer, ours), theirs in zip(student.named_buffers(), before.buffers(), strict=True):
         assert ours.equal(theirs), buffer
-
-
-def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
-    task = Given([3, 2])
-    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
-    ranks = {name: module.rank for name, module in student.named_modules() if isinstance(module, facts.PivotedLinear)}
-    [(images, _)] = image_batches([4])
-    before = student.eval()(images)
-    reference = copy.deepcopy(student)
-    with plain_factors(reference):
-        assert sum(isinstance(module, facts.LowRankLinear) for module in reference.modules()) == len(ranks) > 2
-        torch.testing.assert_close(reference(images), before)
-        finetune(reference, make_model(), task, recipe())
-        expected = reference(images)
-    finetune(student, make_model(), task, recipe())
-    assert {name: student.get_submodule(name).rank for name in ranks} == ranks
-    torch.testing.assert_close(student(images), expected)
-    assert relative_error(student(images), before) > 0.01
-
-
-def test_pivots_after_training_are_exact_in_the_type_of_autocast():
-    torch.manual_seed(0)
-    left, right = torch.randn(200, 60), torch.randn(60, 120)
-    model = nn.Sequential(FORMS["pivoted"].layer(nn.Linear(120, 200), left, right, torch.bfloat16))
-    assert model[0].order is not None
-    with plain_factors(model, torch.bfloat16):
-        torch.testing.assert_close(model[0].weight, left @ right, rtol=1e-3, atol=1e-3)
-    assert model[0].order is not None
-
-
-def test_pivoted_layers_stay_factors_after_an_error():
-    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
-    with pytest.raises(ValueError, match="the loss is nan"):
-        finetune(student, make_model(), Given([3]), recipe(learning_rate=1e200, num_epochs=4, clip_grad=None))
-    assert any(isinstance(module, facts.LowRankLinear) for module in student.modules())
-
-
-@pytest.mark.parametrize("at", [2, 5])
-def test_an_interruption_leaves_no_trace_in_pivoted_layers(tmp_path, at):
-    def trained(reads, folder=None):
-        student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
-        task = Given([3, 2, 2], before_batch=reads)
-        finetune(student, make_model(), task, recipe(num_epochs=2, save_every=1), folder)
-        return student
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(Reads(at, interrupt), tmp_path)
-    again, whole = Reads(), Reads()
-    assert same_weights(trained(again, tmp_path), trained(whole))
-    assert again.count == whole.count - at + 1

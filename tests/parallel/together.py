@@ -23,7 +23,7 @@ from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache
-from tests.finetuning.test_finetuning import Given, make_student
+from tests.finetuning.setting import Given, make_student
 from tests.networks import image_batches, make_model
 
 # Groups that end within batches, and batches that do not divide evenly among two processes.

@@ -11,7 +11,8 @@ from facts import pareto
 from facts.estimators import ESTIMATORS, FACTS
 from facts.search import CoRSFisher
 from facts.utils.cache import content_key
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
+from facts.utils.files import replacing
+from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1
 
 ASKED = {"estimators": ["facts"], "forms": ["plain", "pivoted"], "ratios": [0.7]}
 REGULARIZATIONS = [FACTS(grad_clip=clip, normalize=by) for clip in (None, "median") for by in ("none", "batch")]
@@ -59,7 +60,9 @@ def points(request, tmp_path_factory):
         "FLOPs that remains; factors from 1,000 other photos. Written by `tests/photos/test_comparison.py`."
     )
     columns = ["estimator", "search", "form", "ratio", "flops", "params", "top1"]
-    write_table(table[columns], folder / f"{network}_table", text, ("", "", "", ".1f", ".4g", ".4g", ".1f"))
+    formats = ("", "", "", ".1f", ".4g", ".4g", ".1f")
+    with replacing(folder / f"{network}.md") as path:
+        path.write_text(f"{text}\n\n{table[columns].to_markdown(index=False, floatfmt=formats)}\n")
     return table
 
 

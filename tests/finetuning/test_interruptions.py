@@ -1,0 +1,108 @@
+"""An interruption of finetuning leaves no trace."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import facts
+from experiments.config import CONF
+from facts.finetuning import finetune
+from facts.finetuning.state import State
+from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe, same_weights
+from tests.networks import make_model
+
+ROOT = Path(CONF).parent
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at):
+    fields = {**RUNS, "precision": precision, "dtype": torch.float32}
+    expected, outcome = finetuned(Given(SIZES, torch.float32), **fields)
+    with pytest.raises(KeyboardInterrupt):
+        finetuned(Given(SIZES, torch.float32, Reads(at, interrupt)), tmp_path, **fields)
+    reads = Reads()
+    student, again = finetuned(Given(SIZES, torch.float32, reads), tmp_path, **fields)
+    # Steps end with batches 2, 4, 5, 7, 9, 10; checkpoints are written after the second, third, fourth and sixth.
+    assert reads.count == 10 - max(number for number in (0, 4, 5, 7) if number < at)
+    assert same_weights(student, expected) and again.losses == outcome.losses
+
+
+def test_a_checkpoint_holds_the_scale_of_the_loss():
+    """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
+    state, again = (State(make_student(torch.float32), recipe(precision="float16")) for _ in range(2))
+    changed = {
+        "scale": 512.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "_growth_tracker": 7,
+    }
+    state.scaler.load_state_dict(changed)
+    again.restore(state.tensors())
+    assert again.scaler.state_dict() == changed
+
+
+def test_a_killed_process_leaves_no_trace(tmp_path):
+    command = "finetuned(Given(SIZES, before_batch=Reads(8, kill)), sys.argv[1], **RUNS)"
+    job = subprocess.run(
+        [sys.executable, "-c", f"import sys; from tests.finetuning.setting import *; {command}", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert job.returncode == -signal.SIGKILL, job.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+    reads = Reads()
+    student, _ = finetuned(Given(SIZES, before_batch=reads), tmp_path, **RUNS)
+    assert reads.count == 3
+    assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
+
+
+def test_a_run_that_was_through_is_not_run_again(tmp_path):
+    expected, first = finetuned(Given(SIZES), tmp_path, **RUNS)
+    student, second = finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **RUNS)
+    assert same_weights(student, expected) and second == first
+
+
+@pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
+def test_what_is_not_the_same_starts_anew(tmp_path, change):
+    """And leaves the other's checkpoint alone."""
+    finetuned(Given(SIZES), tmp_path, **RUNS)
+    student, teacher, task, fields = make_student(), make_model(), Given(SIZES), RUNS
+    match change:
+        case "recipe":
+            fields = {**RUNS, "temperature": 2.0}
+        case "student":
+            student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.5).model
+        case "teacher":
+            teacher = make_model(seed=2)
+        case "data":
+            task = Given(SIZES[::-1])
+    reads = task.before_batch = Reads()
+    finetune(student, teacher, task, recipe(**fields), tmp_path)
+    assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
+
+
+def test_how_often_checkpoints_are_written_changes_nothing(tmp_path):
+    finetuned(Given(SIZES), tmp_path, **RUNS)
+    finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **{**RUNS, "save_every": 1})
+
+
+@pytest.mark.parametrize("at", [2, 5])
+def test_an_interruption_leaves_no_trace_in_pivoted_layers(tmp_path, at):
+    def trained(reads, folder=None):
+        student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+        task = Given([3, 2, 2], before_batch=reads)
+        finetune(student, make_model(), task, recipe(num_epochs=2, save_every=1), folder)
+        return student
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(Reads(at, interrupt), tmp_path)
+    again, whole = Reads(), Reads()
+    assert same_weights(trained(again, tmp_path), trained(whole))
+    assert again.count == whole.count - at + 1

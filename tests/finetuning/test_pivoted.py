@@ -1,0 +1,49 @@
+"""Pivoted layers are trained as plain factors."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.finetuning import finetune
+from facts.finetuning.factors import plain_factors
+from facts.modules.forms import FORMS
+from tests.finetuning.setting import Given, recipe
+from tests.networks import image_batches, make_model, relative_error
+
+
+def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
+    task = Given([3, 2])
+    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+    ranks = {name: module.rank for name, module in student.named_modules() if isinstance(module, facts.PivotedLinear)}
+    [(images, _)] = image_batches([4])
+    before = student.eval()(images)
+    reference = copy.deepcopy(student)
+    with plain_factors(reference):
+        assert sum(isinstance(module, facts.LowRankLinear) for module in reference.modules()) == len(ranks) > 2
+        torch.testing.assert_close(reference(images), before)
+        finetune(reference, make_model(), task, recipe())
+        expected = reference(images)
+    finetune(student, make_model(), task, recipe())
+    assert {name: student.get_submodule(name).rank for name in ranks} == ranks
+    torch.testing.assert_close(student(images), expected)
+    assert relative_error(student(images), before) > 0.01
+
+
+def test_pivots_after_training_are_exact_in_the_type_of_autocast():
+    torch.manual_seed(0)
+    left, right = torch.randn(200, 60), torch.randn(60, 120)
+    model = nn.Sequential(FORMS["pivoted"].layer(nn.Linear(120, 200), left, right, torch.bfloat16))
+    assert model[0].order is not None
+    with plain_factors(model, torch.bfloat16):
+        torch.testing.assert_close(model[0].weight, left @ right, rtol=1e-3, atol=1e-3)
+    assert model[0].order is not None
+
+
+def test_pivoted_layers_stay_factors_after_an_error():
+    student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
+    with pytest.raises(ValueError, match="the loss is nan"):
+        finetune(student, make_model(), Given([3]), recipe(learning_rate=1e200, num_epochs=4, clip_grad=None))
+    assert any(isinstance(module, facts.LowRankLinear) for module in student.modules())

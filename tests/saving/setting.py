@@ -1,0 +1,55 @@
+"""Small networks, compressed, and what loading must give back."""
+
+import json
+
+import timm
+import torch
+
+import facts
+from experiments.train_mini import mini_recipe
+from facts.models import TimmModel
+from facts.saving.manifest import MANIFEST
+
+TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2}
+TIMM = {"tag": "vit_tiny_patch16_224", "arguments": {**TINY_VIT, "num_classes": 5}}
+
+
+def from_recipe():
+    return TimmModel(**TIMM, weights="random").build(), (3, 32, 32)
+
+
+def from_timm():
+    """Not built by a recipe: found by the name that timm leaves in the model."""
+    return timm.create_model("test_vit", num_classes=7).eval(), (3, 160, 160)
+
+
+def mini_mambavision():
+    return mini_recipe("mambavision_b").build(), (1, 32, 32)
+
+
+MODELS = {"recipe": from_recipe, "timm": from_timm, "mambavision": mini_mambavision}
+
+
+def compressed(model, shape, **options):
+    torch.manual_seed(0)
+    return facts.compress(model, estimator="pela", input_shape=shape, **options)
+
+
+def assert_same(loaded, result, shape):
+    dtype = next(result.model.parameters()).dtype
+    images = torch.randn(2, *shape).to(dtype)
+    with torch.no_grad():
+        assert loaded.model(images).equal(result.model.eval()(images))
+    assert {name: t.dtype for name, t in loaded.model.state_dict().items()} == {
+        name: t.dtype for name, t in result.model.state_dict().items()
+    }
+    assert loaded.plan == result.plan
+    assert loaded.summary == result.summary
+    assert loaded.skipped == result.skipped
+    assert not any(module.training for module in loaded.model.modules())
+
+
+def edit(folder, change):
+    description = json.loads((folder / MANIFEST).read_text())
+    change(description)
+    (folder / MANIFEST).write_text(json.dumps(description))
