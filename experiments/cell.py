@@ -14,7 +14,7 @@ from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
 from facts.compression.prepare import Calibration, prepare
-from facts.finetuning import Finetuning
+from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
 from facts.moments.execution import Execution
@@ -40,7 +40,7 @@ class Cell:
     task: Task
     method: Method
     analysis: Analysis | None = None
-    finetuning: Finetuning | None = None
+    finetuning: Finetuning | Recovery | None = None
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:

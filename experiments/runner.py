@@ -17,7 +17,7 @@ from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
 from experiments.wording import in_fields
 from facts.analysis import Subject
-from facts.finetuning import finetune
+from facts.finetuning import Finetuning, Recovery, finetune
 from facts.utils import distributed
 from facts.utils.files import locked, replacing
 from facts.utils.progress import timed
@@ -92,7 +92,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     if cell.finetuning:
         model = copy.deepcopy(model) if model is cell.model else model
         with timed(seconds, "finetuning"):
-            finetune(model, cell.model, cell.task, cell.finetuning, cell.folder / "finetuning")
+            train(model, cell)
     with timed(seconds, "evaluation"):
         judgement = cell.task.judge(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
@@ -109,6 +109,16 @@ def measure(cell: Cell) -> dict[str, Any]:
         metrics |= findings.metrics
         fields["analysis"] = findings.values
     return {**fields, "metrics": metrics, "seconds": seconds}
+
+
+def train(student: nn.Module, cell: Cell) -> None:
+    """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
+    folder, teacher, task = cell.folder / "finetuning", cell.model, cell.task
+    match cell.finetuning:
+        case Finetuning() as recipe:
+            finetune(student, teacher, task, recipe, folder)
+        case Recovery() as recipe:
+            recipe.teach(student, teacher, task.calibration(teacher), task.output_error, folder)
 
 
 def subject_of(cell: Cell, result: nn.Module) -> Subject:

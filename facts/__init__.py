@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.decomposition.truncation import low_rank_factors as low_rank_factors
     from facts.estimators.base import KroneckerFactors as KroneckerFactors
     from facts.estimators.factors import estimate_factors as estimate_factors
+    from facts.finetuning.recovery import Recovery as Recovery
+    from facts.finetuning.recovery import recover as recover
     from facts.modules.lowrank import LowRankLinear as LowRankLinear
     from facts.modules.pivoted import PivotedLinear as PivotedLinear
     from facts.moments.losses import SampledLabels as SampledLabels
@@ -44,6 +46,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "decomposition.truncation": ["Decomposition", "decompose", "low_rank_factors"],
         "estimators.base": ["KroneckerFactors"],
         "estimators.factors": ["estimate_factors"],
+        "finetuning.recovery": ["Recovery", "recover"],
         "modules.lowrank": ["LowRankLinear"],
         "modules.pivoted": ["PivotedLinear"],
         "moments.losses": ["SampledLabels", "next_tokens"],

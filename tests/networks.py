@@ -79,6 +79,8 @@ class InPlaceBlock(nn.Module):
         return x
 
 
+UNIFORM = {"search": "uniform", "form": "plain"}  # choices of which a test can say by hand what they give
+
 LAYERS = ("grid", "windows", "rows", "tokens", "shared", "vector")
 
 

@@ -32,8 +32,16 @@ def compress(
         typer.Option(rich_help_panel=BUDGET, help="Milliseconds of the whole network for one batch on this machine."),
     ] = None,
     estimator: options.EstimatorName = "facts",
-    search: options.SearchName = "uniform",
-    form: options.FormName = "plain",
+    search: options.SearchName = "cors_fisher",
+    form: options.FormName = "pivoted",
+    recover: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            rich_help_panel=options.METHOD,
+            help="Let the original teach the result for so long, on the same data, without labels.",
+        ),
+    ] = None,
     convolutions: Annotated[
         bool | None,
         typer.Option(
@@ -61,12 +69,14 @@ def compress(
     [bold]Examples[/]
 
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
+        facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --recover 30 --out deit_half
         facts compress timm/swin_tiny_patch4_window7_224 --data photos --search cors --flops 6e9 --out swin
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
-    `--search cors` finds better ranks than `uniform` and takes longer; `--cache FOLDER` makes a second run quick.
-    `facts inspect` shows what is in the folder, and `facts.load_compressed` loads it in Python.
+    `--recover` brings back most of the accuracy that a hard budget costs. `--cache FOLDER` makes a second run quick,
+    and lets one that was killed continue. `facts inspect` shows what is in the folder, and `facts.load_compressed`
+    loads it in Python.
     """
     import torch
     from tabulate import tabulate
@@ -106,6 +116,10 @@ def compress(
         input_shape=task.input_shape(network),
         cache=cache,
     )
+    if recover:
+        result = facts.recover(
+            result, task.calibration(network), minutes=recover, precision=precision, folder=cache, seed=seed
+        )
     print(result)
     reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"
     metrics: Metrics = {}

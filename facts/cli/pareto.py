@@ -30,10 +30,10 @@ def pareto(
             help=f"Any of {', '.join(SEARCHES)}.",
             autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
         ),
-    ] = "uniform",
+    ] = "cors_fisher",
     forms: Annotated[
         str, typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored.")
-    ] = "plain",
+    ] = "pivoted",
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,9 +22,14 @@ from facts.moments.execution import Execution
 from facts.moments.losses import Loss, OutputError, on_given_labels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import SEARCHES, AllocationProblem, Search
+from facts.search.methods.cors_fisher import CoRSFisher
+from facts.search.methods.uniform import Uniform
 from facts.utils.cache import Cache
 from facts.utils.progress import timed
 from facts.utils.registry import by_name
+
+if TYPE_CHECKING:
+    from facts.finetuning import Recovery
 
 NUM_SENSITIVITY = 512
 
@@ -34,8 +39,9 @@ def compress(
     calibration: Iterable[Any] | None = None,
     *,
     estimator: str | Estimator = "facts",
-    search: str | Search = "uniform",
-    form: FormName = "plain",
+    search: str | Search | None = None,
+    form: FormName = "pivoted",
+    recover: "Recovery | None" = None,
     ratio: float | None = None,
     flops: float | None = None,
     params: float | None = None,
@@ -57,9 +63,11 @@ def compress(
 
     `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
     whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. Methods without data
-    (PELA) need none. `estimator` and `search` are names or instances. `form` is how a layer of rank k is stored:
-    `plain`, two factors, or `pivoted`, k of its rows or columns and the others' coefficients on them, which takes fewer
-    weights for the same rank, or has a higher rank for the same cost.
+    (PELA) need none. `estimator` and `search` are names or instances; the default search is `cors_fisher`, or `uniform`
+    without data. `form` is how a layer of rank k is stored: `plain`, two factors, or `pivoted`, k of its rows or
+    columns and the others' coefficients on them, which takes fewer weights for the same rank, or has a higher rank for
+    the same cost. `recover=Recovery(minutes=10)` then lets the original teach the compressed network, as
+    `facts.recover` does.
 
     The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
     `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,
@@ -81,7 +89,8 @@ def compress(
     that no plan meets; a search that is not exact and ends above its budget logs a warning.
     """
     refuse_unknown_form(form)
-    estimator, search = by_name(estimator, ESTIMATORS, "estimator"), by_name(search, SEARCHES, "search")
+    estimator = by_name(estimator, ESTIMATORS, "estimator")
+    search = by_name(search, SEARCHES, "search") if search else default_search(calibration, loss)
     budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)
     prepared = prepare(
         model,
@@ -94,7 +103,15 @@ def compress(
         input_shape=input_shape,
         cache=cache,
     )
-    return compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing, form)
+    result = compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing, form)
+    return recover.improve(result, prepared.data or (), prepared.folder) if recover else result
+
+
+def default_search(calibration: Iterable[Any] | None, loss: Loss | None) -> Search:
+    """The best search that takes no more than a second data pass; one without data, if there are none."""
+    if calibration is None:
+        return Uniform()
+    return CoRSFisher(labels="given" if loss else "sampled")  # labels can only be drawn from class logits
 
 
 def compress_prepared(
@@ -135,4 +152,11 @@ def compress_prepared(
         allocated = allocate_ranks(problem, search, timing)
     seconds["search"] += allocated.result.saved_seconds
     summary = Summary.of(calibration, problem, allocated, estimator, search, form, seconds)
-    return CompressionResult(allocated.model, allocated.result.plan, summary, calibration.skipped)
+    return CompressionResult(
+        allocated.model,
+        allocated.result.plan,
+        summary,
+        calibration.skipped,
+        calibration.model,
+        calibration.output_error,
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from facts.compression.budget import Budget
-from facts.compression.compress import compress_prepared
+from facts.compression.compress import compress_prepared, default_search
 from facts.compression.data import Batch, as_batches
 from facts.compression.pareto_table import ORIGINAL, ParetoTable, table_row
 from facts.compression.prepare import prepare
@@ -37,8 +37,8 @@ def pareto(
     evaluate: Callable[[nn.Module], dict[str, float]],
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
-    searches: Sequence[str | Search] = ("uniform",),
-    forms: Sequence[FormName] = ("plain",),
+    searches: Sequence[str | Search] | None = None,
+    forms: Sequence[FormName] = ("pivoted",),
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",
     sensitivity: Iterable[Any] | None = None,
@@ -66,6 +66,7 @@ def pareto(
     something else.
     """
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
+    searches = searches or [default_search(calibration, loss)]
     allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
     for form in forms:

@@ -11,6 +11,7 @@ from torch import nn
 from facts.cost.count import Cost, CostName, count_params
 from facts.modules.forms import FormName
 from facts.modules.pivots import relative_error
+from facts.moments.losses import OutputError
 from facts.search.base import Plan
 
 if TYPE_CHECKING:  # a reader of saved folders needs none of these
@@ -25,6 +26,27 @@ NUM_SHOWN = 3  # layers named among those skipped for one reason
 
 
 @dataclass(frozen=True)
+class RecoverySummary:
+    """Course of a recovery: mean distance of the outputs from the original's, before and after.
+
+    It was measured on `num_held_back` samples; the network learned from `num_samples` others.
+    """
+
+    before: float
+    after: float
+    num_samples: int
+    num_held_back: int
+    epochs: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min: the outputs of "
+            f"{self.num_held_back:,} others are {self.after:.4g} from the original's, {self.before:.4g} before"
+        )
+
+
+@dataclass(frozen=True)
 class Summary:
     """Cost of the whole network before and after, by the paper's rule, and the course of the compression.
 
@@ -36,7 +58,8 @@ class Summary:
     the solver's proof, if the search used one: status, error, bound, gap. `profile` is the sensitivity profile: by
     layer, the ranks, their shares of the full rank, and the errors that the search measured or predicted. `repaired`
     counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each stage; for
-    the search it includes the time that earlier searches spent on errors found in the cache.
+    the search it includes the time that earlier searches spent on errors found in the cache. `recovery` is None for a
+    network that was not trained after its compression.
     """
 
     before: Cost
@@ -53,6 +76,7 @@ class Summary:
     latency: dict[str, float] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    recovery: RecoverySummary | None = None
 
     @classmethod
     def of(
@@ -106,7 +130,8 @@ class Summary:
         allowed = ", ".join(f"{ratio:.4g} of their {name}" for name, ratio in self.bounds.items())
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         method = ", ".join([self.estimator, self.search, *(["pivoted"] if self.form == "pivoted" else [])])
-        return f"{table}\n\n{method}\nallowed the layers: {allowed}\ntook: {seconds}"
+        recovery = f"\n{self.recovery}" if self.recovery else ""
+        return f"{table}\n\n{method}\nallowed the layers: {allowed}{recovery}\ntook: {seconds}"
 
 
 def _cost_after(calibration: "Calibration", allocated: "AllocatedNetwork") -> Cost:
@@ -132,12 +157,18 @@ def _rounding(allocated: "AllocatedNetwork", decompositions: Mapping[str, "Decom
 
 @dataclass(frozen=True, repr=False)
 class CompressionResult:
-    """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped."""
+    """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped.
+
+    `original` is the network that it was made from, and `output_error` the distance of its outputs; None for a result
+    that was loaded.
+    """
 
     model: nn.Module
     plan: Plan
     summary: Summary
     skipped: dict[str, str] = field(default_factory=dict)
+    original: nn.Module | None = None
+    output_error: OutputError | None = None
 
     def __repr__(self) -> str:
         ranks = [rank for rank in self.plan.values() if rank is not None]

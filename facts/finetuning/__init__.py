@@ -1,7 +1,8 @@
-"""Finetuning of a compressed network by distillation from the original."""
+"""Finetuning of a compressed network by distillation from the original, with labels or without."""
 
 from facts.finetuning.recipe import Finetuning
+from facts.finetuning.recovery import Recovery, recover
 from facts.finetuning.stages import Stages, train_in_stages
 from facts.finetuning.training import Outcome, finetune
 
-__all__ = ["Finetuning", "Outcome", "Stages", "finetune", "train_in_stages"]
+__all__ = ["Finetuning", "Outcome", "Recovery", "Stages", "finetune", "recover", "train_in_stages"]

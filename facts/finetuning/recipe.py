@@ -1,7 +1,7 @@
 """Recipes for finetuning."""
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import ConfigDict, Field
@@ -9,11 +9,20 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.modules.networks import run
-from facts.tasks import Task
+from facts.tasks.base import Batches
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Lessons(Protocol):
+    """Batches to train on, and distances to train by: a task, or the inputs of `facts.recover`."""
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches: ...
+    def loss(self, outputs: Any, targets: Any) -> Tensor: ...
+    def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor: ...
+    def content_key(self, model: nn.Module) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -29,7 +38,8 @@ class Finetuning:
     of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
     `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
-    never trained: BatchNorm then normalises by the batch and updates its running statistics.
+    never trained: BatchNorm then normalises by the batch and updates its running statistics. `minutes` bounds the time:
+    the first steps tell how many there can be, and the cosine ends with the last.
     """
 
     num_epochs: Count = 1
@@ -43,6 +53,7 @@ class Finetuning:
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     train_batch_norm: bool = False
     backbone_scale: Positive = 1.0
+    minutes: Positive | None = None
     save_every: Count = 500
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -61,16 +72,18 @@ class Finetuning:
         """Fields that the weights depend on: all but when checkpoints are written."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
 
-    def loss(self, task: Task, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
-        """(1 - alpha) times the task's loss + alpha times the distance from the teacher, sums over samples.
+    def loss(self, lessons: Lessons, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
+        """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, sums over samples.
 
         For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), a sum over
-        samples as in the paper on DeiT; its code also divides by the number of classes.
+        samples as in the paper on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
         """
         outputs = run(student, inputs)
-        loss = (1 - self.alpha) * task.loss(outputs, targets)
-        if not self.alpha:
-            return loss
-        with torch.no_grad():
-            original = run(teacher, inputs)
-        return loss + self.alpha * task.distillation_error(original, outputs, self.temperature)
+        parts = []
+        if self.alpha < 1:
+            parts.append((1 - self.alpha) * lessons.loss(outputs, targets))
+        if self.alpha:
+            with torch.no_grad():
+                original = run(teacher, inputs)
+            parts.append(self.alpha * lessons.distillation_error(original, outputs, self.temperature))
+        return sum(parts[1:], start=parts[0])

@@ -10,12 +10,13 @@ from facts.finetuning.recipe import Finetuning
 
 
 class State:
-    """Student, AdamW, loss scale, the number of `steps` done, `totals` [epochs, 2] of loss and samples, `seconds`.
+    """Student, AdamW, loss scale, the number of `steps` done and planned, `totals` [epochs, 2] of loss and samples.
 
-    Random draws have no state: each batch has its own seed.
+    `errors` are those of the judgements so far, `best` the weights of the least one. `seconds` are those of all work,
+    `seconds_to_judge` those of the last judgement. Random draws have no state: each batch has its own seed.
     """
 
-    def __init__(self, student: nn.Module, recipe: Finetuning):
+    def __init__(self, student: nn.Module, recipe: Finetuning, total_steps: int):
         self.student = student
         # DeiT's groups: biases, norms and the parameters that the network itself lists do not decay.
         self.optimizer = create_optimizer_v2(
@@ -25,9 +26,11 @@ class State:
             self._slow_down(student.backbone, recipe.backbone_scale)
         device = next(student.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
-        self.steps = 0
+        self.steps, self.total_steps = 0, total_steps
         self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
-        self.seconds = 0.0
+        self.seconds = self.seconds_to_judge = 0.0
+        self.errors: list[float] = []
+        self.best: dict[str, Tensor] = {}
 
     def _slow_down(self, part: nn.Module, scale: float) -> None:
         """Put the part's parameters into groups whose rate timm's schedules multiply by `lr_scale`."""
@@ -37,21 +40,37 @@ class State:
             group["params"] = [parameter for parameter in group["params"] if parameter not in own]
             self.optimizer.add_param_group({**group, "params": slow, "lr_scale": scale})
 
+    def note_error(self, error: float) -> None:
+        """Note a judgement, and keep the weights if none was better."""
+        if not self.errors or error < min(self.errors):
+            self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
+        self.errors.append(error)
+
+    @torch.no_grad()
+    def take_best(self) -> None:
+        """Give the student the weights of the least error, if it was judged."""
+        for name, tensor in self._weights().items() if self.best else ():
+            tensor.copy_(self.best[name])
+
     def tensors(self) -> dict[str, Tensor]:
         moments = self.optimizer.state_dict()["state"]
         return {
             **{f"student/{name}": tensor.detach() for name, tensor in self._weights().items()},
             **{f"adamw/{i}/{key}": tensor for i, entries in moments.items() for key, tensor in entries.items()},
             **{f"scaler/{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()},
-            "steps": torch.tensor(self.steps),
+            **{f"best/{name}": tensor for name, tensor in self.best.items()},
+            "steps": torch.tensor([self.steps, self.total_steps]),
             "totals": self.totals,
-            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+            "seconds": torch.tensor([self.seconds, self.seconds_to_judge], dtype=torch.float64),
+            "errors": torch.tensor(self.errors, dtype=torch.float64),
         }
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in self._weights().items():
             tensor.copy_(tensors[f"student/{name}"])
+            if f"best/{name}" in tensors:
+                self.best[name] = tensors[f"best/{name}"].to(tensor.device)
         moments: dict[int, dict[str, Tensor]] = {}
         scaler = {}
         for name, tensor in tensors.items():
@@ -63,8 +82,9 @@ class State:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         if scaler:
             self.scaler.load_state_dict(scaler)
-        self.steps, self.seconds = int(tensors["steps"]), float(tensors["seconds"])
-        self.totals = tensors["totals"]
+        self.steps, self.total_steps = tensors["steps"].tolist()
+        self.seconds, self.seconds_to_judge = tensors["seconds"].tolist()
+        self.totals, self.errors = tensors["totals"], tensors["errors"].tolist()
 
     def _weights(self) -> dict[str, Tensor]:
         """Parameters and buffers, each once: some networks register one under several names."""

@@ -3,9 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from facts.finetuning.factors import plain_factors
-from facts.finetuning.recipe import Finetuning
+from facts.finetuning.recipe import Finetuning, Lessons
 from facts.finetuning.state import State
 from facts.modules.modes import autocast, evaluating
-from facts.tasks import Task
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import Cache, content_key
@@ -33,87 +32,153 @@ log = logging.getLogger(__name__)
 Numbered = tuple[int, tuple[Any, Any]]
 """A batch and its number in the epoch."""
 
+Judge = Callable[[nn.Module], float]
+"""From a network in evaluation mode to its error on samples that it is not trained on, the same in all processes."""
+
+NUM_TRIALS = 3  # steps that tell how many fit into the given minutes
+PATIENCE = 3  # judgements without an improvement
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and the time of all steps, those before an interruption too."""
+    """The mean loss of each epoch, and the time, that before an interruption too.
+
+    `errors` are those that the judge found before the training and after each epoch.
+    """
 
     losses: list[float]
     seconds: float
+    errors: list[float] = field(default_factory=list)
 
 
 def finetune(
-    student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Path | str | None = None
+    student: nn.Module,
+    teacher: nn.Module,
+    lessons: Lessons,
+    recipe: Finetuning,
+    folder: Path | str | None = None,
+    judge: Judge | None = None,
 ) -> Outcome:
-    """Train all parameters of `student` in place, on the task's training batches; `teacher` stays as it is.
+    """Train all parameters of `student` in place, on a task's training batches; `teacher` stays as it is.
 
-    Pivoted layers are trained as plain factors, and become pivoted again.
+    Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
+    weights of the least error, which may be those that it had, and training ends if three epochs do not lower it.
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
     same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
     starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
-    weights. Processes started by torchrun share each step's batches. The statistics of BatchNorm stay fixed unless the
-    recipe trains them, since a part of a batch has other statistics.
+    weights, once the number of steps is fixed. Processes started by torchrun share each step's batches. The statistics
+    of BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
 
     def train() -> Outcome:
-        checkpoint = f"finetuning-{_fingerprint(student, teacher, task, recipe)}" if folder else ""
+        checkpoint = f"finetuning-{_fingerprint(student, teacher, lessons, recipe)}" if folder else ""
         with plain_factors(student, recipe.autocast_type):
-            return _Training(student, teacher, task, recipe, folder, checkpoint).run()
+            return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge).run()
 
     return distributed.on_all_ranks(train)
 
 
-def _fingerprint(student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning) -> str:
-    return content_key(recipe.identity(), repr(student), student, teacher, task.content_key(teacher))
+def _fingerprint(student: nn.Module, teacher: nn.Module, lessons: Lessons, recipe: Finetuning) -> str:
+    return content_key(recipe.identity(), repr(student), student, teacher, lessons.content_key(teacher))
 
 
 class _Training:
     def __init__(
-        self, student: nn.Module, teacher: nn.Module, task: Task, recipe: Finetuning, folder: Any, checkpoint: str
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        lessons: Lessons,
+        recipe: Finetuning,
+        folder: Any,
+        checkpoint: str,
+        judge: Judge | None,
     ):
-        self.student, self.teacher, self.task, self.recipe = student, teacher, task, recipe
+        self.student, self.teacher, self.lessons, self.recipe = student, teacher, lessons, recipe
         self.device = next(student.parameters()).device
         self.cache = Cache(folder) if folder else None
-        self.checkpoint = checkpoint
-        self.num_batches = len(task.training(teacher, 0, recipe.seed))
+        self.checkpoint, self.judge = checkpoint, judge
+        self.num_batches = len(lessons.training(teacher, 0, recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has not one whole batch to train on: lower its batch_size")
         self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
         student.requires_grad_(True)
-        self.state = State(student, recipe)
-        self.total_steps = recipe.num_epochs * self.steps_per_epoch
-        self.schedule = CosineLRScheduler(
-            self.state.optimizer, self.total_steps, lr_min=recipe.min_learning_rate, t_in_epochs=False
-        )
+        self.state = State(student, recipe, recipe.num_epochs * self.steps_per_epoch)
+        self.schedule = self._cosine(initialize=True)
+
+    def _cosine(self, initialize: bool = False) -> CosineLRScheduler:
+        """A cosine over all steps, from the rates at its initialisation."""
+        lowest, length = self.recipe.min_learning_rate, self.state.total_steps
+        return CosineLRScheduler(self.state.optimizer, length, lr_min=lowest, t_in_epochs=False, initialize=initialize)
 
     def run(self) -> Outcome:
+        state = self.state
         self._resume()
-        with evaluating(self.teacher), _training(self.student, self.recipe), _progress(self.total_steps) as progress:
-            progress(self.state.steps)
-            while self.state.steps < self.total_steps:
-                self._epoch(self.state.steps // self.steps_per_epoch, progress)
+        with evaluating(self.teacher), _training(self.student, self.recipe), _progress() as progress:
+            progress(state)
+            if not state.errors:
+                self._judge()
+            while not self._is_over():
+                self._epoch(state.steps // self.steps_per_epoch, progress)
         self.student.zero_grad()
-        loss, samples = self.state.totals.T
-        return Outcome((loss / samples).tolist(), self.state.seconds)
+        state.take_best()
+        loss, samples = state.totals[state.totals[:, 1] > 0].T
+        return Outcome((loss / samples).tolist(), state.seconds, state.errors)
+
+    def _is_over(self) -> bool:
+        state = self.state
+        waited = len(state.errors) - 1 - state.errors.index(min(state.errors)) if state.errors else 0
+        return state.steps >= state.total_steps or waited >= PATIENCE or not self._seconds_left()
+
+    def _seconds_left(self) -> float:
+        """Seconds that the recipe leaves, less those of a last judgement, alike in all processes."""
+        if not self.recipe.minutes:
+            return math.inf
+        used = distributed.all_gather(self.state.seconds + self.state.seconds_to_judge)[0]
+        return max(0.0, 60 * self.recipe.minutes - used)
 
     def _epoch(self, epoch: int, progress: Any) -> None:
         """Train the rest of an epoch, of which some steps may be done."""
         first = self.state.steps % self.steps_per_epoch
         own = slice(first * self.recipe.accumulate + distributed.rank(), None, distributed.size())
         numbers = range(self.num_batches)[own]
-        batches = iter(self.task.training(self.teacher, epoch, self.recipe.seed)[own])
+        batches = iter(self.lessons.training(self.teacher, epoch, self.recipe.seed)[own])
         for step in range(first, self.steps_per_epoch):
             start = time.perf_counter()
             in_step = range(step * self.recipe.accumulate, (step + 1) * self.recipe.accumulate)
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
-            self.state.seconds += time.perf_counter() - start
-            progress(self.state.steps, loss)
-            if step + 1 == self.steps_per_epoch or self.state.steps % self.recipe.save_every == 0:
+            seconds = time.perf_counter() - start
+            self.state.seconds += seconds
+            if self.recipe.minutes and self.state.steps == NUM_TRIALS:
+                self._plan(seconds)
+            progress(self.state, loss)
+            last = step + 1 == self.steps_per_epoch or self._is_over()
+            if last:
+                self._judge()
+            if last or self.state.steps % self.recipe.save_every == 0 or self.state.steps == NUM_TRIALS:
                 self._save(epoch)
+            if last:
+                return
+
+    def _plan(self, seconds: float) -> None:
+        """Fix the number of steps that the time left allows, if each takes so many seconds."""
+        each = seconds + self.state.seconds_to_judge / self.steps_per_epoch
+        affordable = self.state.steps + int(self._seconds_left() / each)
+        self.state.total_steps = distributed.all_gather(min(self.state.total_steps, affordable))[0]
+        self.schedule = self._cosine()
+
+    def _judge(self) -> None:
+        """Measure the error of the student, and keep its weights if there was none better."""
+        if not self.judge:
+            return
+        start = time.perf_counter()
+        with evaluating(self.student):
+            self.state.note_error(self.judge(self.student))
+        self.state.seconds_to_judge = time.perf_counter() - start
+        self.state.seconds += self.state.seconds_to_judge
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
@@ -158,7 +223,7 @@ class _Training:
         inputs, targets = to_device(batch, self.device)
         try:
             with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
-                loss = self.recipe.loss(self.task, self.student, self.teacher, inputs, targets) / num_samples
+                loss = self.recipe.loss(self.lessons, self.student, self.teacher, inputs, targets) / num_samples
             self.state.scaler.scale(loss).backward()
         except torch.OutOfMemoryError as error:
             raise MemoryError(
@@ -172,17 +237,19 @@ class _Training:
         if None in distributed.all_gather(tensors and True) or tensors is None:
             return
         self.state.restore(tensors)
-        log.info("finetuning continues after step %d of %d", self.state.steps, self.total_steps)
+        self.schedule = self._cosine()
+        log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
+        state = self.state
         if cache := self.cache:
-            distributed.on_main_rank(lambda: cache.save(self.checkpoint, self.state.tensors()))
-        steps, (loss, samples) = self.state.steps, self.state.totals[epoch].tolist()
-        left = timedelta(seconds=round(self.state.seconds / steps * (self.total_steps - steps)))
+            distributed.on_main_rank(lambda: cache.save(self.checkpoint, state.tensors()))
+        loss, samples = state.totals[epoch].tolist()
+        left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
         log.info(
             "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
-            steps, self.total_steps, epoch + 1, loss / samples, left,
+            state.steps, state.total_steps, epoch + 1, loss / samples, left,
         )  # fmt: skip
 
 
@@ -200,7 +267,7 @@ def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Any]:
+def _progress() -> Iterator[Any]:
     """A function that shows the steps done, the loss and an estimate of the time left, on the main rank."""
     columns = (
         TextColumn("finetuning"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
@@ -208,9 +275,10 @@ def _progress(total: int) -> Iterator[Any]:
     )  # fmt: skip
     console = Console(stderr=True)
     with Progress(*columns, transient=True, console=console, disable=not distributed.is_main_rank()) as progress:
-        bar = progress.add_task("", total=total, loss="")
+        bar = progress.add_task("", loss="")
 
-        def show(completed: int, loss: float | None = None) -> None:
-            progress.update(bar, completed=completed, loss="" if loss is None else f"loss {loss:.4g}")
+        def show(state: State, loss: float | None = None) -> None:
+            shown = "" if loss is None else f"loss {loss:.4g}"
+            progress.update(bar, completed=state.steps, total=state.total_steps, loss=shown)
 
         yield show

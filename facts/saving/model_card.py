@@ -123,6 +123,7 @@ def _method(manifest: Manifest) -> dict[str, str]:
         "budget": ", ".join(
             f"{ratio:.4g} of the {cost} of the compressed layers" for cost, ratio in summary.bounds.items()
         ),
+        "recovery": summary.recovery and str(summary.recovery),
         "made from": base.get("name") and f"`{base['name']}`",
         "its repository": base.get("repository"),
         "its weights": base.get("source") and f"`{base['source']}`, SHA-256 {base.get('sha256', 'not known')}",

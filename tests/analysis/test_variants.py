@@ -8,14 +8,14 @@ from facts.cost.count import count_params
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
 from facts.modules.lowrank import LowRankLinear
-from tests.networks import image_batches
+from tests.networks import UNIFORM, image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
 
 
 @pytest.fixture
 def compressed(model):
-    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8)).model
+    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8), **UNIFORM).model
 
 
 def test_residuals_stand_beside_low_rank_layers_and_take_five_percent(model, compressed):

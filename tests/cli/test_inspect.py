@@ -12,7 +12,7 @@ def test_words(run, compressed):
     _, folder = compressed
     text = run("inspect", folder).output
     description = json.loads((folder / "compression.json").read_text())
-    for part in ("made from: test_vit", "FLOPs", "FACTS(", "Uniform(", "top1: original", "it makes the outputs"):
+    for part in ("made from: test_vit", "FLOPs", "FACTS(", "CoRSFisher(", "top1: original", "it makes the outputs"):
         assert part in text
     assert f"facts {facts.__version__}" in text
     assert description["fingerprint"] in text

@@ -19,7 +19,7 @@ def test_table_and_picture(run, photos, tmp_path):
     assert points.top1.between(0, 100).all()
     with Image.open(tmp_path / "pareto.png") as picture:
         assert picture.size == (1200, 800)
-    assert "svd_llm, uniform" in (tmp_path / "pareto.svg").read_text()
+    assert "svd_llm, cors_fisher" in (tmp_path / "pareto.svg").read_text()
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:6]] == list(points.estimator)
     assert any(line.rstrip().endswith("*") for line in lines)
@@ -35,7 +35,7 @@ def test_both_forms_are_told_apart(run, photos, tmp_path):
     points = pd.read_csv(tmp_path / "pareto.csv")
     assert list(points.form) == ["original", "plain", "plain", "pivoted", "pivoted"]
     assert [line.split()[2] for line in result.stdout.splitlines()[1:6]] == list(points.form)
-    assert all(f"pela, uniform, {form}" in (tmp_path / "pareto.svg").read_text() for form in ("plain", "pivoted"))
+    assert all(f"pela, cors_fisher, {form}" in (tmp_path / "pareto.svg").read_text() for form in ("plain", "pivoted"))
 
 
 def test_a_second_start_computes_only_what_is_missing(run, photos, tmp_path, caplog):
@@ -47,7 +47,9 @@ def test_a_second_start_computes_only_what_is_missing(run, photos, tmp_path, cap
     pd.testing.assert_frame_equal(after[: len(before)], before)
     assert list(after.estimator[len(before) :]) == ["asvd", "asvd"]
     done = [message for message in caplog.messages if "top1" in message]
-    assert [message.split(":")[0] for message in done] == ["asvd, uniform, plain, 0.4", "asvd, uniform, plain, 0.6"]
+    assert [message.split(":")[0] for message in done] == [
+        f"asvd, cors_fisher, pivoted, {ratio}" for ratio in (0.4, 0.6)
+    ]
 
 
 def test_labels_are_needed(run, photos, tmp_path):

@@ -9,7 +9,7 @@ from facts.compression.data import FirstSamples
 from facts.compression.selection import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS
 from facts.search import Uniform
-from tests.networks import LAYERS, image_batches, make_model, relative_error
+from tests.networks import LAYERS, UNIFORM, image_batches, make_model, relative_error
 
 
 def snapshot(model):
@@ -35,7 +35,7 @@ def assert_untouched(model, before):
 class TestResult:
     @pytest.mark.parametrize("name", ESTIMATORS)
     def test_every_estimator_meets_the_budget(self, model, batches, name):
-        result = facts.compress(model, batches, estimator=name, ratio=0.5)
+        result = facts.compress(model, batches, estimator=name, ratio=0.5, **UNIFORM)
         assert list(result.plan) == list(LAYERS)
         before = after = 0
         for layer, rank in result.plan.items():
@@ -73,7 +73,7 @@ class TestResult:
     def test_weights_are_the_decomposition(self, model, batches):
         """What `compress` does is what its parts do when called one by one."""
         estimator = FACTS()
-        result = facts.compress(model, batches, estimator=estimator, ratio=0.5)
+        result = facts.compress(model, batches, estimator=estimator, ratio=0.5, **UNIFORM)
         moments = facts.moments.collect_moments(model, select_layers(model).layers, batches, estimator.moments)
         for name, rank in result.plan.items():
             factors = estimator.factors(moments[name])
@@ -88,7 +88,7 @@ class TestResult:
         assert first.model(batches[0][0]).equal(second.model(batches[0][0]))
 
     def test_named_layers(self, model, batches):
-        result = facts.compress(model, batches, layers=["tokens", "head"])
+        result = facts.compress(model, batches, layers=["tokens", "head"], **UNIFORM)
         assert list(result.plan) == ["tokens", "head"]
         assert isinstance(result.model.head, facts.LowRankLinear)
         assert isinstance(result.model.grid, nn.Linear)
@@ -122,7 +122,9 @@ class TestResult:
 
     @pytest.mark.parametrize("cost", ["flops", "params"])
     def test_both_costs(self, model, batches, cost):
-        assert facts.compress(model, batches, cost=cost, estimator="pela").plan["tokens"] == 2  # 12 * 10 // 22 // 2
+        assert (
+            facts.compress(model, batches, cost=cost, estimator="pela", **UNIFORM).plan["tokens"] == 2
+        )  # 12 * 10 // 22 // 2
 
 
 class TestOriginalIsUntouched:
@@ -215,8 +217,8 @@ class TestBadInput:
     def test_layer_the_loss_does_not_depend_on(self):
         data = [(torch.randn(3, 12), torch.tensor([0, 1, 2]))]
         with pytest.raises(ValueError, match="layer ignored ran, but the loss does not depend on it"):
-            facts.compress(OnlyFirst(), data, layers=["first", "ignored"])
-        result = facts.compress(OnlyFirst(), data, layers=["first", "ignored"], estimator="svd_llm")
+            facts.compress(OnlyFirst(), data, layers=["first", "ignored"], **UNIFORM)
+        result = facts.compress(OnlyFirst(), data, layers=["first", "ignored"], estimator="svd_llm", **UNIFORM)
         assert result.plan == {"first": 3, "ignored": 3}
 
     @pytest.mark.parametrize("name", ["facts", "svd_llm"])

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import facts
 from facts.compression.data import FirstSamples, as_batches
 from facts.moments.losses import SampledLabels, summed_cross_entropy
-from tests.networks import image_batches, make_causal_lm, make_model
+from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
 
 TOKENS = torch.arange(24).reshape(3, 8)
 
@@ -72,7 +72,7 @@ class TestClassifiers:
             seen.append(targets)
             return outputs.square().sum()
 
-        facts.compress(model, images, loss=energy)
+        facts.compress(model, images, loss=energy, **UNIFORM)
         assert seen == [None]
 
 

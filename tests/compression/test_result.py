@@ -5,7 +5,7 @@ import torch
 import facts
 from facts.compression.result import CompressionResult, Summary
 from facts.cost.count import Cost
-from tests.networks import image_batches, make_model
+from tests.networks import UNIFORM, image_batches, make_model
 
 
 def test_what_is_printed():
@@ -49,7 +49,7 @@ def test_nothing_known_of_flops():
 
 def test_the_summary_knows_the_method():
     batches = image_batches([3], dtype=torch.float32)
-    summary = facts.compress(make_model(torch.float32), batches, estimator="svd_llm", ratio=0.7).summary
+    summary = facts.compress(make_model(torch.float32), batches, estimator="svd_llm", ratio=0.7, **UNIFORM).summary
     assert summary.estimator == "SVDLLM()"
     assert summary.search == "Uniform(rank_multiple=1)"
     assert summary.bounds == {"flops": 0.7}

@@ -12,7 +12,7 @@ from torch import nn
 import facts
 from facts.compression.reasons import reasons_to_skip
 from facts.compression.selection import select_layers
-from tests.networks import image_batches, make_causal_lm, make_model
+from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
 
 
 class Doubling(nn.Linear):
@@ -105,7 +105,7 @@ class TestMeta:
     def test_a_network_that_looks_at_values(self, vectors, caplog):
         """Its FLOPs stay unknown; those of its layers do not."""
         with caplog.at_level(logging.WARNING):
-            result = facts.compress(Careless(), vectors)
+            result = facts.compress(Careless(), vectors, **UNIFORM)
         assert "no FLOPs: Careless does not run on the meta device" in caplog.text
         assert result.summary.before.flops is None
         assert result.summary.budget["flops"] == 2 * 12 * 16 // 2

@@ -14,6 +14,7 @@ from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 from facts.search import Uniform
+from tests.networks import UNIFORM
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
 TANH = 1000.0
@@ -120,7 +121,7 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
     monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
     clock.together = together
     batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
-    found = facts.compress(make_model(), batches, ratio=0.7, cost="latency", timing=QUICK).summary.latency
+    found = facts.compress(make_model(), batches, ratio=0.7, cost="latency", timing=QUICK, **UNIFORM).summary.latency
     assert len(searches) == num_searches
     assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
     assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
@@ -182,7 +183,9 @@ def test_a_latency_pays_for_higher_ranks_if_layers_are_pivoted(clock):
     batches = [(torch.randn(16, 64), torch.randint(32, (16,)))]
     plans = {}
     for form in FORMS:
-        result = facts.compress(make_model(), batches, form=form, ratio=0.7, cost="latency", timing=QUICK)
+        result = facts.compress(
+            make_model(), batches, form=form, ratio=0.7, cost="latency", timing=QUICK, search="uniform"
+        )
         found = result.summary.latency
         assert 0.9 * found["allowed"] < found["measured"] <= found["allowed"] * (1 + 1e-9)
         plans[form] = result.plan

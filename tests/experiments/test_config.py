@@ -22,7 +22,7 @@ from facts.analysis import Analysis
 from facts.compression.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
-from facts.finetuning import Finetuning
+from facts.finetuning import Finetuning, Recovery
 from facts.models import CausalLM, OpenMMLabModel
 from facts.moments.memory import MemoryPolicy
 from facts.search import SEARCHES
@@ -154,6 +154,13 @@ def test_the_shared_files_say_every_field_with_the_default_of_the_library():
     assert hardware.timing == asdict(TimingPolicy())
     chosen = {"_target_": "facts.finetuning.Finetuning", "learning_rate": "???", "seed": "${seed}"}
     assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
+
+
+def test_the_recovery_says_every_field(cell_config):
+    config = cell_config("finetuning=recovery").finetuning
+    on_images, on_digits = (instantiate(config[profile]) for profile in ("paper", "mini"))
+    assert config.paper.keys() - {"_target_"} == asdict(Recovery()).keys()
+    assert on_images == Recovery(epochs=10, precision="bfloat16") and on_digits == Recovery(epochs=10, views=False)
 
 
 @pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "task", "tracking"])

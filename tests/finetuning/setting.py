@@ -11,7 +11,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import summed_cross_entropy
 from facts.tasks.classification.base import Classification
 from facts.utils.cache import content_key
-from tests.networks import image_batches, make_model
+from tests.networks import UNIFORM, image_batches, make_model
 
 
 class Given:
@@ -68,7 +68,7 @@ def kill():
 
 def make_student(dtype=torch.float64):
     """Another network than the teacher `make_model()`, with dropout and low-rank layers."""
-    student = facts.compress(make_model(dtype, seed=1), estimator="pela", ratio=0.6).model
+    student = facts.compress(make_model(dtype, seed=1), estimator="pela", ratio=0.6, **UNIFORM).model
     student.head = nn.Sequential(nn.Dropout(0.5), student.head)
     return student
 

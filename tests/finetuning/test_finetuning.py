@@ -16,7 +16,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Digits, Task
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
-from tests.networks import image_batches, make_model, relative_error
+from tests.networks import UNIFORM, image_batches, make_model, relative_error
 
 
 def one_loss(student, teacher, **fields):
@@ -266,7 +266,7 @@ def test_every_family_can_be_finetuned(name):
     """Every parameter learns, and statistics of BatchNorm stay."""
     teacher, task = mini_recipe(name).build(), Given([1])
     task.batches = image_batches([8, 8], num_classes=10, shape=Digits().input_shape(teacher)[1:], dtype=torch.float32)
-    student = facts.compress(teacher, task.batches, estimator="pela", ratio=0.5).model
+    student = facts.compress(teacher, task.batches, estimator="pela", ratio=0.5, **UNIFORM).model
     before = copy.deepcopy(student)
     finetune(student, teacher, task, recipe(precision="bfloat16"))
     for (parameter, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):

@@ -34,7 +34,7 @@ def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at
 
 def test_a_checkpoint_holds_the_scale_of_the_loss():
     """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
-    state, again = (State(make_student(torch.float32), recipe(precision="float16")) for _ in range(2))
+    state, again = (State(make_student(torch.float32), recipe(precision="float16"), 1) for _ in range(2))
     changed = {
         "scale": 512.0,
         "growth_factor": 2.0,

@@ -70,7 +70,7 @@ def test_only_by_choice(model, batches):
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "cors_fisher"])
 def test_compressed(model, batches, search):
-    result = facts.compress(model, batches, convolutions=True, search=search, ratio=0.7)
+    result = facts.compress(model, batches, convolutions=True, search=search, ratio=0.7, form="plain")
     assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.model(batches[0][0]).isfinite().all()

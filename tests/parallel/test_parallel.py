@@ -12,7 +12,7 @@ import torch
 from experiments.config import CONF
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import relative_error
-from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans
+from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans, recovered
 
 ROOT = Path(CONF).parent
 # float64 sums in another order. Lanczos: a relative residual of 1e-9. Errors of a network in float32: sums in another
@@ -77,6 +77,13 @@ def test_two_processes_finetune_to_the_weights_of_one(together, tmp_path, accumu
     for name, weights in expected.items():
         assert relative_error(ours[name], weights) < EXACT
         assert loaded[name].equal(ours[name])
+
+
+@pytest.mark.parametrize("accumulate", ACCUMULATE)
+def test_two_processes_recover_the_weights_of_one(together, accumulate):
+    expected = recovered(accumulate)
+    for name, ours in together["recovered"][accumulate].items():
+        assert relative_error(ours, expected[name]) < EXACT, name
 
 
 def test_what_fails_in_one_process_fails_in_all(together):

@@ -84,6 +84,14 @@ def finetuned(folder: Path, accumulate: int) -> list[dict]:
     return weights
 
 
+def recovered(accumulate: int) -> dict:
+    """Weights and course of a network that its original taught."""
+    result = facts.compress(make_model(), estimator="pela", ratio=0.6)
+    options = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 2, "accumulate": accumulate}
+    again = facts.recover(result, image_batches([4] * 6), **options)
+    return {**again.model.state_dict(), "after": torch.tensor(again.summary.recovery.after)}
+
+
 def failure() -> str:
     """What the processes hear of each other's failure: NaN in the batch of the second one alone."""
     batches = image_batches([2, 2, 2])
@@ -119,6 +127,7 @@ def results(folder: Path) -> dict:
         "plans": plans(folder / "plans"),
         "record": cell_record(folder / "results"),
         "finetuned": {accumulate: finetuned(folder / "finetuning", accumulate) for accumulate in ACCUMULATE},
+        "recovered": {accumulate: recovered(accumulate) for accumulate in ACCUMULATE},
     }
 
 

@@ -13,18 +13,22 @@ from tests.photos.data import (
     weights_of,
 )
 
+LONG = ("test_fisher.py", "test_searches.py", "test_beyond.py")  # tests of results, ten minutes and more each
 
-def pytest_collection_modifyitems(items):
+
+def pytest_collection_modifyitems(config, items):
     here = [item for item in items if "tests/photos/" in item.path.as_posix()]
     for item in here:
         if not (all(weights_of(network).exists() for network in NETWORKS) and PHOTOS.exists()):
             item.add_marker(pytest.mark.skip(reason=f"no photos and weights in {DATA}"))
+        elif item.path.name in LONG and not config.getoption("--write-results"):
+            item.add_marker(pytest.mark.skip(reason="takes ten minutes or more: only with --write-results"))
 
 
 @pytest.fixture(scope="session")
-def results(request, tmp_path_factory):
-    """Where the ViT-Tiny's tables and figures go: a folder of the tests' unless told, so that the repository stays."""
-    return RESULTS / "vit_tiny" if request.config.getoption("--write-results") else tmp_path_factory.mktemp("vit_tiny")
+def results():
+    """Where the ViT-Tiny's tables and figures go."""
+    return RESULTS / "vit_tiny"
 
 
 @pytest.fixture(scope="session")

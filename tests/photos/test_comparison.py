@@ -14,7 +14,7 @@ from facts.utils.cache import content_key
 from facts.utils.files import replacing
 from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1
 
-ASKED = {"estimators": ["facts"], "forms": ["plain", "pivoted"], "ratios": [0.7]}
+ASKED = {"estimators": ["facts"], "searches": ["uniform"], "forms": ["plain", "pivoted"], "ratios": [0.7]}
 REGULARIZATIONS = [FACTS(grad_clip=clip, normalize=by) for clip in (None, "median") for by in ("none", "batch")]
 ALL = (
     {
@@ -23,9 +23,14 @@ ALL = (
         "forms": ["plain", "pivoted"],
         "ratios": [0.8, 0.7, 0.6],
     },
-    {"estimators": REGULARIZATIONS, "ratios": [0.8, 0.7]},
+    {"estimators": REGULARIZATIONS, "searches": ["uniform"], "forms": ["plain"], "ratios": [0.8, 0.7]},
     # GFWSVD reads each sample's gradients anew in every iteration: an hour.
-    {"estimators": [name for name in ESTIMATORS if name != "gfwsvd"], "ratios": [0.8, 0.7]},
+    {
+        "estimators": [name for name in ESTIMATORS if name != "gfwsvd"],
+        "searches": ["uniform"],
+        "forms": ["plain"],
+        "ratios": [0.8, 0.7],
+    },
 )
 PIVOTED_GAIN = 10.0  # in points, at a ratio of 0.7 with uniform ranks
 

@@ -16,6 +16,7 @@ from facts.analysis import CrossMoments, FisherSimilarity, Subject, TokenCouplin
 from facts.compression.compress import compress
 from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS, GFWSVD
+from tests.networks import UNIFORM
 from tests.photos.data import top1, write_table
 from tests.records import make_record
 
@@ -56,7 +57,7 @@ def accuracies(setting):
     figures = {"dense": top1(model, setting.validation)}
     prepare(model, calibration, cache=setting.cache).collect(METHODS.values())
     for name, estimator in METHODS.items():
-        result = compress(model, calibration, estimator=estimator, ratio=RATIO, cache=setting.cache)
+        result = compress(model, calibration, estimator=estimator, ratio=RATIO, cache=setting.cache, **UNIFORM)
         figures[name] = top1(result.model, setting.validation)
     print(*(f"{name:12} {figure:6.2f} %" for name, figure in figures.items()), sep="\n")
     return figures
@@ -157,7 +158,7 @@ def neighbours_couple_more(coupling):
 
 
 def test_what_the_zero_cross_moment_assumption_drops(setting, subject, results):
-    result = compress(setting.model, setting.calibration, ratio=RATIO, cache=setting.cache)
+    result = compress(setting.model, setting.calibration, ratio=RATIO, cache=setting.cache, **UNIFORM)
     few = Subject(**subject | {"held_out": subject["calibration"].on(setting.validation[:2])}, compressed=result.model)
     findings = CrossMoments(num_probes=8).run(few)
     draw(

@@ -33,6 +33,7 @@ def searches(setting, results):
                 setting.model,
                 setting.calibration,
                 search=search,
+                form="plain",
                 ratio=ratio,
                 sensitivity=others[: num_photos // BATCH] or None,
                 cache=setting.cache,

@@ -38,7 +38,7 @@ BOUNDS = {
 def compress(name, **options):
     """At 70 % of the FLOPs, of which narrow layers can really keep to."""
     model, batches = make_model(torch.float32), image_batches([16, 16], dtype=torch.float32)
-    return facts.compress(model, batches, search=QUICK.get(name, name), **{"ratio": 0.7, **options})
+    return facts.compress(model, batches, search=QUICK.get(name, name), **{"ratio": 0.7, **options}, form="plain")
 
 
 def wide_problem(**fields):
@@ -290,7 +290,7 @@ def test_cors_offers_the_measured_ranks_where_no_multiple_lies_between(ratios):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 192), nn.Tanh(), nn.Linear(192, 64))
     batches = [(torch.randn(16, 64), torch.randint(64, (16,)))]
-    result = facts.compress(model, batches, search=CoRS(ratios=ratios), ratio=0.5)
+    result = facts.compress(model, batches, search=CoRS(ratios=ratios), ratio=0.5, form="plain")
     assert set(result.plan.values()) <= {14, 15}
 
 

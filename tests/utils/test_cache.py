@@ -14,7 +14,7 @@ from facts.compression.selection import select_layers
 from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
 from facts.moments import GroupGradients, collect_moments
 from facts.utils.cache import Cache, calibration_key, content_key
-from tests.networks import EveryShape, image_batches, make_model
+from tests.networks import UNIFORM, EveryShape, image_batches, make_model
 
 
 def sum_of_outputs(outputs, targets):
@@ -51,7 +51,7 @@ def folder(tmp_path):
 def passes(model, batches, **options):
     """Batches that went through the model during `compress`."""
     Counting.calls = 0
-    result = facts.compress(model, batches, **options)
+    result = facts.compress(model, batches, **options, **UNIFORM)
     return result, Counting.calls
 
 
@@ -154,11 +154,11 @@ class TestCompress:
 
     def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
         with pytest.raises(ValueError, match="name of its own"):
-            facts.compress(model, batches, loss=lambda outputs, targets: outputs.sum(), cache=folder)
+            facts.compress(model, batches, loss=lambda outputs, targets: outputs.sum(), cache=folder, **UNIFORM)
 
     def test_other_content_is_another_key(self, model, batches, folder):
         def num_keys(changed_model=model, data=batches, **options):
-            facts.compress(changed_model, data, estimator="svd_llm", cache=folder, **options)
+            facts.compress(changed_model, data, estimator="svd_llm", cache=folder, **options, **UNIFORM)
             return len(keys(folder))
 
         assert num_keys() == 1
@@ -235,7 +235,7 @@ class TestDamage:
         assert list(folder.rglob("*.gradients"))
         result, num = passes(model, batches, estimator=estimator, cache=folder)
         assert num == 3
-        assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator)))
+        assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator, **UNIFORM)))
 
     def test_gradients_on_the_device_are_not_kept(self, model, batches, folder):
         estimator = GFWSVD(store="device")
@@ -264,7 +264,7 @@ class TestUnwritable:
         path.write_text("a file")
         Counting.calls = 0
         with pytest.raises(OSError, match=r"cannot write to the folder .*taken.*; choose another one or free it"):
-            facts.compress(model, batches, cache=path)
+            facts.compress(model, batches, cache=path, **UNIFORM)
         assert Counting.calls == 0
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -272,7 +272,7 @@ class TestUnwritable:
         tmp_path.chmod(0o500)
         Counting.calls = 0
         with pytest.raises(OSError, match="cannot write to the folder"):
-            facts.compress(model, batches, cache=tmp_path / "cache")
+            facts.compress(model, batches, cache=tmp_path / "cache", **UNIFORM)
         assert Counting.calls == 0
 
 

@@ -1,0 +1,16 @@
+"""A compressed detector learns from the original, without boxes."""
+
+from tests.detection import installed  # noqa: F401, I001
+
+import facts
+
+
+def test_a_detector_recovers(detection, detector):
+    calibration = detection.calibration(detector)
+    losses = {"loss": detection.loss, "output_error": detection.output_error}
+    result = facts.compress(detector, calibration, ratio=0.3, **losses)
+    course = facts.recover(
+        result, calibration, epochs=4, learning_rate=3e-4, batch_size=4, views=False
+    ).summary.recovery
+    assert course.num_samples + course.num_held_back == 16
+    assert course.after < 0.8 * course.before
