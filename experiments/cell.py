@@ -119,9 +119,10 @@ class Cell:
 
     @property
     def depends_on_device(self) -> bool:
-        """Whether something is timed."""
+        """Whether something is timed, or ends by the clock."""
         by_analysis = self.analysis is not None and self.analysis.depends_on_device
-        return by_analysis or self.method.depends_on_device
+        by_clock = self.finetuning is not None and self.finetuning.minutes is not None
+        return by_analysis or by_clock or self.method.depends_on_device
 
     @property
     def folder(self) -> Path:

@@ -108,7 +108,7 @@ class LowRank(Method):
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
         result = compress_prepared(
-            work.calibration, self.estimator, self.search, self.budget, sensitivity, self.timing, self.form
+            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.timing
         )
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
@@ -177,7 +177,7 @@ class Staged(Method):
         def compress(classifier: nn.Module, data: Any) -> Any:
             excluded_names = low_rank.options["excluded_names"]
             prepared = prepare(classifier, data, execution=work.execution, excluded_names=excluded_names)
-            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget, form=low_rank.form)
+            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget, low_rank.form)
 
         trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
         cost = count_cost(trained.model, work.task.input_shape(work.model))

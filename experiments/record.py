@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from facts.compression.result import Summary
+from facts.compression.result import RecoverySummary, Summary
 from facts.cost.count import Cost
 from facts.utils.files import replacing
 from facts.utils.version import __version__
@@ -151,5 +151,6 @@ def _parsed(text: str) -> Record:
     fields = json.loads(text)
     if summary := fields["summary"]:
         costs = {when: Cost(**summary[when]) for when in ("before", "after")}
-        fields["summary"] = Summary(**{**summary, **costs})
+        recovery = summary.get("recovery") and RecoverySummary(**summary["recovery"])
+        fields["summary"] = Summary(**{**summary, **costs, "recovery": recovery})
     return Record(**fields)

@@ -12,12 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from experiments.cell import Cell
+from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
 from experiments.wording import in_fields
 from facts.analysis import Subject
-from facts.finetuning import Finetuning, Recovery, finetune
+from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
 from facts.utils.files import locked, replacing
 from facts.utils.progress import timed
@@ -88,11 +89,9 @@ def attempt(cell: Cell, number: int) -> Record:
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
     product = cell.method.produce(cell)
-    model, seconds = product.model, dict(product.seconds)
     if cell.finetuning:
-        model = copy.deepcopy(model) if model is cell.model else model
-        with timed(seconds, "finetuning"):
-            train(model, cell)
+        product = trained(product, cell)
+    model, seconds = product.model, dict(product.seconds)
     with timed(seconds, "evaluation"):
         judgement = cell.task.judge(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
@@ -111,14 +110,18 @@ def measure(cell: Cell) -> dict[str, Any]:
     return {**fields, "metrics": metrics, "seconds": seconds}
 
 
-def train(student: nn.Module, cell: Cell) -> None:
+def trained(product: Product, cell: Cell) -> Product:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
-    folder, teacher, task = cell.folder / "finetuning", cell.model, cell.task
-    match cell.finetuning:
-        case Finetuning() as recipe:
-            finetune(student, teacher, task, recipe, folder)
-        case Recovery() as recipe:
-            recipe.teach(student, teacher, task.calibration(teacher), task.output_error, folder)
+    model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
+    if isinstance(cell.finetuning, Recovery):
+        inputs, error = cell.task.calibration(original), cell.task.output_error
+        model, recovery = cell.finetuning.teach(model, original, inputs, error, folder)
+        summary, seconds = summary and replace(summary, recovery=recovery), recovery.seconds
+    else:
+        assert cell.finetuning
+        model = copy.deepcopy(model) if model is original else model
+        seconds = finetune(model, original, cell.task, cell.finetuning, folder).seconds
+    return replace(product, model=model, summary=summary, seconds={**product.seconds, "finetuning": seconds})
 
 
 def subject_of(cell: Cell, result: nn.Module) -> Subject:

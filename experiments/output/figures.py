@@ -14,6 +14,7 @@ from experiments.output.plots.coupling import motivation, token_couplings
 from experiments.output.plots.cross_moments import cross_moments
 from experiments.output.plots.forms import forms
 from experiments.output.plots.sensitivity import fisher_prediction, sensitivity_interpolation
+from experiments.output.plots.steps import steps
 from experiments.output.plots.style import STYLE, Drawing
 from experiments.output.plots.throughput import throughput
 from facts.utils.files import replacing
@@ -29,6 +30,7 @@ DRAWINGS: dict[str, Drawing] = {
     "forms": forms,
     "motivation": motivation,
     "sensitivity_interpolation": sensitivity_interpolation,
+    "steps": steps,
     "throughput": throughput,
     "token_couplings": token_couplings,
 }

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from facts.cli import options
@@ -33,11 +34,12 @@ def compress(
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "cors_fisher",
-    form: options.FormName = "pivoted",
+    form: options.FormName = None,
     recover: Annotated[
         float | None,
         typer.Option(
             metavar="MINUTES",
+            click_type=click.FloatRange(min=0, min_open=True),
             rich_help_panel=options.METHOD,
             help="Let the original teach the result for so long, on the same data, without labels.",
         ),
@@ -74,7 +76,7 @@ def compress(
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
-    `--recover` brings back most of the accuracy that a hard budget costs. `--cache FOLDER` makes a second run quick,
+    `--recover` brings back some of the accuracy that a tight budget costs. `--cache FOLDER` makes a second run quick,
     and lets one that was killed continue. `facts inspect` shows what is in the folder, and `facts.load_compressed`
     loads it in Python.
     """
@@ -116,9 +118,9 @@ def compress(
         input_shape=task.input_shape(network),
         cache=cache,
     )
-    if recover:
+    if recover is not None:
         result = facts.recover(
-            result, task.calibration(network), minutes=recover, precision=precision, folder=cache, seed=seed
+            result, task.calibration(network), minutes=recover, precision=precision, cache=cache, seed=seed
         )
     print(result)
     reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"

@@ -77,11 +77,11 @@ Cache = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON instead of words, for other programs.")]
 FormName = Annotated[
-    Literal[*FORMS],  # type: ignore[valid-type]
+    Literal[*FORMS] | None,  # type: ignore[valid-type]
     typer.Option(
         metavar="NAME",
         rich_help_panel=METHOD,
-        help="How a low-rank layer is stored:\n\n" + explained(FORMS),
+        help="How a low-rank layer is stored; default: pivoted, in half precision plain.\n\n" + explained(FORMS),
     ),
 ]
 EstimatorName = Annotated[

@@ -32,8 +32,9 @@ def pareto(
         ),
     ] = "cors_fisher",
     forms: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored.")
-    ] = "pivoted",
+        str | None,
+        typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored."),
+    ] = None,
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",
@@ -66,7 +67,7 @@ def pareto(
     `--cache` names another folder.
     """
     names, allocations = all_chosen(estimators, ESTIMATORS), all_chosen(searches, SEARCHES)
-    kinds = all_chosen(forms, FORMS)
+    kinds = all_chosen(forms, FORMS) if forms else None
     fractions = numbers(ratios)
 
     import torch

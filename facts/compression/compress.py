@@ -19,7 +19,7 @@ from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.execution import Execution
-from facts.moments.losses import Loss, OutputError, on_given_labels
+from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
@@ -40,7 +40,7 @@ def compress(
     *,
     estimator: str | Estimator = "facts",
     search: str | Search | None = None,
-    form: FormName = "pivoted",
+    form: FormName | None = None,
     recover: "Recovery | None" = None,
     ratio: float | None = None,
     flops: float | None = None,
@@ -66,8 +66,8 @@ def compress(
     (PELA) need none. `estimator` and `search` are names or instances; the default search is `cors_fisher`, or `uniform`
     without data. `form` is how a layer of rank k is stored: `plain`, two factors, or `pivoted`, k of its rows or
     columns and the others' coefficients on them, which takes fewer weights for the same rank, or has a higher rank for
-    the same cost. `recover=Recovery(minutes=10)` then lets the original teach the compressed network, as
-    `facts.recover` does.
+    the same cost. The default is `pivoted`, but `plain` in half precision, where pivots are slower.
+    `recover=Recovery(minutes=10)` then lets the original teach the compressed network, as `facts.recover` does.
 
     The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
     `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,
@@ -88,7 +88,10 @@ def compress(
     the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
     that no plan meets; a search that is not exact and ends above its budget logs a warning.
     """
+    form = form or default_form(model, precision)
     refuse_unknown_form(form)
+    if recover and calibration is None:
+        raise ValueError("recovery needs data to learn from: give calibration")
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else default_search(calibration, loss)
     budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)
@@ -103,15 +106,22 @@ def compress(
         input_shape=input_shape,
         cache=cache,
     )
-    result = compress_prepared(prepared, estimator, search, budget, as_batches(sensitivity, model), timing, form)
+    result = compress_prepared(prepared, estimator, search, budget, form, as_batches(sensitivity, model), timing)
     return recover.improve(result, prepared.data or (), prepared.folder) if recover else result
 
 
 def default_search(calibration: Iterable[Any] | None, loss: Loss | None) -> Search:
-    """The best search that takes no more than a second data pass; one without data, if there are none."""
+    """The best search that takes no more than a second data pass; without data, one that needs none."""
     if calibration is None:
         return Uniform()
-    return CoRSFisher(labels="given" if loss else "sampled")  # labels can only be drawn from class logits
+    draws = loss is None or isinstance(loss, SampledLabels)  # labels can only be drawn from class logits
+    return CoRSFisher(labels="sampled" if draws else "given")
+
+
+def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
+    """Pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
+    types = {precision, next(model.parameters()).dtype}
+    return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
 
 
 def compress_prepared(
@@ -119,9 +129,9 @@ def compress_prepared(
     estimator: Estimator,
     search: Search,
     budget: Budget,
+    form: FormName,
     sensitivity: Iterable[Batch] | None = None,
     timing: TimingPolicy = DEFAULT_TIMING,
-    form: FormName = "plain",
 ) -> CompressionResult:
     """Compress a network that `prepare` has prepared: decompose, allocate, apply, summarise."""
     seconds: dict[str, float] = {}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from facts.compression.budget import Budget
-from facts.compression.compress import compress_prepared, default_search
+from facts.compression.compress import compress_prepared, default_form, default_search
 from facts.compression.data import Batch, as_batches
 from facts.compression.pareto_table import ORIGINAL, ParetoTable, table_row
 from facts.compression.prepare import prepare
@@ -38,7 +38,7 @@ def pareto(
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
     searches: Sequence[str | Search] | None = None,
-    forms: Sequence[FormName] = ("pivoted",),
+    forms: Sequence[FormName] | None = None,
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",
     sensitivity: Iterable[Any] | None = None,
@@ -66,9 +66,10 @@ def pareto(
     something else.
     """
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
-    searches = searches or [default_search(calibration, loss)]
-    allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches}
+    allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches or ()}
+    allocations = allocations or {"cors_fisher": default_search(calibration, loss)}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
+    forms = forms or [default_form(model, precision)]
     for form in forms:
         refuse_unknown_form(form)
     if loss:
@@ -95,7 +96,7 @@ def pareto(
     for key, (estimator, search, form, ratio) in missing.items():
         try:
             result = compress_prepared(
-                prepared, methods[estimator], allocations[search], budgets[ratio], compared, timing, form
+                prepared, methods[estimator], allocations[search], budgets[ratio], form, compared, timing
             )
         except ValueError as error:
             log.error("%s, %s, %s, %g: %s", estimator, search, form, ratio, error)

@@ -41,8 +41,8 @@ class RecoverySummary:
 
     def __str__(self) -> str:
         return (
-            f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min: the outputs of "
-            f"{self.num_held_back:,} others are {self.after:.4g} from the original's, {self.before:.4g} before"
+            f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min: mean distance from the "
+            f"original on {self.num_held_back:,} others {self.before:.4g} before, {self.after:.4g} after"
         )
 
 

@@ -38,8 +38,9 @@ class Finetuning:
     of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
     `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
-    never trained: BatchNorm then normalises by the batch and updates its running statistics. `minutes` bounds the time:
-    the first steps tell how many there can be, and the cosine ends with the last.
+    never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate
+    rises over `num_warmups` steps. `minutes` bounds the time: the first steps, and each epoch, tell how many there can
+    be, and the cosine ends with the last.
     """
 
     num_epochs: Count = 1
@@ -53,6 +54,7 @@ class Finetuning:
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     train_batch_norm: bool = False
     backbone_scale: Positive = 1.0
+    num_warmups: Annotated[int, Field(ge=0)] = 0
     minutes: Positive | None = None
     save_every: Count = 500
     seed: Annotated[int, Field(ge=0)] = 0

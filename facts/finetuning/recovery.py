@@ -14,9 +14,10 @@ from facts.compression.result import CompressionResult, RecoverySummary
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.precision import HALVES, in_float32
 from facts.finetuning.recipe import Count, Finetuning, NotNegative, Positive
-from facts.finetuning.training import finetune
+from facts.finetuning.training import Outcome, finetune
 from facts.modules.linear_calls import copy_with
 from facts.moments.losses import OutputError, kl_divergence
+from facts.utils import distributed
 from facts.utils.batches import batch_size
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
@@ -27,16 +28,17 @@ MOST_EPOCHS = 10_000  # if minutes alone are given
 class Recovery:
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun share, at
-    `learning_rate`, which falls along a cosine. With `views`, photos
-    are seen in random crops and flips. `held_back` is the fraction of the inputs by which the network is judged.
-    `precision` is the autocast type of both networks; one in half precision runs in its own, and its weights are
+    AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun share. Its
+    rate rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are seen in
+    random crops and flips. `held_back` is about the fraction of the inputs by which the network is judged, one part at
+    least. `precision` is the autocast type of both networks; one in half precision runs in its own, and its weights are
     float32 meanwhile. A checkpoint is written every `save_every` steps and after each epoch.
     """
 
     epochs: Count | None = None
     minutes: Positive | None = None
-    learning_rate: Positive = 1e-4
+    learning_rate: Positive = 3e-5
+    num_warmups: Annotated[int, Field(ge=0)] = 10
     weight_decay: NotNegative = 0.0
     batch_size: Count = 32
     accumulate: Count = 1
@@ -61,6 +63,7 @@ class Recovery:
             num_epochs=self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS),
             minutes=self.minutes,
             learning_rate=self.learning_rate,
+            num_warmups=self.num_warmups,
             weight_decay=self.weight_decay,
             alpha=1.0,
             accumulate=self.accumulate,
@@ -71,47 +74,54 @@ class Recovery:
 
     def teach(
         self,
-        student: nn.Module,
-        teacher: nn.Module,
+        network: nn.Module,
+        original: nn.Module,
         data: Iterable[Any],
         output_error: OutputError,
-        folder: Path | str | None = None,
-    ) -> RecoverySummary:
-        """Train `student` in place towards the outputs of `teacher`; it ends no further from them on what is held back.
+        cache: Path | str | None = None,
+    ) -> tuple[nn.Module, RecoverySummary]:
+        """Train a copy of `network` towards the outputs of `original`.
 
-        Checkpoints are kept in `folder`, as by `finetune`.
+        Returns the copy, or `network` itself if the copy is no nearer on the held-back samples. Checkpoints are kept in
+        `cache`, as by `finetune`.
         """
-        batches = as_batches(data, teacher)
+        batches = as_batches(data, original)
         assert batches is not None
-        inputs = Inputs.of(batches, output_error, self.batch_size, self.held_back, self.views)
-        own = HALVES.get(next(student.parameters()).dtype, self.precision)
-        recipe = replace(self.finetuning, precision=own)
+        inputs = Inputs(batches, output_error, self.batch_size, self.held_back, self.views)
+        own = HALVES.get(next(network.parameters()).dtype, self.precision)
+        recipe, student = replace(self.finetuning, precision=own), copy_with(network)
 
         def error(model: nn.Module) -> float:
-            return inputs.error(model, teacher, recipe.autocast_type)
+            return inputs.error(model, original, recipe.autocast_type)
 
-        with in_float32(student):
-            outcome = finetune(student, teacher, inputs, recipe, folder, error)
-        return RecoverySummary(
-            before=outcome.errors[0],
-            after=min(outcome.errors),
-            num_samples=inputs.num_samples,
-            num_held_back=sum(map(batch_size, inputs.held_back)),
+        def train() -> Outcome:
+            with in_float32(student):
+                return finetune(student, original, inputs, recipe, cache, error)
+
+        outcome = distributed.on_all_ranks(train)
+        before, after = error(network), error(student)  # as they are handed over: pivoted, in their own type
+        summary = RecoverySummary(
+            before=before,
+            after=min(after, before),
+            num_samples=inputs.survey.num_samples,
+            num_held_back=sum(map(batch_size, inputs.survey.held_back)),
             epochs=len(outcome.losses),
             seconds=outcome.seconds,
         )
+        return (student if after < before else network), summary
 
     def improve(
-        self, result: CompressionResult, data: Iterable[Any], folder: Path | str | None = None
+        self, result: CompressionResult, data: Iterable[Any], cache: Path | str | None = None
     ) -> CompressionResult:
-        """Teach a copy of the compressed network. Raises `ValueError` if the result does not hold its original."""
+        """Teach a compressed network. Raises `ValueError` if the result does not hold its original."""
         if result.original is None:
             raise ValueError("this result does not hold the network that it was made from: give original=")
-        student = copy_with(result.model)
-        recovery = self.teach(student, result.original, data, result.output_error or kl_divergence, folder)
+        error = result.output_error or kl_divergence
+        network, recovery = self.teach(result.model, result.original, data, error, cache)
+        if network is result.model:
+            network = copy_with(network)
         seconds = {**result.summary.seconds, "recovery": recovery.seconds}
-        summary = replace(result.summary, recovery=recovery, seconds=seconds)
-        return replace(result, model=student, summary=summary)
+        return replace(result, model=network, summary=replace(result.summary, recovery=recovery, seconds=seconds))
 
 
 def recover(
@@ -122,24 +132,27 @@ def recover(
     epochs: int | None = None,
     original: nn.Module | None = None,
     output_error: OutputError | None = None,
-    folder: Path | str | None = None,
+    cache: Path | str | None = None,
     **options: Any,
 ) -> CompressionResult:
     """Let the original teach a compressed network, without labels: its outputs on `data` are what is to be matched.
 
-    `data` is a loader as in `facts.compress`, often the same one; labels are not read. All parameters are trained, for
-    `epochs` (default: 10) or `minutes`, whichever ends first. A tenth of the data is held back and tells when to stop:
-    the result is never further from the original on it than before. `original` is the dense network (default: the one
-    that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance of outputs, a sum
-    over samples (default: that of the compression). `folder` keeps checkpoints: if the process is killed, the same call
-    continues, on a CPU to the same bits. `options` are the other fields of `facts.Recovery`.
+    `data` is a loader as in `facts.compress`, often the same one; labels are not read. Its samples come in its own
+    order, the same in every epoch, so it had better be a random one. All parameters are trained, for `epochs` (default:
+    10) or `minutes`, whichever ends first. About a tenth of the data, one step's worth at least, is held back and tells
+    when to stop: on it the result is never further from the original than before. `original` is the dense network
+    (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
+    of outputs, a sum over samples (default: that of the compression). `cache` is a folder for checkpoints: if the
+    process is killed, the same call continues, with `epochs` and on a CPU to the same bits. `options` are the other
+    fields of `facts.Recovery`.
 
     Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, if there is no
-    original, and if the loss is not finite.
+    original, if the loss is not finite, and for data that come in another order in each pass; `MemoryError` if the
+    device's memory is too small.
     """
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
-    if original:
+    if original is not None:
         result = replace(result, original=original)
-    if output_error:
+    if output_error is not None:
         result = replace(result, output_error=output_error)
-    return recipe.improve(result, data, folder)
+    return recipe.improve(result, data, cache)

@@ -1,5 +1,6 @@
 """State of finetuning: everything that changes, and so everything that a checkpoint holds."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,8 +13,8 @@ from facts.finetuning.recipe import Finetuning
 class State:
     """Student, AdamW, loss scale, the number of `steps` done and planned, `totals` [epochs, 2] of loss and samples.
 
-    `errors` are those of the judgements so far, `best` the weights of the least one. `seconds` are those of all work,
-    `seconds_to_judge` those of the last judgement. Random draws have no state: each batch has its own seed.
+    `errors` are those of the judgements so far, `best` the weights of the least one. `seconds` are those of all work up
+    to the last checkpoint. Random draws have no state: each batch has its own seed.
     """
 
     def __init__(self, student: nn.Module, recipe: Finetuning, total_steps: int):
@@ -28,7 +29,7 @@ class State:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
         self.steps, self.total_steps = 0, total_steps
         self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
-        self.seconds = self.seconds_to_judge = 0.0
+        self.seconds = self.seconds_to_judge = self.seconds_to_save = 0.0
         self.errors: list[float] = []
         self.best: dict[str, Tensor] = {}
 
@@ -42,6 +43,7 @@ class State:
 
     def note_error(self, error: float) -> None:
         """Note a judgement, and keep the weights if none was better."""
+        error = math.inf if math.isnan(error) else error
         if not self.errors or error < min(self.errors):
             self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
         self.errors.append(error)
@@ -61,7 +63,7 @@ class State:
             **{f"best/{name}": tensor for name, tensor in self.best.items()},
             "steps": torch.tensor([self.steps, self.total_steps]),
             "totals": self.totals,
-            "seconds": torch.tensor([self.seconds, self.seconds_to_judge], dtype=torch.float64),
+            "seconds": torch.tensor([self.seconds, self.seconds_to_judge, self.seconds_to_save], dtype=torch.float64),
             "errors": torch.tensor(self.errors, dtype=torch.float64),
         }
 
@@ -83,7 +85,7 @@ class State:
         if scaler:
             self.scaler.load_state_dict(scaler)
         self.steps, self.total_steps = tensors["steps"].tolist()
-        self.seconds, self.seconds_to_judge = tensors["seconds"].tolist()
+        self.seconds, self.seconds_to_judge, self.seconds_to_save = tensors["seconds"].tolist()
         self.totals, self.errors = tensors["totals"], tensors["errors"].tolist()
 
     def _weights(self) -> dict[str, Tensor]:

@@ -35,13 +35,14 @@ Numbered = tuple[int, tuple[Any, Any]]
 Judge = Callable[[nn.Module], float]
 """From a network in evaluation mode to its error on samples that it is not trained on, the same in all processes."""
 
-NUM_TRIALS = 3  # steps that tell how many fit into the given minutes
+NUM_TRIALS = 4  # steps that tell how many fit into the given minutes; the first of them is not timed
 PATIENCE = 3  # judgements without an improvement
+MARGIN = 0.02  # of the given minutes, for what is not timed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and the time, that before an interruption too.
+    """The mean loss of each epoch, and the time, that before the last checkpoint of an interrupted run too.
 
     `errors` are those that the judge found before the training and after each epoch.
     """
@@ -67,16 +68,18 @@ def finetune(
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
     same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
     starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
-    weights, once the number of steps is fixed. Processes started by torchrun share each step's batches. The statistics
+    weights, unless the recipe bounds the time. Processes started by torchrun share each step's batches. The statistics
     of BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
 
+    start = time.perf_counter()
+
     def train() -> Outcome:
         checkpoint = f"finetuning-{_fingerprint(student, teacher, lessons, recipe)}" if folder else ""
         with plain_factors(student, recipe.autocast_type):
-            return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge).run()
+            return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge, start).run()
 
     return distributed.on_all_ranks(train)
 
@@ -95,11 +98,13 @@ class _Training:
         folder: Any,
         checkpoint: str,
         judge: Judge | None,
+        start: float,
     ):
         self.student, self.teacher, self.lessons, self.recipe = student, teacher, lessons, recipe
         self.device = next(student.parameters()).device
         self.cache = Cache(folder) if folder else None
-        self.checkpoint, self.judge = checkpoint, judge
+        self.checkpoint, self.judge, self.start, self.seconds_before = checkpoint, judge, start, 0.0
+        self.timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
         self.num_batches = len(lessons.training(teacher, 0, recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has not one whole batch to train on: lower its batch_size")
@@ -110,8 +115,14 @@ class _Training:
 
     def _cosine(self, initialize: bool = False) -> CosineLRScheduler:
         """A cosine over all steps, from the rates at its initialisation."""
-        lowest, length = self.recipe.min_learning_rate, self.state.total_steps
-        return CosineLRScheduler(self.state.optimizer, length, lr_min=lowest, t_in_epochs=False, initialize=initialize)
+        return CosineLRScheduler(
+            self.state.optimizer,
+            self.state.total_steps,
+            lr_min=self.recipe.min_learning_rate,
+            warmup_t=self.recipe.num_warmups,
+            t_in_epochs=False,
+            initialize=initialize,
+        )
 
     def run(self) -> Outcome:
         state = self.state
@@ -132,12 +143,26 @@ class _Training:
         waited = len(state.errors) - 1 - state.errors.index(min(state.errors)) if state.errors else 0
         return state.steps >= state.total_steps or waited >= PATIENCE or not self._seconds_left()
 
+    def _seconds(self) -> float:
+        """Seconds since the beginning, with those up to the checkpoint of an interrupted run."""
+        return self.seconds_before + time.perf_counter() - self.start
+
     def _seconds_left(self) -> float:
-        """Seconds that the recipe leaves, less those of a last judgement, alike in all processes."""
+        """Seconds that the recipe leaves for steps, alike in all processes.
+
+        A step, a judgement here and one of what is handed over, and a checkpoint are yet to come.
+        """
         if not self.recipe.minutes:
             return math.inf
-        used = distributed.all_gather(self.state.seconds + self.state.seconds_to_judge)[0]
-        return max(0.0, 60 * self.recipe.minutes - used)
+        state = self.state
+        to_come = self._seconds_of_step() + 2 * state.seconds_to_judge + state.seconds_to_save
+        given = (1 - MARGIN) * 60 * self.recipe.minutes
+        return distributed.all_gather(max(0.0, given - self._seconds() - to_come))[0]
+
+    def _seconds_of_step(self) -> float:
+        """Mean seconds of a step so far, judgements and checkpoints included; 0 before the second one."""
+        steps, seconds = self.timed_from or (self.state.steps, 0.0)
+        return (self._seconds() - seconds) / (self.state.steps - steps) if self.state.steps > steps else 0.0
 
     def _epoch(self, epoch: int, progress: Any) -> None:
         """Train the rest of an epoch, of which some steps may be done."""
@@ -146,28 +171,26 @@ class _Training:
         numbers = range(self.num_batches)[own]
         batches = iter(self.lessons.training(self.teacher, epoch, self.recipe.seed)[own])
         for step in range(first, self.steps_per_epoch):
-            start = time.perf_counter()
             in_step = range(step * self.recipe.accumulate, (step + 1) * self.recipe.accumulate)
             chosen = [number for number in in_step if number in numbers]
             loss = self._step(epoch, list(zip(chosen, islice(batches, len(chosen)), strict=True)))
-            seconds = time.perf_counter() - start
-            self.state.seconds += seconds
-            if self.recipe.minutes and self.state.steps == NUM_TRIALS:
-                self._plan(seconds)
+            self.timed_from = self.timed_from or (self.state.steps, self._seconds())
             progress(self.state, loss)
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._judge()
-            if last or self.state.steps % self.recipe.save_every == 0 or self.state.steps == NUM_TRIALS:
+            if last or self.state.steps % self.recipe.save_every == 0:
                 self._save(epoch)
+            if self.recipe.minutes and (last or self.state.steps == NUM_TRIALS):
+                self._plan()
             if last:
                 return
 
-    def _plan(self, seconds: float) -> None:
-        """Fix the number of steps that the time left allows, if each takes so many seconds."""
-        each = seconds + self.state.seconds_to_judge / self.steps_per_epoch
-        affordable = self.state.steps + int(self._seconds_left() / each)
-        self.state.total_steps = distributed.all_gather(min(self.state.total_steps, affordable))[0]
+    def _plan(self) -> None:
+        """Fix the number of steps that the time left allows, by the time of those done."""
+        state, most, each = self.state, self.recipe.num_epochs * self.steps_per_epoch, self._seconds_of_step()
+        affordable = state.steps + int(self._seconds_left() / each) if each else most
+        state.total_steps = distributed.all_gather(min(most, affordable))[0]
         self.schedule = self._cosine()
 
     def _judge(self) -> None:
@@ -178,7 +201,6 @@ class _Training:
         with evaluating(self.student):
             self.state.note_error(self.judge(self.student))
         self.state.seconds_to_judge = time.perf_counter() - start
-        self.state.seconds += self.state.seconds_to_judge
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
@@ -237,14 +259,17 @@ class _Training:
         if None in distributed.all_gather(tensors and True) or tensors is None:
             return
         self.state.restore(tensors)
+        self.seconds_before = self.state.seconds
         self.schedule = self._cosine()
         log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
         state = self.state
+        state.seconds = self._seconds()
         if cache := self.cache:
             distributed.on_main_rank(lambda: cache.save(self.checkpoint, state.tensors()))
+        state.seconds_to_save = self._seconds() - state.seconds
         loss, samples = state.totals[epoch].tolist()
         left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
         log.info(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from facts.utils.cache import content_key
 
@@ -108,7 +109,10 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     num_classes = original.shape[-1]
     rows = max(1, KL_VALUES // num_classes)
     parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
-    return torch.stack([_kl_divergence(*part) for part in parts]).sum()
+    if not changed.requires_grad:
+        return torch.stack([_kl_divergence(*part) for part in parts]).sum()
+    chunks = (checkpoint(_kl_divergence, *part, use_reentrant=False) for part in parts)  # else all would be kept
+    return torch.stack(list(chunks)).sum()
 
 
 def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def networks():
 def compressed(networks):
     """A function from a network's name and a ratio to its compression; networks are prepared once."""
     prepared = cache(lambda name: facts.prepare(networks[name], input_shape=IMAGE))
-    return cache(lambda name, ratio: compress_prepared(prepared(name), PELA(), Uniform(), Budget.of(ratio)))
+    return cache(lambda name, ratio: compress_prepared(prepared(name), PELA(), Uniform(), Budget.of(ratio), "plain"))
 
 
 @pytest.mark.parametrize("column", range(4), ids=["dense", "60 %", "50 %", "40 %"])

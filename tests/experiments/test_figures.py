@@ -13,6 +13,7 @@ from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
 from experiments.output.plots.forms import forms
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
+from experiments.output.plots.steps import steps
 from experiments.record import Record
 from tests.records import make_record, make_summary
 
@@ -201,3 +202,25 @@ def test_forms_keep_their_colour_where_few_methods_were_timed(tmp_path):
     assert list(left) == ["PELA, plain", "PELA, pivoted", "FACTS, plain", "FACTS, pivoted"]
     assert right == {name: color for name, color in left.items() if "FACTS" in name}
     assert len(points) == 8 and points.time.dropna().tolist() == pytest.approx([0.4, 0.8, 0.4, 0.8])
+
+
+def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
+    columns = {f"{network}, {ratio} %": [] for network in ("A", "B") for ratio in (60, 30)}
+    experiment = Experiment(
+        name="beyond",
+        title="",
+        figure="steps",
+        columns=columns,
+        rows={"Dense": [], "FACTS": [], "CoRS": []},
+        unranked=["Dense"],
+    )
+    records = {
+        (row, column): make_record(metrics={"gflops": float(column[3:5]), "top1": 80.0 - number})
+        for (number, row), column in itertools.product(enumerate(experiment.rows), columns)
+    }
+    records["CoRS", "B, 30 %"] = None
+    figure, points = steps(experiment, records)
+    assert [axes.get_title() for axes in figure.axes] == ["A", "B"]
+    curves = [{line.get_label(): list(line.get_xdata()) for line in axes.lines} for axes in figure.axes]
+    assert curves[0]["FACTS"] == curves[0]["CoRS"] == [30.0, 60.0] and curves[1]["CoRS"] == [60.0]
+    assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 11

@@ -42,17 +42,28 @@ def test_a_view_stays_within_the_image():
     assert shares.min() > 0.55 and shares.max() > 0.9
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_too_coarse_for_positions(dtype):
+    images = torch.rand(8, 3, 224, 224)
+    state = torch.get_rng_state()
+    exact = random_views(images)
+    torch.set_rng_state(state)
+    coarse = random_views(images.to(dtype))
+    assert coarse.dtype == dtype
+    torch.testing.assert_close(coarse.float(), exact, rtol=0, atol=8e-3)  # of the images' own rounding
+
+
 @pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 3, 8), (4, 8)])
 def test_only_photos_have_views(shape):
     inputs = torch.rand(shape)
     data = [(inputs, None), (inputs, None)]
-    lessons = Inputs.of(data, kl_divergence, 4, 0.5, views=True)
+    lessons = Inputs(data, kl_divergence, 4, 0.5, views=True)
     assert all(part.equal(inputs) for part, _ in lessons.training(None, 0))
 
 
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():
     images = torch.rand(12, 3, 8, 8)
-    lessons = Inputs.of([(images, None)], kl_divergence, 4, 0.3, views=True)
+    lessons = Inputs([(images, None)], kl_divergence, 4, 0.3, views=True)
     first, again, other = (
         torch.cat([part for part, _ in lessons.training(None, epoch, seed=5)]) for epoch in (0, 0, 1)
     )
