@@ -32,6 +32,7 @@ NEEDS = {
         "experiments/test_sweeps.py",
         "experiments/test_tracking.py",
         "finetuning/test_interruptions.py::test_a_killed_process",
+        "finetuning/test_recovery.py::test_a_killed_process",
         "finetuning/test_finetuning.py::test_an_epoch_brings",
         "language/test_cells.py",
         "language/test_saved.py::test_a_fresh_process",

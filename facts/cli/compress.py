@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 
 from facts.cli import options
@@ -39,7 +38,7 @@ def compress(
         float | None,
         typer.Option(
             metavar="MINUTES",
-            click_type=click.FloatRange(min=0, min_open=True),
+            min=0.01,
             rich_help_panel=options.METHOD,
             help="Let the original teach the result for so long, on the same data, without labels.",
         ),
@@ -90,6 +89,7 @@ def compress(
     from facts.saving.manifest import Metrics
 
     for_result(out)
+    recovery = None if recover is None else facts.Recovery(minutes=recover, precision=precision, seed=seed)
     network = build(model, weights, num_classes, device)
     task = data_to_calibrate_on(
         network,
@@ -108,6 +108,7 @@ def compress(
         estimator=estimator,
         search=search,
         form=form,
+        recover=recovery,
         ratio=ratio,
         flops=flops,
         params=params,
@@ -118,10 +119,6 @@ def compress(
         input_shape=task.input_shape(network),
         cache=cache,
     )
-    if recover is not None:
-        result = facts.recover(
-            result, task.calibration(network), minutes=recover, precision=precision, cache=cache, seed=seed
-        )
     print(result)
     reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"
     metrics: Metrics = {}

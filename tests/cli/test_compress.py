@@ -39,6 +39,18 @@ def test_method_and_data_are_those_that_were_asked_for(run, photos, tmp_path):
     assert "not evaluated: --no-evaluate" in result.output
 
 
+def test_the_original_teaches_the_result(run, photos, tmp_path):
+    out = tmp_path / "vit"
+    result = run("compress", *VIT, "--data", photos, "--recover", 0.05, "--out", out, "--cache", tmp_path / "cache")
+    course = saved(out)["summary"]["recovery"]
+    assert course["seconds"] <= 3 and course["after"] <= course["before"]
+    assert "recovered from" in result.output and "recovered from" in (out / "README.md").read_text()
+    assert "recovered from" in run("inspect", out).output
+    assert list((tmp_path / "cache").glob("finetuning-*"))
+    result = run("compress", *VIT, "--data", photos, "--recover", 0, "--out", tmp_path / "other", code=2)
+    assert "--recover" in result.output
+
+
 def test_convolutions_are_compressed_where_asked_for(run, photos, tmp_path):
     network = ("timm/test_byobnet", "--weights", "random", "--num-workers", 0)
     run("compress", *network, "--data", photos, "--convolutions", "--out", tmp_path / "net", "--no-evaluate")

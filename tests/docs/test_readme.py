@@ -29,7 +29,7 @@ def test_a_network_is_compressed_saved_and_loaded_in_another_process(tmp_path):
         with open(tmp_path / name, "a") as file:
             file.write(look)
     printed = run("python compress_mine.py", tmp_path)
-    assert "FLOPs" in printed and "48 layers low-rank" in printed
+    assert "FLOPs" in printed and "layers low-rank (ranks" in printed
     run("python load_mine.py", tmp_path)
     saved = sum(path.stat().st_size for path in (tmp_path / "smaller").iterdir())
     assert saved < 0.6 * (tmp_path / "dense.pt").stat().st_size

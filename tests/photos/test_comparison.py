@@ -9,10 +9,10 @@ import pytest
 
 from facts import pareto
 from facts.estimators import ESTIMATORS, FACTS
-from facts.search import CoRSFisher
+from facts.search import CoRS, CoRSFisher
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1
+from tests.photos.data import BATCH, NETWORKS, RESULTS, load_network, load_photos, top1
 
 ASKED = {"estimators": ["facts"], "searches": ["uniform"], "forms": ["plain", "pivoted"], "ratios": [0.7]}
 REGULARIZATIONS = [FACTS(grad_clip=clip, normalize=by) for clip in (None, "median") for by in ("none", "batch")]
@@ -24,6 +24,13 @@ ALL = (
         "ratios": [0.8, 0.7, 0.6],
     },
     {"estimators": REGULARIZATIONS, "searches": ["uniform"], "forms": ["plain"], "ratios": [0.8, 0.7]},
+    {
+        "estimators": ["facts"],
+        "searches": [CoRS()],
+        "forms": ["plain", "pivoted"],
+        "ratios": [0.8, 0.7, 0.6],
+        "num_compared": 80,  # photos: each is compared 240 times
+    },
     # GFWSVD reads each sample's gradients anew in every iteration: an hour.
     {
         "estimators": [name for name in ESTIMATORS if name != "gfwsvd"],
@@ -46,19 +53,21 @@ def points(request, tmp_path_factory):
     model = load_network(network)
     calibration = load_photos("calibration", resize=True, every=1 if everything else 4, network=network)
     validation = load_photos("validation", resize=False, every=1 if everything else 2, network=network)
-    measured = [
-        pareto(
+    cache = tmp_path_factory.mktemp("cache")
+
+    def measured(num_compared=None, **grid):
+        return pareto(
             model,
             calibration,
             lambda compressed: {"top1": top1(compressed.eval(), validation)},
             **grid,
-            cache=tmp_path_factory.mktemp("cache"),
+            sensitivity=calibration[: num_compared // BATCH] if num_compared else None,
+            cache=cache,
             file=folder / f"{network}.csv",
             evaluation_key=content_key(*validation),
         )
-        for grid in (ALL if everything else [ASKED])
-    ]
-    table = pd.concat(measured).drop_duplicates("fingerprint")
+
+    table = pd.concat(measured(**grid) for grid in (ALL if everything else [ASKED])).drop_duplicates("fingerprint")
     text = (
         f"# {NETWORKS[network][0]} and ImageNet photos\n\n"
         "Top-1 in percent on 650 validation photos (standard error up to 2.0), by the fraction of the linear layers' "
