@@ -1,11 +1,6 @@
-"""Reproduce tables and figures: `python -m experiments.reproduce [experiment=NAME|all] [profile=mini|paper]`.
-
-Runs the cells that are not done, and shows each table as soon as its cells are. Finished cells never run again, and
-cells of another process are left to it: several processes, also on machines that share the results, share the work.
-"""
+"""Tables and figures of experiments: cells that are done never run again, and several processes share the work."""
 
 import logging
-import os
 from collections import Counter
 
 import hydra
@@ -19,7 +14,7 @@ from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
 from experiments.plan import show_plan
 from experiments.preflight import look_first
-from experiments.workers import executor, run_grid
+from experiments.workers import executor, number_of_workers, run_grid
 from facts.utils import distributed
 from facts.utils.files import writable_folder
 
@@ -36,28 +31,25 @@ def main(config: DictConfig) -> None:
         distributed.on_main_rank(lambda: show_plan(list(experiments.values()), grid, config, console))
         return
     distributed.on_main_rank(lambda: look_first(by_data(grid), config.force, console))
+    left = Counter(cell.experiment for cell in grid if cell.config is not None)
+    log.info("%d experiments, %d cells, %d left out", len(experiments), left.total(), len(grid) - left.total())
 
     def finish(name: str) -> None:
-        own = [cell for cell in grid if cell.experiment == name]
-        distributed.on_main_rank(lambda: show(experiments[name], own, folder, config, console))
+        if not left[name]:
+            own = [cell for cell in grid if cell.experiment == name]
+            distributed.on_main_rank(lambda: show(experiments[name], own, folder, config, console))
 
-    left = Counter({name: 0 for name in experiments})
-    left.update(cell.experiment for cell in grid if cell.config is not None)
-    total = left.total()
-    log.info("%d experiments, %d cells, %d left out", len(experiments), total, len(grid) - total)
-    for name, count in left.items():
-        if not count:
-            finish(name)
-    num_workers = 1 if distributed.size() > 1 else config.workers or os.cpu_count() or 1
-    with executor(num_workers, OmegaConf.to_container(HydraConfig.get().job_logging)) as workers:
-        for part in run_grid(grid, workers, num_workers):
+    for name in experiments:
+        finish(name)
+    workers = number_of_workers(config.workers)
+    with executor(workers, OmegaConf.to_container(HydraConfig.get().job_logging)) as pool:
+        for part in run_grid(grid, pool, workers):
             name = part[0].experiment
             left[name] -= len(part)
-            log.info("%s, %s: done; %d of %d cells left", name, part[0].known_config.model.title, left.total(), total)
-            if not left[name]:
-                finish(name)
+            log.info("%s, %s: done; %d cells left", name, part[0].known_config.model.title, left.total())
+            finish(name)
     distributed.on_main_rank(lambda: report_on_all(folder))
-    console.print(f"Tables and figures: {folder / 'tables'}, {folder / 'figures'}; all of it: {folder / 'report.html'}")
+    console.print(f"Tables and figures: {folder}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in grid if cell.status == "failed"]:
         raise SystemExit(f"{len(failed)} of {len(grid)} cells failed; their records say why. Run again to retry them.")
 

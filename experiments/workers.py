@@ -11,6 +11,7 @@ from typing import Any
 from experiments.cell import Cell
 from experiments.columns import run_cells, share_data_pass
 from experiments.grid import GridCell, by_data
+from facts.utils import distributed
 from facts.utils.progress import hide_progress
 
 Part = list[GridCell]
@@ -24,6 +25,11 @@ class AtOnce(Executor):
         future: Future = Future()
         future.set_result(task(*args, **kwargs))
         return future
+
+
+def number_of_workers(wanted: int | None) -> int:
+    """As many as wanted, or as there are processors; one if this process is one of several already."""
+    return 1 if distributed.size() > 1 else wanted or os.cpu_count() or 1
 
 
 def executor(num_workers: int, logging_config: Any) -> Executor:

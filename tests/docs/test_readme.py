@@ -55,7 +55,9 @@ def test_the_table_of_forms_holds_the_numbers_of_the_files():
         points = committed(f"results/photos/{file}.csv").query(
             "ratio in (0.7, 1.0) and estimator in ('facts', 'original')"
         )
-        searches = points.search.str.partition("(")[0].map({"uniform": "FACTS", "CoRSFisher": "FACTS + CoRS-Fisher"})
+        searches = points.search.str.partition("(")[0].map(
+            {"uniform": "FACTS", "CoRSFisher": "FACTS + CoRS-Fisher", "CoRS": "FACTS + CoRS"}
+        )
         names = (searches + ", " + points.form).fillna("dense")
         found = dict(zip(names, points.top1.map("{:.1f}".format), strict=True))
         assert written.drop("top-1").to_dict() == {name: found[name] for name in written.index[1:]}
