@@ -120,7 +120,7 @@ def default_search(calibration: Iterable[Any] | None, loss: Loss | None) -> Sear
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
     """Pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
-    types = {precision, next(model.parameters()).dtype}
+    types = {precision, *(parameter.dtype for parameter in model.parameters())}
     return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
 
 

@@ -24,7 +24,7 @@ from facts.utils.random import seeded
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first reading found: parts of at most `part_size` samples, of which every `every`-th is `held_back`."""
+    """The result of a first reading: parts of at most `part_size` samples, of which every `every`-th is `held_back`."""
 
     part_size: int
     every: int

@@ -59,7 +59,7 @@ class ExperimentResult:
 
     @property
     def summary(self) -> dict[str, dict[str, Entry]]:
-        """What stands below the methods, by heading and column."""
+        """The lines below the methods, by heading and column."""
         rows = {"Ranking agreement": self.agreement, "Pairs apart": self.pairs_apart}
         return {heading: entries for heading, entries in rows.items() if entries}
 

@@ -92,7 +92,7 @@ def number(value: float | None) -> str:
 
 
 def shown(entry: Entry | None) -> str:
-    """What a table shows of one of its own entries."""
+    """A table's view of one of its own entries."""
     return ours_as_text(entry).replace("-", MINUS)
 
 
