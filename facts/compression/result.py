@@ -130,8 +130,13 @@ class Summary:
         allowed = ", ".join(f"{ratio:.4g} of their {name}" for name, ratio in self.bounds.items())
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         method = ", ".join([self.estimator, self.search, *(["pivoted"] if self.form == "pivoted" else [])])
-        recovery = f"\n{self.recovery}" if self.recovery else ""
-        return f"{table}\n\n{method}\nallowed the layers: {allowed}{recovery}\ntook: {seconds}"
+        lines_below = [method, f"allowed the layers: {allowed}"]
+        if self.solution:
+            error = self.solution["error"]
+            lines_below.append(f"expected distance from the original, summed over layers: {error:.3g} per sample")
+        if self.recovery:
+            lines_below.append(str(self.recovery))
+        return "\n".join([table, "", *lines_below, f"took: {seconds}"])
 
 
 def _cost_after(calibration: "Calibration", allocated: "AllocatedNetwork") -> Cost:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from experiments.config import CONF
-from facts.finetuning import Recovery, training
+from facts.finetuning import Finetuning, Recovery, finetune, training
 from facts.finetuning.inputs import Inputs
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
@@ -306,3 +306,8 @@ def test_a_single_sample_is_too_little():
 def test_recovery_without_data_is_refused_before_any_work():
     with pytest.raises(ValueError, match="recovery needs data to learn from"):
         facts.compress(original(), estimator="pela", recover=Recovery(epochs=1))
+
+
+def test_inputs_alone_have_no_loss_of_their_own():
+    with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
+        finetune(compressed().model, original(), lessons_of(image_batches(SIZES), 4, 0.1), Finetuning(alpha=0.5))
