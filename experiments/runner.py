@@ -121,6 +121,7 @@ def trained(product: Product, cell: Cell) -> Product:
         assert cell.finetuning
         model = copy.deepcopy(model) if model is original else model
         seconds = finetune(model, original, cell.task, cell.finetuning, folder).seconds
+    seconds += product.seconds.get("finetuning", 0.0)
     return replace(product, model=model, summary=summary, seconds={**product.seconds, "finetuning": seconds})
 
 

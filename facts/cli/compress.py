@@ -40,7 +40,7 @@ def compress(
             metavar="MINUTES",
             min=0.01,
             rich_help_panel=options.METHOD,
-            help="Let the original teach the result for so long, on the same data, without labels.",
+            help="Let the original teach the result for this many minutes, on the same data, without labels.",
         ),
     ] = None,
     convolutions: Annotated[
@@ -75,7 +75,7 @@ def compress(
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
-    `--recover` brings back some of the accuracy that a tight budget costs. `--cache FOLDER` makes a second run quick,
+    `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
     and lets one that was killed continue. `facts inspect` shows what is in the folder, and `facts.load_compressed`
     loads it in Python.
     """

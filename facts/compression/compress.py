@@ -24,7 +24,7 @@ from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.cache import Cache
+from facts.utils.cache import Cache, name_of
 from facts.utils.progress import timed
 from facts.utils.registry import by_name
 
@@ -92,6 +92,8 @@ def compress(
     refuse_unknown_form(form)
     if recover and calibration is None:
         raise ValueError("recovery needs data to learn from: give calibration")
+    if recover and cache and output_error:
+        name_of(output_error, "output_error")  # which its checkpoints need, before any work
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else default_search(calibration, loss)
     budget = Budget.of(ratio, cost, bounds, flops=flops, params=params, latency_ms=latency_ms)

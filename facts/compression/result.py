@@ -131,9 +131,6 @@ class Summary:
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         method = ", ".join([self.estimator, self.search, *(["pivoted"] if self.form == "pivoted" else [])])
         lines_below = [method, f"allowed the layers: {allowed}"]
-        if self.solution:
-            error = self.solution["error"]
-            lines_below.append(f"expected distance from the original, summed over layers: {error:.3g} per sample")
         if self.recovery:
             lines_below.append(str(self.recovery))
         return "\n".join([table, "", *lines_below, f"took: {seconds}"])

@@ -93,15 +93,15 @@ class Inputs:
         return (totals[0] / totals[1]).item()
 
     def lessons(self) -> Iterator[Any]:
-        """Every part that is not held back. Raises `ValueError` if the data come in another order than before."""
+        """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""
         kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
             if not self.survey.is_held_back(number):
                 yield part
-            elif not _are_equal(part, next(kept)):
+            elif not _are_equal(part, next(kept, None)):
                 raise ValueError(
-                    "the data come in another order in each pass, so that nothing can be held back: give a loader "
-                    "without a generator of its own, or a list of batches"
+                    "the data differ from pass to pass, so that nothing can be held back: give a loader without a "
+                    "generator of its own and without random augmentation (`views` does that), or a list of batches"
                 )
 
     def _parts(self, size: int) -> Iterator[Any]:
@@ -129,14 +129,16 @@ class Epoch:
         chosen = self.numbers
         own = islice(self.inputs.lessons(), chosen.start, chosen.stop, chosen.step)
         for number, part in zip(chosen, own, strict=True):
-            if self.inputs.views:
+            if self.inputs.views and _is_one_photo_each(part):
                 with seeded(*self.seed, number):
-                    part = tree_map_only(Tensor, _view, part)
+                    part = tree_map_only(Tensor, random_views, part)
             yield part, None
 
 
-def _view(tensor: Tensor) -> Tensor:
-    return random_views(tensor) if are_photos(tensor) else tensor
+def _is_one_photo_each(part: Any) -> bool:
+    """Whether a part is photos and nothing else that would have to be cropped alike."""
+    tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+    return len(tensors) == 1 and are_photos(tensors[0])
 
 
 def _copied(part: Any) -> Any:
@@ -145,7 +147,7 @@ def _copied(part: Any) -> Any:
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    return all(
+    return second is not None and all(
         one.equal(other) if isinstance(one, Tensor) else one == other
         for one, other in zip(tree_leaves(first), tree_leaves(second), strict=True)
     )

@@ -27,7 +27,7 @@ class Lessons(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Finetuning:
-    """AdamW on DeiT's soft distillation loss, with a cosine schedule and no warm-up.
+    """AdamW on DeiT's soft distillation loss, with a cosine schedule and, by default, no warm-up.
 
     From the paper: `learning_rate` for one epoch (8.7e-6; 1e-4 over five epochs for pruned networks), the loss and the
     absence of warm-up. From DeiT: `alpha`, `temperature`, `weight_decay` and no `clip_grad`. From Isomorphic Pruning's
@@ -38,9 +38,9 @@ class Finetuning:
     of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
     `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
-    never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate
-    rises over `num_warmups` steps. `minutes` bounds the time: the first steps, and each epoch, tell how many there can
-    be, and the cosine ends with the last.
+    never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate rises over
+    `num_warmups` steps, a fifth of all at most. `minutes` bounds the time: the first steps, and each epoch, tell how
+    many there can be, and the cosine ends with the last.
     """
 
     num_epochs: Count = 1

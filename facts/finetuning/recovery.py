@@ -21,18 +21,19 @@ from facts.utils import distributed
 from facts.utils.batches import batch_size
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
-MOST_EPOCHS = 10_000  # if minutes alone are given
+MOST_EPOCHS = 100  # if minutes alone are given
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Recovery:
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun share. Its
-    rate rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are seen in
-    random crops and flips. `held_back` is about the fraction of the inputs by which the network is judged, one part at
-    least. `precision` is the autocast type of both networks; one in half precision runs in its own, and its weights are
-    float32 meanwhile. A checkpoint is written every `save_every` steps and after each epoch.
+    AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun share. Its rate
+    rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are seen in random
+    crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the network, at least one
+    part. `precision` is the autocast type of both networks, in which the result is to run; one in half precision runs
+    in its own, and its weights are float32 meanwhile. A checkpoint is written every `save_every` steps and after each
+    epoch.
     """
 
     epochs: Count | None = None
@@ -99,7 +100,7 @@ class Recovery:
                 return finetune(student, original, inputs, recipe, cache, error)
 
         outcome = distributed.on_all_ranks(train)
-        before, after = error(network), error(student)  # as they are handed over: pivoted, in their own type
+        before, after = error(network), error(student)  # as they are handed over: pivoted, and in half precision
         summary = RecoverySummary(
             before=before,
             after=min(after, before),
@@ -138,16 +139,16 @@ def recover(
     """Let the original teach a compressed network, without labels: its outputs on `data` are what is to be matched.
 
     `data` is a loader as in `facts.compress`, often the same one; labels are not read. Its samples come in its own
-    order, the same in every epoch, so it had better be a random one. All parameters are trained, for `epochs` (default:
-    10) or `minutes`, whichever ends first. About a tenth of the data, one step's worth at least, is held back and tells
-    when to stop: on it the result is never further from the original than before. `original` is the dense network
+    order, the same in every epoch, so shuffle them beforehand. All parameters are trained, for `epochs` (default: 10)
+    or `minutes`, whichever ends first. About a tenth of the data, at least one part of `batch_size`, is held back and
+    tells when to stop: on it the result is never further from the original than before. `original` is the dense network
     (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
-    of outputs, a sum over samples (default: that of the compression). `cache` is a folder for checkpoints: if the
-    process is killed, the same call continues, with `epochs` and on a CPU to the same bits. `options` are the other
-    fields of `facts.Recovery`.
+    of outputs, a sum over samples (default: that of the compression; for a loaded folder, the KL divergence of
+    classes). `cache` is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on
+    a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, if there is no
-    original, if the loss is not finite, and for data that come in another order in each pass; `MemoryError` if the
+    original, if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if the
     device's memory is too small.
     """
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)

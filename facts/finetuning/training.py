@@ -42,7 +42,7 @@ MARGIN = 0.02  # of the given minutes, for what is not timed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and the time, that before the last checkpoint of an interrupted run too.
+    """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
 
     `errors` are those that the judge found before the training and after each epoch.
     """
@@ -60,7 +60,7 @@ def finetune(
     folder: Path | str | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train all parameters of `student` in place, on a task's training batches; `teacher` stays as it is.
+    """Train all parameters of `student` in place, on the batches of a task or of inputs alone; `teacher` stays.
 
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
     weights of the least error, which may be those that it had, and training ends if three epochs do not lower it.
@@ -119,7 +119,7 @@ class _Training:
             self.state.optimizer,
             self.state.total_steps,
             lr_min=self.recipe.min_learning_rate,
-            warmup_t=self.recipe.num_warmups,
+            warmup_t=min(self.recipe.num_warmups, self.state.total_steps // 5),
             t_in_epochs=False,
             initialize=initialize,
         )
@@ -150,12 +150,12 @@ class _Training:
     def _seconds_left(self) -> float:
         """Seconds that the recipe leaves for steps, alike in all processes.
 
-        A step, a judgement here and one of what is handed over, and a checkpoint are yet to come.
+        A step, a checkpoint, a judgement here and two of what is handed over are yet to come.
         """
         if not self.recipe.minutes:
             return math.inf
         state = self.state
-        to_come = self._seconds_of_step() + 2 * state.seconds_to_judge + state.seconds_to_save
+        to_come = self._seconds_of_step() + 3 * state.seconds_to_judge + state.seconds_to_save
         given = (1 - MARGIN) * 60 * self.recipe.minutes
         return distributed.all_gather(max(0.0, given - self._seconds() - to_come))[0]
 
@@ -179,10 +179,11 @@ class _Training:
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
                 self._judge()
-            if last or self.state.steps % self.recipe.save_every == 0:
-                self._save(epoch)
-            if self.recipe.minutes and (last or self.state.steps == NUM_TRIALS):
+            to_save = last or self.state.steps % self.recipe.save_every == 0
+            if self.recipe.minutes and (to_save or self.state.steps == NUM_TRIALS):
                 self._plan()
+            if to_save:
+                self._save(epoch)
             if last:
                 return
 

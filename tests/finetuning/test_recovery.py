@@ -123,7 +123,7 @@ def test_what_is_held_back_is_not_trained_on():
 def test_data_in_another_order_in_each_pass_are_refused():
     data = TensorDataset(torch.cat([images for images, _ in image_batches(SIZES)]))
     loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="another order in each pass, so that nothing can be held back"):
+    with pytest.raises(ValueError, match="differ from pass to pass, so that nothing can be held back"):
         facts.recover(compressed(), loader, **RECIPE)
     assert facts.recover(compressed(), DataLoader(data, batch_size=4, shuffle=True), **RECIPE).summary.recovery
 
