@@ -8,6 +8,7 @@ from facts import compress
 from facts.estimators import ESTIMATORS
 from facts.tasks.language.base import perplexity
 from tests.language.stories import SHUFFLED, STORY, needs_files, text_loss
+from tests.networks import UNIFORM
 
 pytestmark = needs_files
 
@@ -23,7 +24,7 @@ def compressed(stories, told):
 
     def by(name):
         if name not in known:
-            known[name] = compress(stories, told, estimator=name, ratio=RATIO, cost="params")
+            known[name] = compress(stories, told, estimator=name, ratio=RATIO, cost="params", **UNIFORM)
         return known[name]
 
     return by
@@ -51,6 +52,7 @@ def test_cors_chooses_better_ranks_than_the_same_ratio_everywhere(stories, told,
         told,
         estimator="svd_llm",
         search="cors",
+        form="plain",
         sensitivity=told[:2],
         ratio=RATIO,
         cost="params",

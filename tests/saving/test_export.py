@@ -53,7 +53,7 @@ def perceptron():
 def loaded(tmp_path_factory):
     """A compressed network that was saved and loaded, in training mode, and the folder of its two files."""
     folder = tmp_path_factory.mktemp("exported")
-    facts.save_compressed(facts.compress(perceptron(), estimator="pela"), folder / "saved")
+    facts.save_compressed(facts.compress(perceptron(), estimator="pela", form="plain"), folder / "saved")
     result = facts.load_compressed(folder / "saved", model=perceptron())
     result.model.train()
     for kind, (export, _) in EXPORTS.items():
