@@ -160,7 +160,7 @@ def test_the_recovery_says_every_field(cell_config):
     config = cell_config("finetuning=recovery").finetuning
     on_images, on_digits = (instantiate(config[profile]) for profile in ("paper", "mini"))
     assert config.paper.keys() - {"_target_"} == asdict(Recovery()).keys()
-    assert on_images == Recovery(epochs=10) and on_digits == Recovery(epochs=3, learning_rate=3e-4, views=False)
+    assert on_images == Recovery(epochs=10) and on_digits == Recovery(epochs=2, learning_rate=3e-4, views=False)
 
 
 @pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "task", "tracking"])
