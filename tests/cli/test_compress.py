@@ -41,9 +41,9 @@ def test_method_and_data_are_those_that_were_asked_for(run, photos, tmp_path):
 
 def test_the_original_teaches_the_result(run, photos, tmp_path):
     out = tmp_path / "vit"
-    result = run("compress", *VIT, "--data", photos, "--recover", 0.05, "--out", out, "--cache", tmp_path / "cache")
+    result = run("compress", *VIT, "--data", photos, "--recover", 0.3, "--out", out, "--cache", tmp_path / "cache")
     course = saved(out)["summary"]["recovery"]
-    assert course["seconds"] <= 3 and course["after"] <= course["before"]
+    assert course["seconds"] <= 18 and course["after"] <= course["before"]
     assert "recovered from" in result.output and "recovered from" in (out / "README.md").read_text()
     assert "recovered from" in run("inspect", out).output
     assert list((tmp_path / "cache").glob("finetuning-*"))
