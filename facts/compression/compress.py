@@ -109,7 +109,10 @@ def compress(
         cache=cache,
     )
     result = compress_prepared(prepared, estimator, search, budget, form, as_batches(sensitivity, model), timing)
-    return recover.improve(result, prepared.data or (), prepared.folder) if recover else result
+    if recover is None:
+        return result
+    assert prepared.data is not None  # checked above
+    return recover.improve(result, prepared.data, prepared.folder)
 
 
 def default_search(calibration: Iterable[Any] | None, loss: Loss | None) -> Search:

@@ -32,9 +32,6 @@ class Survey:
     num_lessons: int
     num_samples: int
 
-    def is_held_back(self, number: int) -> bool:
-        return number % self.every == self.every - 1
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -60,7 +57,7 @@ class Inputs:
         sizes, held, last = [], [], None
         for number, last in enumerate(self._parts(size)):
             sizes.append(batch_size(last))
-            if number % every == every - 1:
+            if _is_held_back(number, every):
                 held.append(_copied(last))
         if len(sizes) < 2:
             raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
@@ -96,7 +93,7 @@ class Inputs:
         """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""
         kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
-            if not self.survey.is_held_back(number):
+            if not _is_held_back(number, self.survey.every):
                 yield part
             elif not _are_equal(part, next(kept, None)):
                 raise ValueError(
@@ -133,6 +130,10 @@ class Epoch:
                 with seeded(*self.seed, number):
                     part = tree_map_only(Tensor, random_views, part)
             yield part, None
+
+
+def _is_held_back(number: int, every: int) -> bool:
+    return number % every == every - 1
 
 
 def _is_one_photo_each(part: Any) -> bool:

@@ -33,7 +33,7 @@ Numbered = tuple[int, tuple[Any, Any]]
 """A batch and its number in the epoch."""
 
 Judge = Callable[[nn.Module], float]
-"""From a network in evaluation mode to its error on samples that it is not trained on, the same in all processes."""
+"""From a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
 
 NUM_TRIALS = 4  # steps that tell how many fit into the given minutes; the first of them is not timed
 PATIENCE = 3  # judgements without an improvement
@@ -73,7 +73,6 @@ def finetune(
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
-
     start = time.perf_counter()
 
     def train() -> Outcome:
@@ -199,8 +198,7 @@ class _Training:
         if not self.judge:
             return
         start = time.perf_counter()
-        with evaluating(self.student):
-            self.state.note_error(self.judge(self.student))
+        self.state.note_error(self.judge(self.student))
         self.state.seconds_to_judge = time.perf_counter() - start
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:

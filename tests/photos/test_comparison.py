@@ -1,6 +1,6 @@
 """Two published networks and real photos: estimators, forms of layers, and regularised gradients.
 
-`pytest tests/photos/test_comparison.py --write-results` measures all of it, in half an hour, and writes
+`pytest tests/photos/test_comparison.py --write-results` measures all of it, in an hour or two, and writes
 `results/photos/`; without the option, only what the tests ask about is measured.
 """
 

@@ -10,11 +10,15 @@ from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.saving.setting import TIMM, assert_same, compressed, edit, from_recipe
 
 
+def truncate(path, keep):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep * len(whole))])
+
+
 @pytest.mark.parametrize("keep", [0, 0.3, 0.99])
 def test_truncated_weights(saved, keep):
     _, folder = saved
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[: int(keep * len(whole))])
+    truncate(folder / WEIGHTS, keep)
     with pytest.raises(ValueError, match=r"model\.safetensors is not the file that compression\.json describes"):
         facts.load_compressed(folder)
 
@@ -22,8 +26,7 @@ def test_truncated_weights(saved, keep):
 @pytest.mark.parametrize("keep", [0, 0.3, 0.99])
 def test_truncated_weights_whose_fingerprint_fits(saved, keep):
     _, folder = saved
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[: int(keep * len(whole))])
+    truncate(folder / WEIGHTS, keep)
     edit(folder, lambda description: description.update(fingerprint=sha256(folder / WEIGHTS)))
     with pytest.raises(ValueError, match=r"model\.safetensors is no whole safetensors file .*; save or fetch it"):
         facts.load_compressed(folder)
@@ -32,8 +35,7 @@ def test_truncated_weights_whose_fingerprint_fits(saved, keep):
 @pytest.mark.parametrize("keep", [0, 0.3, 0.99])
 def test_truncated_description(saved, keep):
     _, folder = saved
-    whole = (folder / MANIFEST).read_bytes()
-    (folder / MANIFEST).write_bytes(whole[: int(keep * len(whole))])
+    truncate(folder / MANIFEST, keep)
     with pytest.raises(ValueError, match=r"compression\.json is damaged .*; save or fetch it again"):
         facts.load_compressed(folder)
 

@@ -6,11 +6,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, say
+from experiments.output.plots.style import CURVES, WIDTH, Records, say
 from experiments.record import Record
 
 PIVOTED = ", pivoted"
-COLORS = (ORANGE, VERMILION, GREEN, BLUE, BLACK)
 AXES = {"gflops": "GFLOPs of the network", "time": "time of a batch, original = 1"}
 COLUMNS = ["method", "form", "ratio", *AXES, "top1"]
 
@@ -18,7 +17,7 @@ COLUMNS = ["method", "form", "ratio", *AXES, "top1"]
 def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot top-1 against FLOPs, and against measured time where it was measured; a curve a method and form."""
     points = pd.DataFrame([_point(row, record) for (row, _), record in records.items() if record], columns=COLUMNS)
-    colors = dict(zip(points.method.unique(), itertools.cycle(COLORS), strict=False))
+    colors = dict(zip(points.method.unique(), itertools.cycle(CURVES), strict=False))
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     for axes, (axis, label) in zip(figure.subplots(1, len(AXES), sharey=True), AXES.items(), strict=True):
         axes.set(xlabel=label)

@@ -6,9 +6,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, WIDTH, Records, say
+from experiments.output.plots.style import BLACK, CURVES, WIDTH, Records, say
 
-COLORS = (ORANGE, VERMILION, GREEN, BLUE, BLACK)
 COLUMNS = ["network", "method", "gflops", "top1"]
 
 
@@ -23,7 +22,7 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
         ],
         columns=COLUMNS,
     ).dropna()
-    colors = dict(zip((row for row in experiment.rows if row not in experiment.unranked), itertools.cycle(COLORS)))
+    colors = dict(zip((row for row in experiment.rows if row not in experiment.unranked), itertools.cycle(CURVES)))
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     for axes, network in zip(figure.subplots(1, len(networks), squeeze=False)[0], networks, strict=True):
         axes.set(title=network, xlabel="GFLOPs")

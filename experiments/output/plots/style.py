@@ -12,6 +12,7 @@ from experiments.record import Record
 
 # Okabe and Ito's colours.
 BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
+CURVES = (ORANGE, VERMILION, GREEN, BLUE, BLACK)  # colours of methods, in order
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.grid": True,
