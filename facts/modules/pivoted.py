@@ -97,7 +97,7 @@ class PivotedLinear(LowRankLayer):
 
     def _by_columns(self, x: Tensor) -> Tensor:
         if self.order is not None:
-            x = x[:, self.order]
+            x = _gather(x, self.order)
         pivots, others = x.split([self.rank, self.in_features - self.rank], dim=1)
         return linear(torch.addmm(pivots, others, self.coefficients.T), self.basis, self.bias)
 
@@ -105,7 +105,7 @@ class PivotedLinear(LowRankLayer):
         pivots = F.linear(x, self.basis)
         outputs = torch.cat([pivots, F.linear(pivots, self.coefficients)], dim=1)
         if self.order is not None:
-            outputs = outputs[:, self.order]
+            outputs = _gather(outputs, self.order)
         return outputs if self.bias is None else outputs.add_(self.bias)
 
     def _by_rows_in_place(self, x: Tensor) -> Tensor:
@@ -118,6 +118,11 @@ class PivotedLinear(LowRankLayer):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pivots={self.layout}"
+
+
+def _gather(x: Tensor, order: Tensor) -> Tensor:
+    """`x[:, order]`, up to ten times as fast on a CPU."""
+    return x.gather(1, order.expand(len(x), -1))
 
 
 def _in_inference(x: Tensor) -> bool:
