@@ -8,8 +8,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
 from facts.modules.networks import run
 from facts.tasks.base import Batches
+from facts.utils.batches import batch_size
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -39,7 +41,8 @@ class Finetuning:
     `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
     never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate rises over
-    `num_warmups` steps, a fifth of all at most. `minutes` bounds the time: the first steps, and each epoch, tell how
+    `num_warmups` steps, a fifth of all at most. `block_weight` times the squared errors of the outputs of the blocks
+    with low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the time: the first steps, and each epoch, tell how
     many there can be, and the cosine ends with the last.
     """
 
@@ -49,6 +52,7 @@ class Finetuning:
     weight_decay: NotNegative = 0.05
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     temperature: Positive = 1.0
+    block_weight: NotNegative = 0.0
     accumulate: Count = 1
     clip_grad: Positive | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -80,12 +84,17 @@ class Finetuning:
         For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), a sum over
         samples as in the paper on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
         """
-        outputs = run(student, inputs)
+        matched = low_rank_blocks(student) if self.block_weight else []
         parts = []
+        with outputs_of(student, matched) as of_blocks:
+            outputs = run(student, inputs)
         if self.alpha < 1:
             parts.append((1 - self.alpha) * lessons.loss(outputs, targets))
-        if self.alpha:
-            with torch.no_grad():
+        if self.alpha or matched:
+            with torch.no_grad(), outputs_of(teacher, matched) as originals:
                 original = run(teacher, inputs)
+        if self.alpha:
             parts.append(self.alpha * lessons.distillation_error(original, outputs, self.temperature))
+        if matched:
+            parts.append(self.block_weight * matching_error(originals, of_blocks, batch_size(inputs)))
         return sum(parts[1:], start=parts[0])

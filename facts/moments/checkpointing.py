@@ -14,17 +14,11 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
     """Find the blocks that contain the layers, without blocks within other blocks.
 
-    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`. Raises
-    `ValueError` if no layer has one.
+    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`.
     """
     layers = set(layers)
     places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]
     blocks = dict.fromkeys(block for place in places if (block := _block_around(model, place)))
-    if not blocks:
-        raise ValueError(
-            f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers lies in an entry of "
-            "an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
-        )
     within = {module for block in blocks for module in block.modules() if module is not block}
     return [block for block in blocks if block not in within]
 

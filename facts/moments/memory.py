@@ -42,7 +42,16 @@ class MemoryPolicy:
 
     def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
         """The blocks that a pass with gradients runs twice. Raises `ValueError` if the layers lie in none."""
-        return blocks_of(model, layers) if self.checkpoint_blocks else []
+        if not self.checkpoint_blocks:
+            return []
+        layers = list(layers)
+        blocks = blocks_of(model, layers)
+        if not blocks:
+            raise ValueError(
+                f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers lies in an "
+                "entry of an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
+            )
+        return blocks
 
     def groups(self, layers: Iterable[T]) -> list[list[T]]:
         """Divide the layers, in order, into groups whose moments are in memory at the same time."""
