@@ -89,7 +89,7 @@ def compress(
     from facts.saving.manifest import Metrics
 
     for_result(out)
-    recovery = None if recover is None else facts.Recovery(minutes=recover, precision=precision, seed=seed)
+    recovery = None if recover is None else facts.Recovery(minutes=recover, seed=seed)
     network = build(model, weights, num_classes, device)
     task = data_to_calibrate_on(
         network,

@@ -14,22 +14,23 @@ from facts.utils import distributed
 
 
 @contextmanager
-def plain_factors(model: nn.Module, precision: torch.dtype = torch.float32) -> Iterator[None]:
+def plain_factors(model: nn.Module) -> Iterator[None]:
     """Replace every pivoted layer by two factors within the block, and the factors by a pivoted layer afterwards.
 
     Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large one of the weight.
-    New pivots are exact enough for the autocast type `precision`. After an error the factors stay.
+    Pivots are permuted afterwards only if they were, for half precision. After an error the factors stay.
     """
     pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
     for name, layer in pivoted.items():
         replace_submodule(model, name, _balanced(layer))
     yield
-    for name in pivoted:
+    for name, layer in pivoted.items():
         factors = model.get_submodule(name)
         assert isinstance(factors, LowRankLinear)
+        precision = torch.float32 if layer.order is None else torch.bfloat16
         arithmetic = arithmetic_of(factors.left, precision)
-        layer = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
-        replace_submodule(model, name, layer)
+        pivots = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
+        replace_submodule(model, name, pivots)
 
 
 @torch.no_grad()

@@ -1,14 +1,23 @@
-"""Networks in half precision, while they are trained."""
+"""Precision of training: the type of its products, and that of the weights meanwhile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-HALVES: dict[torch.dtype, Literal["bfloat16", "float16"]] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+Precision = Literal["float32", "bfloat16", "float16"]
+HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """bfloat16 where the device has instructions for it: its products take half of the time of float32's, or less."""
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # which PyTorch 2.5 does not have
+    return "bfloat16" if device.type == "cpu" and (able.get("avx512_bf16") or able.get("amx_bf16")) else "float32"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Recipes for finetuning."""
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import ConfigDict, Field
@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
+from facts.finetuning.precision import Precision
 from facts.modules.networks import run
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size
@@ -42,8 +43,8 @@ class Finetuning:
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
     never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate rises over
     `num_warmups` steps, a fifth of all at most. `block_weight` times the squared errors of the outputs of the blocks
-    with low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the time: the first steps, and each epoch, tell how
-    many there can be, and the cosine ends with the last.
+    with low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the
+    time: the first steps, and each epoch, tell how many there can be, and the cosine ends with the last.
     """
 
     num_epochs: Count = 1
@@ -55,7 +56,7 @@ class Finetuning:
     block_weight: NotNegative = 0.0
     accumulate: Count = 1
     clip_grad: Positive | None = None
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     train_batch_norm: bool = False
     backbone_scale: Positive = 1.0
     num_warmups: Annotated[int, Field(ge=0)] = 0

@@ -1,10 +1,11 @@
 """Recovery: the original teaches the compressed network, on inputs without labels."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 from facts.compression.data import as_batches
 from facts.compression.result import CompressionResult, RecoverySummary
 from facts.finetuning.inputs import Inputs
-from facts.finetuning.precision import HALVES, in_float32
+from facts.finetuning.precision import HALVES, Precision, fast_precision, in_float32
 from facts.finetuning.recipe import Count, Finetuning, NotNegative, Positive
 from facts.finetuning.training import Outcome, finetune
 from facts.modules.linear_calls import copy_with
@@ -28,47 +29,49 @@ MOST_EPOCHS = 100  # if minutes alone are given
 class Recovery:
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun share. Its rate
-    rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are seen in random
-    crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the network, at least one
-    part. `precision` is the autocast type of both networks, in which the result is to run; one in half precision runs
-    in its own, and its weights are float32 meanwhile. A checkpoint is written every `save_every` steps and after each
-    epoch.
+    What is taught: the original's outputs, and, weighted by `block_weight`, those of its blocks in which a layer is now
+    low-rank. AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun
+    share. Its rate rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are
+    seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the network, at
+    least one part. `precision` is the autocast type of the steps; `auto` is bfloat16 where the device is faster in it,
+    else float32. A network in half precision is trained in its own type, its weights in float32. A checkpoint is
+    written every `save_every` steps and after each epoch.
     """
 
     epochs: Count | None = None
     minutes: Positive | None = None
-    learning_rate: Positive = 3e-5
-    num_warmups: Annotated[int, Field(ge=0)] = 10
+    block_weight: NotNegative = 1.0
+    learning_rate: Positive = 1e-4
+    num_warmups: Annotated[int, Field(ge=0)] = 30
     weight_decay: NotNegative = 0.0
-    batch_size: Count = 32
+    clip_grad: Positive | None = 1.0
+    batch_size: Count = 16
     accumulate: Count = 1
     views: bool = True
     held_back: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision | Literal["auto"] = "auto"
     save_every: Count = 50
     seed: Annotated[int, Field(ge=0)] = 0
 
     def identity(self) -> dict[str, Any]:
         """Fields that the weights depend on: all but when checkpoints are written."""
-        return self.finetuning.identity() | {
-            "batch_size": self.batch_size,
-            "views": self.views,
-            "held_back": self.held_back,
-        }
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
 
-    @property
-    def finetuning(self) -> Finetuning:
-        """The recipe of the steps: distillation alone."""
+    def finetuning(self, network: nn.Module) -> Finetuning:
+        """The recipe of the steps for a network: distillation alone."""
+        parameter = next(network.parameters())
+        chosen = fast_precision(parameter.device) if self.precision == "auto" else self.precision
         return Finetuning(
             num_epochs=self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS),
             minutes=self.minutes,
             learning_rate=self.learning_rate,
             num_warmups=self.num_warmups,
             weight_decay=self.weight_decay,
+            clip_grad=self.clip_grad,
             alpha=1.0,
+            block_weight=self.block_weight,
             accumulate=self.accumulate,
-            precision=self.precision,
+            precision=HALVES.get(parameter.dtype, chosen),
             save_every=self.save_every,
             seed=self.seed,
         )
@@ -89,11 +92,12 @@ class Recovery:
         batches = as_batches(data, original)
         assert batches is not None
         inputs = Inputs(batches, output_error, self.batch_size, self.held_back, self.views)
-        own = HALVES.get(next(network.parameters()).dtype, self.precision)
-        recipe, student = replace(self.finetuning, precision=own), copy_with(network)
+        recipe, student = self.finetuning(network), copy_with(network)
+        dtype = next(network.parameters()).dtype
 
         def error(model: nn.Module) -> float:
-            return inputs.error(model, original, recipe.autocast_type)
+            """In the type in which the network is handed over."""
+            return inputs.error(model, original, dtype if dtype in HALVES else torch.float32)
 
         def train() -> Outcome:
             with in_float32(student):

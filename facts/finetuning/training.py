@@ -63,7 +63,8 @@ def finetune(
     """Train all parameters of `student` in place, on the batches of a task or of inputs alone; `teacher` stays.
 
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
-    weights of the least error, which may be those that it had, and training ends if three epochs do not lower it.
+    weights of the least error, which may be those that it had, and training ends in its second half if three epochs do
+    not lower it.
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
     same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
@@ -77,7 +78,7 @@ def finetune(
 
     def train() -> Outcome:
         checkpoint = f"finetuning-{_fingerprint(student, teacher, lessons, recipe)}" if folder else ""
-        with plain_factors(student, recipe.autocast_type):
+        with plain_factors(student):
             return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge, start).run()
 
     return distributed.on_all_ranks(train)
@@ -140,7 +141,8 @@ class _Training:
     def _is_over(self) -> bool:
         state = self.state
         waited = len(state.errors) - 1 - state.errors.index(min(state.errors)) if state.errors else 0
-        return state.steps >= state.total_steps or waited >= PATIENCE or not self._seconds_left()
+        given_up = waited >= PATIENCE and 2 * state.steps > state.total_steps  # high rates hurt before they help
+        return given_up or state.steps >= state.total_steps or not self._seconds_left()
 
     def _seconds(self) -> float:
         """Seconds since the beginning, with those up to the checkpoint of an interrupted run."""
@@ -248,8 +250,8 @@ class _Training:
             self.state.scaler.scale(loss).backward()
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide "
-                "the task's batch_size, and multiply Finetuning(accumulate=) by as much: a step sees the same samples"
+                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide batch_size, and "
+                "multiply accumulate by as much: a step sees the same samples"
             ) from error
         return loss.detach()
 

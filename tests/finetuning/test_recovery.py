@@ -95,9 +95,11 @@ def test_it_never_ends_further_from_the_original(form, dtype):
     assert course.after > 0.9 * course.before
 
 
-def test_it_stops_when_nothing_improves():
-    recovered = facts.recover(compressed(), image_batches(SIZES), **{**RECIPE, "learning_rate": 10.0, "epochs": 9})
-    assert recovered.summary.recovery.epochs == training.PATIENCE
+@pytest.mark.parametrize(("planned", "done"), [(3, 3), (4, 3), (9, 5)])
+def test_it_stops_in_the_second_half_when_nothing_improves(planned, done):
+    recipe = {**RECIPE, "learning_rate": 10.0, "epochs": planned}
+    recovered = facts.recover(compressed(), image_batches(SIZES), **recipe)
+    assert recovered.summary.recovery.epochs == done >= training.PATIENCE
 
 
 def lessons_of(batches, part_size, held_back):
