@@ -75,6 +75,7 @@ class Cell:
             input_shape=self.task.input_shape(self.model),
             excluded_names=self.config.excluded_names,
             cache=self.folder / "cache" if self.config.cache else None,
+            fit_bias=self.config.fit_bias,
         )
 
     @cached_property
@@ -160,6 +161,8 @@ def check(config: DictConfig) -> None:
     ):
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+    if config.analysis and config.fit_bias:
+        raise ValueError("an analysis compares factors of the inputs alone: choose fit_bias=false with it")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
 

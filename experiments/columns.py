@@ -57,9 +57,10 @@ def _collect(cells: Iterable[Cell]) -> None:
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
-    estimators = [cell.method.needed_estimator for cell in unfinished if cell.method.needed_estimator]
-    if estimators:
-        unfinished[0].calibration.collect(estimators)
+    for fit_bias in (False, True):  # moments of other inputs
+        alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
+        if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
+            alike[0].calibration.collect(estimators)
     analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
     wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
     if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):

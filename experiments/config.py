@@ -119,6 +119,7 @@ class Config:
     stages: Stages | None = None
     experiment: Experiment | None = None
     form: str = MISSING
+    fit_bias: bool = MISSING
     ratio: float = MISSING
     cost: str = MISSING
     labels: str = MISSING

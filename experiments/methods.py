@@ -205,7 +205,7 @@ def method_of(config: DictConfig) -> Method:
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
-    groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "ratio", "cost", "cache")
+    groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "fit_bias", "ratio", "cost", "cache")
     options = {key: OmegaConf.to_container(config[key], resolve=True) for key in groups}
     options |= {key: config[key] for key in values}
     timing = TimingPolicy(**config.hardware.timing)

@@ -18,7 +18,7 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--write-results", action="store_true", help="tests/photos write results/vit_tiny anew")
+    parser.addoption("--write-results", action="store_true", help="tests/photos write results/photos anew")
     parser.addoption("--max-seconds", type=float, help="fail a test without a marker that takes longer; `make check`")
 
 

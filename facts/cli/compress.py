@@ -34,6 +34,12 @@ def compress(
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "cors_fisher",
     form: options.FormName = None,
+    fit_bias: Annotated[
+        bool,
+        typer.Option(
+            "--fit-bias", rich_help_panel=options.METHOD, help="Let biases take up the mean of what is taken away."
+        ),
+    ] = False,
     recover: Annotated[
         float | None,
         typer.Option(
@@ -108,6 +114,7 @@ def compress(
         estimator=estimator,
         search=search,
         form=form,
+        fit_bias=fit_bias,
         recover=recovery,
         ratio=ratio,
         flops=flops,

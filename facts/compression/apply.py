@@ -8,6 +8,7 @@ from torch import nn
 from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import Form
 from facts.modules.linear_calls import copy_with, replace_submodule
+from facts.modules.lowrank import own_parameter
 from facts.modules.pointwise import PointwiseConvolution
 from facts.search.base import Plan
 
@@ -29,8 +30,11 @@ def apply_plan(
         if rank is not None:
             dense = model.get_submodule(name)
             assert isinstance(dense, nn.Linear)
-            factors = decompositions[name].truncate(rank)
-            replace_submodule(compressed, name, form.layer(dense, *factors, precision))
+            decomposition = decompositions[name]
+            layer = form.layer(dense, *decomposition.truncate(rank), precision)
+            bias = decomposition.bias(dense, rank)
+            layer.bias = None if bias is None else own_parameter(bias)
+            replace_submodule(compressed, name, layer)
     for name, module in list(compressed.named_modules()):
         if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
             replace_submodule(compressed, name, module.convolution())

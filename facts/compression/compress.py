@@ -41,6 +41,7 @@ def compress(
     estimator: str | Estimator = "facts",
     search: str | Search | None = None,
     form: FormName | None = None,
+    fit_bias: bool = False,
     recover: "Recovery | None" = None,
     ratio: float | None = None,
     flops: float | None = None,
@@ -66,8 +67,10 @@ def compress(
     (PELA) need none. `estimator` and `search` are names or instances; the default search is `cors_fisher`, or `uniform`
     without data. `form` is how a layer of rank k is stored: `plain`, two factors, or `pivoted`, k of its rows or
     columns and the others' coefficients on them, which takes fewer weights for the same rank, or has a higher rank for
-    the same cost. The default is `pivoted`, but `plain` in half precision, where pivots are slower.
-    `recover=Recovery(minutes=10)` then lets the original teach the compressed network, as `facts.recover` does.
+    the same cost. The default is `pivoted`, but `plain` in half precision, where pivots are slower. With
+    `fit_bias` each bias takes up the mean of what truncation takes from its layer's outputs, and the factors are
+    centred by it; layers without a bias, and methods without data, stay as they are. `recover=Recovery(minutes=10)`
+    then lets the original teach the compressed network, as `facts.recover` does.
 
     The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
     `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,
@@ -107,6 +110,7 @@ def compress(
         execution=Execution(precision, memory),
         input_shape=input_shape,
         cache=cache,
+        fit_bias=fit_bias,
     )
     result = compress_prepared(prepared, estimator, search, budget, form, as_batches(sensitivity, model), timing)
     if recover is None:

@@ -39,7 +39,7 @@ from facts.moments.losses import (
     squared_error,
     summed_cross_entropy,
 )
-from facts.moments.statistics import Moment
+from facts.moments.statistics import InputSum, Moment
 from facts.utils import distributed
 from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
@@ -55,7 +55,8 @@ class Calibration:
     holds the reasons why others are left alone. `data` are batches of `(inputs, targets)` (None for methods without
     data), and `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
     `output_error(original, changed)` are sums over samples. Moments and decompositions are kept in `folder`. `flops`
-    counts the dense network by the paper's rule; None if unknown.
+    counts the dense network by the paper's rule; None if unknown. With `fit_bias`, moments are of inputs `[x, 1]`, and
+    biases take up the mean of what truncation takes away.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class Calibration:
     skipped: dict[str, str] = field(default_factory=dict)
     flops: int | None = None
     first_inputs: Any = None
+    fit_bias: bool = False
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -81,7 +83,8 @@ class Calibration:
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
-        key = content_key(shared_code(), repr(self.model), self.model, list(self.layers), data, loss, precisions)
+        setting = loss, precisions, self.fit_bias
+        key = content_key(shared_code(), repr(self.model), self.model, list(self.layers), data, *setting)
         return Cache(self.folder / key)
 
     @property
@@ -108,12 +111,13 @@ class Calibration:
             self.model,
             self.layers,
             () if self.data is None else self.data,
-            wanted,
+            [*wanted, InputSum()] if self.fit_bias else wanted,
             loss=self.loss,
             precision=self.execution.precision,
             memory=self.execution.memory,
             cache=self._cache_of(only) if cached else None,
             only=only,
+            append_one=self.fit_bias,
         )
 
     def collect(self, estimators: Iterable[Estimator]) -> None:
@@ -152,7 +156,9 @@ class Calibration:
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
             if estimator.moments:
                 last, moments = see_data(estimator, partial(self.moments, only=names))
-            decompositions |= decompose_layers({name: self.layers[name] for name in names}, last, moments)
+            layers = {name: self.layers[name] for name in names}
+            fit_bias = self.fit_bias and bool(estimator.moments)
+            decompositions |= decompose_layers(layers, last, moments, fit_bias)
         save_decompositions(self.cache, estimator, decompositions)
         distributed.on_main_rank(lambda: self._delete(moment for moment in estimator.moments if not moment.is_kept))
         return decompositions
@@ -181,6 +187,7 @@ def prepare(
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
     cache: Path | str | None = None,
+    fit_bias: bool = False,
 ) -> Calibration:
     """Select the layers of a network and put its data, loss and settings beside them.
 
@@ -214,6 +221,7 @@ def prepare(
         skipped=selection.skipped,
         flops=selection.flops,
         first_inputs=inputs,
+        fit_bias=fit_bias,
     )
 
 

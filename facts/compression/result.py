@@ -51,15 +51,15 @@ class Summary:
     """Cost of the whole network before and after, by the paper's rule, and the course of the compression.
 
     FLOPs are None if no input shape is known. `estimator` and `search` are written with their options. `form` is that
-    of the low-rank layers, and `rounding` the largest relative error that their type causes in a weight. `bounds` holds
-    the fraction of the compressed layers' cost that may remain, for each bounded cost; `spent` and `budget` are in the
-    unit of that cost, for these layers alone. If latency is bounded, `latency` holds seconds of the whole network on
-    one batch: `dense`, `allowed`, `predicted` for the plan, and `measured` in turns with the original. `solution` is
-    the solver's proof, if the search used one: status, error, bound, gap. `profile` is the sensitivity profile: by
-    layer, the ranks, their shares of the full rank, and the errors that the search measured or predicted. `repaired`
-    counts, by layer, the Kronecker factors that were not positive definite. `seconds` is the time of each stage; for
-    the search it includes the time that earlier searches spent on errors found in the cache. `recovery` is None for a
-    network that was not trained after its compression.
+    of the low-rank layers, `fit_bias` whether their biases were fitted, and `rounding` the largest relative error that
+    their type causes in a weight. `bounds` holds the fraction of the compressed layers' cost that may remain, for each
+    bounded cost; `spent` and `budget` are in the unit of that cost, for these layers alone. If latency is bounded,
+    `latency` holds seconds of the whole network on one batch: `dense`, `allowed`, `predicted` for the plan, and
+    `measured` in turns with the original. `solution` is the solver's proof, if the search used one: status, error,
+    bound, gap. `profile` is the sensitivity profile: by layer, the ranks, their shares of the full rank, and the errors
+    that the search measured or predicted. `repaired` counts, by layer, the Kronecker factors that were not positive
+    definite. `seconds` is the time of each stage; for the search it includes the time that earlier searches spent on
+    errors found in the cache. `recovery` is None for a network that was not trained after its compression.
     """
 
     before: Cost
@@ -69,6 +69,7 @@ class Summary:
     estimator: str = ""
     search: str = ""
     form: FormName = "plain"
+    fit_bias: bool = False
     rounding: float = 0.0
     bounds: dict[CostName, float] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Summary:
             estimator=repr(estimator),
             search=repr(search),
             form=form,
+            fit_bias=calibration.fit_bias,
             rounding=_rounding(allocated, decompositions),
             bounds=dict(problem.bounds),
             spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
@@ -129,7 +131,8 @@ class Summary:
         table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
         allowed = ", ".join(f"{ratio:.4g} of their {name}" for name, ratio in self.bounds.items())
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
-        method = ", ".join([self.estimator, self.search, *(["pivoted"] if self.form == "pivoted" else [])])
+        options = {"pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
+        method = ", ".join([self.estimator, self.search, *(option for option, taken in options.items() if taken)])
         lines_below = [method, f"allowed the layers: {allowed}"]
         if self.recovery:
             lines_below.append(str(self.recovery))

@@ -1,14 +1,17 @@
 """Decompositions of all layers, and their place in the cache."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from facts.decomposition.bias import centred, uncentred
 from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import Estimator
 from facts.moments.collect import LayerMoments
+from facts.moments.statistics import InputSum
 from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
@@ -18,22 +21,33 @@ FIELDS = ("left", "right", "energies", "num_repaired")
 
 
 def decompose_layers(
-    layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments]
+    layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments], fit_bias: bool = False
 ) -> dict[str, Decomposition]:
-    """Factors and SVD of each layer, from its moments. Raises `ValueError` with the layer's name."""
+    """Factors and SVD of each layer, from its moments; those of inputs `[x, 1]` to `fit_bias`.
+
+    Raises `ValueError` with the layer's name.
+    """
     return distributed.on_all_ranks(
         lambda: {
-            name: decompose_layer(name, layer, estimator, moments[name])
+            name: decompose_layer(name, layer, estimator, moments[name], fit_bias)
             for name, layer in with_progress(layers.items(), "decomposition")
         }
     )
 
 
-def decompose_layer(name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments) -> Decomposition:
+def decompose_layer(
+    name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
+) -> Decomposition:
     """One layer's decomposition. Raises `ValueError` with the layer's name."""
     row, col = estimator.shrinkage(moments)
+    factors, mean = estimator.factors(moments), None
+    if fit_bias and layer.bias is None:
+        factors = uncentred(factors)
+    elif fit_bias:
+        factors, mean = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     try:
-        return decompose(layer.weight.detach(), estimator.factors(moments), shrinkage_row=row, shrinkage_col=col)
+        decomposition = decompose(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+        return replace(decomposition, mean=mean)
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
 
@@ -66,9 +80,10 @@ def save_decompositions(cache: Cache | None, estimator: Estimator, decomposition
 
 
 def _pack(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
-    return {f"{name}/{field}": torch.as_tensor(getattr(decomposition, field)) for field in FIELDS}
+    mean = {} if decomposition.mean is None else {f"{name}/mean": decomposition.mean}
+    return {f"{name}/{field}": torch.as_tensor(getattr(decomposition, field)) for field in FIELDS} | mean
 
 
 def _unpack(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
     left, right, energies, num_repaired = (tensors[f"{name}/{field}"] for field in FIELDS)
-    return Decomposition(left, right, energies, int(num_repaired))
+    return Decomposition(left, right, energies, int(num_repaired), tensors.get(f"{name}/mean"))

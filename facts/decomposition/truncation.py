@@ -6,7 +6,7 @@ Legend: m = d_out, n = d_in, r = min(m, n).
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import square_root
@@ -18,19 +18,29 @@ class Decomposition:
 
     They have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
     weight: the energy that a truncation discards. `num_repaired` counts the factors (0, 1 or 2) that were not positive
-    definite.
+    definite. `mean [n]` is the input whose output the bias keeps exact at every rank; None if the bias stays.
     """
 
     left: Tensor
     right: Tensor
     energies: Tensor
     num_repaired: int = 0
+    mean: Tensor | None = None
 
     def truncate(self, rank: int) -> tuple[Tensor, Tensor]:
         """`(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
         if not 1 <= rank <= len(self.energies):
             raise ValueError(f"rank must lie in 1 .. {len(self.energies)} for this layer, got {rank}")
         return self.left[:, :rank], self.right[:rank]
+
+    def bias(self, dense: nn.Linear, rank: int) -> Tensor | None:
+        """Bias of the layer that takes the dense one's place at a rank, `[m]`."""
+        if self.mean is None or dense.bias is None:
+            return dense.bias
+        left, right = (factor.to(dense.weight.device).double() for factor in self.truncate(rank))
+        mean = self.mean.to(left)
+        lost = dense.weight.detach().double() @ mean - left @ (right @ mean)
+        return (dense.bias.detach() + lost).to(dense.bias)
 
 
 def decompose(

@@ -6,6 +6,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = G_kᵀ X_k [m, n] is the
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,6 +29,10 @@ class LayerBatch:
     @property
     def num_samples(self) -> int:
         return self.x.shape[0]
+
+    def with_one(self) -> "LayerBatch":
+        """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias as a column of the weight."""
+        return LayerBatch(F.pad(self.x, (0, 1), value=1.0), self._g, self.first_sample)
 
     @cached_property
     def x_energy(self) -> Tensor:

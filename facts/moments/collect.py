@@ -57,11 +57,13 @@ def collect_moments(
     memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
     only: Collection[str] | None = None,
+    append_one: bool = False,
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of `only` some, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
-    `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. Memory
+    `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. With
+    `append_one` the inputs are `[x, 1]`, so that each d_in is one more. Memory
     holds the moments and one batch; `memory` is the policy if that is too much. Raises `ValueError` for NaN or infinity
     in a layer and for a layer that never ran. `cache` must belong to this model, these layers (or `only` some), data,
     loss and precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun` each
@@ -91,7 +93,9 @@ def collect_moments(
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
                     rooms = distributed.all_gather(memory.room_for_moments(device))
                     room = min(rooms)  # the same places on all ranks
-                    data_pass = MomentPass(model, layers, missing, loss, precision, folder, room, num_parts, blocks)
+                    data_pass = MomentPass(
+                        model, layers, missing, loss, precision, folder, room, num_parts, blocks, append_one
+                    )
                     return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory)
@@ -135,8 +139,10 @@ class MomentPass:
         room: float = math.inf,
         num_parts: int = 1,
         blocks: Iterable[nn.Module] = (),
+        append_one: bool = False,
     ):
         self.layers, self.folder, self.room, self.num_samples = layers, folder, room, 0
+        self.append_one = append_one
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
         needs_grads = any(moment.needs_grads for moment in moments)
@@ -166,6 +172,8 @@ class MomentPass:
         self.num_samples = self.new_pass(add=self._add).run(batches, self.num_samples)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
+        if self.append_one:
+            batch = batch.with_one()
         for moment, totals in self.totals.items():
             if (moment, name) in self.elsewhere:
                 part = self._init_state(moment, name, batch.x.device)
@@ -178,7 +186,7 @@ class MomentPass:
     def _place(self, moment: Moment, name: str) -> Any:
         """An empty total, on the layer's device or in main memory."""
         weight = self.layers[name].weight
-        size = moment.num_held(*weight.shape[::-1]) * at_least_float32(weight[:0]).element_size()
+        size = moment.num_held(*self._widths(name)) * at_least_float32(weight[:0]).element_size()
         if moment.can_offload and size > self.room:
             self.elsewhere.add((moment, name))
             return self._init_state(moment, name, torch.device("cpu"))
@@ -188,6 +196,9 @@ class MomentPass:
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
         weight = self.layers[name].weight
         like = at_least_float32(weight[:0].detach()).to(device)
-        return moment.init_state(
-            name, like, weight.shape[1], weight.shape[0], self.folder / f"{moment.key}-{content_key(name)}"
-        )
+        return moment.init_state(name, like, *self._widths(name), self.folder / f"{moment.key}-{content_key(name)}")
+
+    def _widths(self, name: str) -> tuple[int, int]:
+        """d_in and d_out of the moments."""
+        d_out, d_in = self.layers[name].weight.shape
+        return d_in + self.append_one, d_out

@@ -143,6 +143,19 @@ class InputGram(InputMoment):
 
 
 @dataclass(frozen=True)
+class InputSum(Moment):
+    """Σ x_t `[n]`."""
+
+    needs_grads = False
+
+    def shapes(self, d_in, d_out):
+        return ((d_in,),)
+
+    def add(self, total, batch):
+        total[0].add_(batch.x.sum(dim=(0, 1)))
+
+
+@dataclass(frozen=True)
 class MeanInputGram(InputMoment):
     """Σ_k x̄_k x̄_kᵀ `[n, n]`, x̄_k the mean over the tokens of sample k."""
 

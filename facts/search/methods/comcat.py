@@ -78,7 +78,10 @@ class _Mixture:
     def __init__(self, problem: AllocationProblem, name: str, ranks: list[int]):
         self.dense: nn.Linear = problem.layers[name]
         weight = self.dense.weight
-        self.left, self.right = (factor.to(weight) for factor in problem.decompositions[name].truncate(max(ranks)))
+        decomposition = problem.decompositions[name]
+        self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(max(ranks)))
+        mean = weight.new_zeros(weight.shape[1]) if decomposition.mean is None else decomposition.mean.to(weight)
+        self.mean, self.output_of_mean = mean, nn.functional.linear(mean, weight.detach())  # which low-rank forms keep
         self.logits = torch.zeros(len(ranks) + 1, device=weight.device, requires_grad=True)
         costs = [problem.cost(name, rank) for rank in [*ranks, None]]
         self.costs = torch.tensor(costs, dtype=torch.float32, device=weight.device)
@@ -96,5 +99,6 @@ class _Mixture:
         shares = self.shares.to(self.masks)
         components = shares[:-1] @ self.masks
         dense = nn.functional.linear(x, self.dense.weight) * shares[-1]
-        small = nn.functional.linear(nn.functional.linear(x, self.right) * components, self.left)
+        small = nn.functional.linear(nn.functional.linear(x - self.mean, self.right) * components, self.left)
+        small = small + shares[:-1].sum() * self.output_of_mean
         return dense + small if self.dense.bias is None else dense + small + self.dense.bias

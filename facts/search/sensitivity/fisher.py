@@ -39,9 +39,10 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
     """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
     With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is ½ mean
-    (Σ_{j >= r} c_j)². One forward and backward pass; `sampled` draws each label from the network's own output (the true
-    Fisher), `given` takes the labels of the data (the empirical Fisher). Also returns the seconds that were saved if
-    the cache held the profiles. Raises `ValueError` for outputs that are no class logits, if labels are drawn.
+    (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps. One forward and backward pass;
+    `sampled` draws each label from the network's own output (the true Fisher), `given` takes the labels of the data
+    (the empirical Fisher). Also returns the seconds that were saved if the cache held the profiles. Raises `ValueError`
+    for outputs that are no class logits, if labels are drawn.
     """
     start = time.perf_counter()
     batches = problem.sensitivity_batches()
@@ -71,8 +72,11 @@ def _measured(
     num_samples = torch.zeros(1, dtype=torch.int64)
 
     def add(name: str, batch: LayerBatch) -> None:
-        left, right = (factor.to(batch.x) for factor in (decompositions[name].left, decompositions[name].right))
-        slopes = ((batch.g @ left) * (batch.x @ right.T)).sum(dim=1)
+        decomposition, x = decompositions[name], batch.x
+        left, right = decomposition.left.to(x), decomposition.right.to(x)
+        if decomposition.mean is not None:
+            x = x - decomposition.mean.to(x)
+        slopes = ((batch.g @ left) * (x @ right.T)).sum(dim=1)
         totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
     def counted(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:

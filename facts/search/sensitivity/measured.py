@@ -98,8 +98,9 @@ class Sensitivity:
         with prefix.before(name) as run:
             for rank in ranks:
                 start = time.perf_counter()
-                left, right = (factor.to(dense.weight) for factor in self.problem.decompositions[name].truncate(rank))
-                small = LowRankLinear(left, right, dense.bias)
+                decomposition = self.problem.decompositions[name]
+                left, right = (factor.to(dense.weight) for factor in decomposition.truncate(rank))
+                small = LowRankLinear(left, right, decomposition.bias(dense, rank))
                 error = self.error(original, read(run(small.forward))).item()
                 yield rank, error, time.perf_counter() - start
 

@@ -1,0 +1,142 @@
+"""Biases that take up the mean of what truncation takes away."""
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.decomposition.bias import centred, uncentred
+from facts.decomposition.truncation import decompose
+from facts.estimators import ESTIMATORS
+from facts.estimators.base import KroneckerFactors
+from tests.networks import image_batches, make_model, make_vit
+
+torch.manual_seed(0)
+INPUTS = torch.randn(60, 7, dtype=torch.float64) * torch.rand(7, dtype=torch.float64) + torch.randn(7).double()
+GRADS = torch.randn(60, 5, dtype=torch.float64)
+WEIGHT = torch.randn(5, 7, dtype=torch.float64)
+
+
+def with_one(inputs):
+    return torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
+
+
+def test_the_change_of_weight_and_bias_is_the_best_of_its_rank():
+    """Against a search over the bias by least squares, and over rank-k weights by gradient descent."""
+    weights = GRADS.square().sum(dim=1)
+    whole = (with_one(INPUTS) * weights[:, None]).T @ with_one(INPUTS)
+    factors, mean = centred(KroneckerFactors(A=whole), INPUTS.mean(dim=0))
+    decomposition = decompose(WEIGHT, factors)
+    left, right = decomposition.truncate(2)
+
+    def cost(weight, shift):
+        return (weights * ((INPUTS @ (WEIGHT - weight).T - shift).square().sum(dim=1))).sum()
+
+    shift = (WEIGHT - left @ right) @ mean
+    least = cost(left @ right, shift)
+    torch.testing.assert_close(least, decomposition.energies[2:].sum())
+    root = weights.sqrt()[:, None]
+    fitted = torch.linalg.lstsq(root, root * (INPUTS @ (WEIGHT - left @ right).T)).solution[0]
+    torch.testing.assert_close(shift, fitted)
+    trained = [(start + 0.1).contiguous().requires_grad_() for start in (left, right, shift)]
+    optimizer = torch.optim.LBFGS(trained, max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def step():
+        optimizer.zero_grad()
+        loss = cost(trained[0] @ trained[1], trained[2])
+        loss.backward()
+        return loss
+
+    optimizer.step(step)
+    assert least <= cost(trained[0] @ trained[1], trained[2]) * (1 + 1e-9)
+
+
+def test_a_diagonal_factor_says_nothing_of_means():
+    diagonal = torch.rand(8, dtype=torch.float64).diag()
+    factors, mean = centred(KroneckerFactors(A=diagonal), INPUTS.mean(dim=0))
+    assert factors.A.equal(diagonal[:-1, :-1]) and mean.equal(INPUTS.mean(dim=0))
+    factors, mean = centred(KroneckerFactors(), INPUTS.mean(dim=0))
+    assert factors.A is None and mean.equal(INPUTS.mean(dim=0))
+    assert (
+        uncentred(KroneckerFactors(A=diagonal)).A.equal(diagonal[:-1, :-1]) and uncentred(KroneckerFactors()).A is None
+    )
+
+
+@pytest.mark.parametrize("form", ["plain", "pivoted"])
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS.keys() - {"pela"}))
+def test_the_output_of_the_mean_is_kept(estimator, form):
+    """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
+    model, batches = make_model(), image_batches([8] * 8)
+    result = facts.compress(model, batches, estimator=estimator, search="uniform", form=form, ratio=0.4, fit_bias=True)
+    plain_means = estimator in {"asvd", "fwsvd", "svd_llm", "kfac_expand"}
+    inputs = {}
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda module, args, name=name: inputs.setdefault(name, []).append(args[0].flatten(0, -2))
+        )
+        for name in result.plan
+    ]
+    with torch.no_grad():
+        [model(images) for images, _ in batches]
+    [hook.remove() for hook in hooks]
+    for name, rank in result.plan.items():
+        dense, small, mean = (
+            model.get_submodule(name),
+            result.model.get_submodule(name),
+            torch.cat(inputs[name]).mean(0),
+        )
+        if dense.bias is None:
+            assert small.bias is None
+        elif rank and plain_means:
+            torch.testing.assert_close(small(mean), dense(mean), rtol=1e-6, atol=1e-6)
+        elif rank:
+            assert not small.bias.equal(dense.bias)
+    assert "biases fitted" in str(result)
+
+
+def test_without_data_nothing_changes():
+    plain, fitted = (facts.compress(make_model(), estimator="pela", ratio=0.4, fit_bias=fit) for fit in (False, True))
+    pairs = zip(plain.model.parameters(), fitted.model.parameters(), strict=True)
+    assert all(first.equal(second) for first, second in pairs)
+
+
+@pytest.mark.parametrize("search", ["cors", "cors_fisher", "comcat"])
+def test_searches_see_the_bias(search):
+    """The errors of a network whose inputs are all but constant are small: the bias takes up what is constant."""
+    model, batches = (
+        make_vit(),
+        [(images * 0.01 + 1, labels) for images, labels in image_batches([8] * 4, shape=(3, 16, 16))],
+    )
+    options = {"estimator": "svd_llm", "search": search, "ratio": 0.4, "form": "plain"}
+    results = [facts.compress(model, batches, fit_bias=fit, **options) for fit in (False, True)]
+    images = batches[0][0]
+    with torch.no_grad():
+        errors = [(result.model.eval()(images) - model.eval()(images)).norm() for result in results]
+    assert errors[1] < errors[0]
+    if search != "comcat":
+        profiles = [result.summary.profile for result in results]
+        sums = [sum(error for points in profile.values() for _, _, error in points) for profile in profiles]
+        assert sums[1] < sums[0]
+
+
+def test_the_cache_distinguishes_them(tmp_path):
+    batches = image_batches([8] * 4)
+    options = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.4}
+    alone = {fit: facts.compress(make_model(), batches, fit_bias=fit, **options).model for fit in (False, True)}
+    for fit in (False, True, True, False):
+        model = facts.compress(make_model(), batches, cache=tmp_path, fit_bias=fit, **options).model
+        for first, second in zip(alone[fit].parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(first, second)
+    assert not alone[False].tokens.bias.equal(alone[True].tokens.bias)
+
+
+def test_a_layer_without_a_bias_is_not_centred():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False), nn.Linear(10, 4, bias=False)).double()
+    batches = image_batches([16] * 4)
+    results = [
+        facts.compress(model, batches, estimator="svd_llm", search="uniform", layers=["1"], ratio=0.4, fit_bias=fit)
+        for fit in (False, True)
+    ]
+    first, second = (result.model[1].weight for result in results)
+    torch.testing.assert_close(first, second)
