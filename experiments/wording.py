@@ -8,8 +8,6 @@ FIELDS = {
     "MemoryPolicy(checkpoint_blocks=True)": "hardware.memory.checkpoint_blocks=true",
     "MemoryPolicy(checkpoint_blocks=False)": "hardware.memory.checkpoint_blocks=false",
     "MemoryPolicy(halve_batches=True)": "hardware.memory.halve_batches=true",
-    "Finetuning(accumulate=)": "finetuning.{profile}.accumulate",
-    "the task's batch_size": "task.{profile}.batch_size",
     "the task has not one whole batch to train on: lower its batch_size": "the task has not one whole batch to train "
     "on: lower task.{profile}.batch_size",
     "the batch size": "task.{profile}.batch_size",

@@ -160,7 +160,8 @@ def test_the_recovery_says_every_field(cell_config):
     config = cell_config("finetuning=recovery").finetuning
     on_images, on_digits = (instantiate(config[profile]) for profile in ("paper", "mini"))
     assert config.paper.keys() - {"_target_"} == asdict(Recovery()).keys()
-    assert on_images == Recovery(epochs=10) and on_digits == Recovery(epochs=2, learning_rate=3e-4, views=False)
+    assert on_images == Recovery(epochs=10, precision="bfloat16")
+    assert on_digits == Recovery(epochs=2, learning_rate=3e-4, views=False, precision="float32")
 
 
 @pytest.mark.parametrize("group", ["finetuning", "hardware", "profile", "task", "tracking"])
