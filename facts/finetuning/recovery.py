@@ -40,7 +40,7 @@ class Recovery:
 
     epochs: Count | None = None
     minutes: Positive | None = None
-    block_weight: NotNegative = 1.0
+    block_weight: NotNegative = 30.0
     learning_rate: Positive = 1e-4
     num_warmups: Annotated[int, Field(ge=0)] = 30
     weight_decay: NotNegative = 0.0
