@@ -1,6 +1,8 @@
 """From a network and a budget to a smaller network."""
 
+import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from torch import nn
 from facts.compression.allocation import allocate_ranks
 from facts.compression.budget import Budget
 from facts.compression.data import Batch, FirstSamples, as_batches
+from facts.compression.distance import distance
 from facts.compression.prepare import Calibration, prepare
 from facts.compression.result import CompressionResult, Summary
 from facts.cost.count import CostName
@@ -31,7 +34,10 @@ from facts.utils.registry import by_name
 if TYPE_CHECKING:
     from facts.finetuning import Recovery
 
+log = logging.getLogger(__name__)
+
 NUM_SENSITIVITY = 512
+NUM_COMPARED = 64  # samples on which the result's outputs are compared with the original's
 
 
 def compress(
@@ -89,7 +95,8 @@ def compress(
     counted for `input_shape` (default: that of the calibration data). `cache` is a folder for moments, decompositions
     and sensitivities. Processes started by torchrun share the data after `facts.utils.distributed.join()`, and all get
     the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
-    that no plan meets; a search that is not exact and ends above its budget logs a warning.
+    that no plan meets; a search that is not exact and ends above its budget logs a warning, and so does a network whose
+    outputs are far from the original's.
     """
     form = form or default_form(model, precision)
     refuse_unknown_form(form)
@@ -114,9 +121,23 @@ def compress(
     )
     result = compress_prepared(prepared, estimator, search, budget, form, as_batches(sensitivity, model), timing)
     if recover is None:
-        return result
+        return with_distance(result, prepared)
     assert prepared.data is not None  # checked above
     return recover.improve(result, prepared.data, prepared.folder)
+
+
+def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Compare the outputs with the original's on the first calibration data, if there are any."""
+    if calibration.data is None:
+        return result
+    seconds = dict(result.summary.seconds)
+    with timed(seconds, "comparison"):
+        first = (inputs for inputs, _ in FirstSamples(calibration.data, NUM_COMPARED))
+        precision = calibration.execution.precision
+        found = distance(calibration.model, result.model, first, calibration.output_error, precision)
+    if found.is_too_far:
+        log.warning("%s; allow a larger budget, or let it recover (facts.recover, or --recover)", found)
+    return replace(result, summary=replace(result.summary, distance=found, seconds=seconds))
 
 
 def default_search(calibration: Iterable[Any] | None, loss: Loss | None) -> Search:

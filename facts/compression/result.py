@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 from torch import nn
 
+from facts.compression.distance import Distance
 from facts.cost.count import Cost, CostName, count_params
 from facts.modules.forms import FormName
 from facts.modules.pivots import relative_error
@@ -59,7 +60,8 @@ class Summary:
     bound, gap. `profile` is the sensitivity profile: by layer, the ranks, their shares of the full rank, and the errors
     that the search measured or predicted. `repaired` counts, by layer, the Kronecker factors that were not positive
     definite. `seconds` is the time of each stage; for the search it includes the time that earlier searches spent on
-    errors found in the cache. `recovery` is None for a network that was not trained after its compression.
+    errors found in the cache. `distance` was measured on calibration
+    data by `facts.compress`. `recovery` is None for a network that was not trained after its compression.
     """
 
     before: Cost
@@ -77,6 +79,7 @@ class Summary:
     latency: dict[str, float] = field(default_factory=dict)
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    distance: Distance | None = None
     recovery: RecoverySummary | None = None
 
     @classmethod
@@ -134,8 +137,8 @@ class Summary:
         options = {"pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
         method = ", ".join([self.estimator, self.search, *(option for option, taken in options.items() if taken)])
         lines_below = [method, f"allowed the layers: {allowed}"]
-        if self.recovery:
-            lines_below.append(str(self.recovery))
+        if outcome := self.recovery or self.distance:
+            lines_below.append(str(outcome))
         return "\n".join([table, "", *lines_below, f"took: {seconds}"])
 
 

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.compression.data import Batch
+from facts.compression.distance import distance
 from facts.cost.trace import has_row_per_sample
 from facts.finetuning.views import are_photos, random_views
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
 from facts.moments.losses import OutputError
-from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.batches import batch_size, in_parts
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.random import seeded
 
@@ -80,14 +78,7 @@ class Inputs:
 
     def error(self, student: nn.Module, teacher: nn.Module, precision: torch.dtype) -> float:
         """Mean error of the student's outputs on what was held back."""
-        device, totals = next(student.parameters()).device, torch.zeros(2, dtype=torch.float64)
-        with torch.inference_mode(), evaluating(teacher), evaluating(student), autocast(device, precision):
-            for part in distributed.shard(self.survey.held_back):
-                inputs = to_device(part, device)
-                error = self.output_error(run(teacher, inputs), run(student, inputs))
-                totals += torch.tensor([error.item(), batch_size(part)], dtype=torch.float64)
-        distributed.all_reduce([totals])
-        return (totals[0] / totals[1]).item()
+        return distance(teacher, student, self.survey.held_back, self.output_error, precision).mean
 
     def lessons(self) -> Iterator[Any]:
         """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""

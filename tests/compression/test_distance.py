@@ -1,0 +1,84 @@
+"""Distance of a compressed network's outputs from the original's, and the warning about a budget that is too small."""
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.compression.distance import TOO_FAR, Distance, distance
+from facts.moments.losses import kl_divergence, squared_error
+from tests.networks import image_batches, make_model
+
+BATCHES = image_batches([8] * 10)
+
+
+class Given(nn.Module):
+    """Outputs that were given, by the index of each sample."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = nn.Parameter(outputs)
+
+    def forward(self, indices):
+        return self.outputs[indices]
+
+
+def compare(original, changed, error, sizes=(5, 1, 6)):
+    indices = torch.arange(sum(sizes)).split(list(sizes))
+    return distance(Given(original), Given(changed), indices, error, torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
+def test_what_class_logits_tell(shape, monkeypatch):
+    """Against loops over samples; in chunks as for language models too."""
+    monkeypatch.setattr("facts.compression.distance.KL_VALUES", 10)
+    torch.manual_seed(0)
+    original, changed = (3 * torch.randn(shape, dtype=torch.float64) for _ in range(2))
+    rows, others = (logits.reshape(-1, 5).softmax(dim=1) for logits in (original, changed))
+    mean = rows.mean(dim=0)
+    error = sum(row @ (row / other).log() for row, other in zip(rows, others, strict=True))
+    told = sum(row @ (row / mean).log() for row in rows)
+    found = compare(original, changed, kl_divergence)
+    assert (found.mean, found.share) == pytest.approx((error.item() / 12, (error / told).item()))
+    assert found.num_samples == 12
+
+
+def test_outputs_that_do_not_depend_on_the_input_tell_nothing():
+    torch.manual_seed(0)
+    original = 3 * torch.randn(12, 5, dtype=torch.float64)
+    constant = original.softmax(dim=1).mean(dim=0).log().expand(12, 5)
+    assert compare(original, constant, kl_divergence).share == pytest.approx(1)
+    assert compare(original, original, kl_divergence).share == pytest.approx(0)
+    assert compare(original, 0 * original, squared_error).share == 1
+    assert compare(original, original, lambda first, second: (first - second).sum()).share is None
+
+
+@pytest.mark.parametrize(("share", "is_too_far"), [(0.0, False), (TOO_FAR, False), (0.21, True), (math.nan, True)])
+def test_too_far(share, is_too_far):
+    assert Distance(1.0, share, 8).is_too_far == is_too_far
+    assert not Distance(1.0, None, 8).is_too_far
+
+
+def test_the_result_says_how_far_its_outputs_are(caplog):
+    model = make_model()
+    result = facts.compress(model, BATCHES, ratio=0.9)
+    with torch.no_grad():
+        images = torch.cat([images for images, _ in BATCHES[:8]])
+        expected = kl_divergence(model.eval()(images), result.model.eval()(images)).item() / 64
+    assert result.summary.distance.mean == pytest.approx(expected)
+    assert str(result.summary.distance) in str(result) and "64 samples: " in str(result)
+    assert result.summary.seconds["comparison"] > 0 and not caplog.records
+
+
+def test_a_budget_that_the_network_does_not_bear(caplog):
+    with caplog.at_level(logging.WARNING):
+        result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.1)
+    assert result.summary.distance.is_too_far
+    assert "of what they tell is lost; allow a larger budget, or let it recover" in caplog.text
+
+
+def test_without_data_nothing_is_compared():
+    assert facts.compress(make_model(), estimator="pela").summary.distance is None
