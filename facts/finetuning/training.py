@@ -36,7 +36,6 @@ Judge = Callable[[nn.Module], float]
 """From a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
 
 NUM_TRIALS = 4  # steps that tell how many fit into the given minutes; the first of them is not timed
-PATIENCE = 3  # judgements without an improvement
 MARGIN = 0.02  # of the given minutes, for what is not timed
 
 
@@ -63,8 +62,7 @@ def finetune(
     """Train all parameters of `student` in place, on the batches of a task or of inputs alone; `teacher` stays.
 
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
-    weights of the least error, which may be those that it had, and training ends in its second half if three epochs do
-    not lower it.
+    weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help.
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
     same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
@@ -139,10 +137,7 @@ class _Training:
         return Outcome((loss / samples).tolist(), state.seconds, state.errors)
 
     def _is_over(self) -> bool:
-        state = self.state
-        waited = len(state.errors) - 1 - state.errors.index(min(state.errors)) if state.errors else 0
-        given_up = waited >= PATIENCE and 2 * state.steps > state.total_steps  # high rates hurt before they help
-        return given_up or state.steps >= state.total_steps or not self._seconds_left()
+        return self.state.steps >= self.state.total_steps or not self._seconds_left()
 
     def _seconds(self) -> float:
         """Seconds since the beginning, with those up to the checkpoint of an interrupted run."""

@@ -1,5 +1,6 @@
 """Gradients that are kept whole: one mean weight gradient for each group of samples, on disk or on the device."""
 
+import hashlib
 import json
 import logging
 import math
@@ -30,6 +31,7 @@ class GradientStore:
         self.like, self.shape, self.path = like, shape, path
         self.num_gradients = 0
         self.held: list[Tensor] = []
+        self.digest = hashlib.sha256()  # of what was written
 
     @property
     def per_chunk(self) -> int:
@@ -39,17 +41,23 @@ class GradientStore:
         if self.path is None:
             self.held.append(gradient)
         else:
+            values = gradient.cpu().numpy().data
+            self.digest.update(values)
             try:
                 with needing_room(self.path), self.path.open("ab") as file:
-                    file.write(gradient.cpu().numpy().data)
+                    file.write(values)
             except OSError:
                 drop_unfinished(self.path)
                 raise
         self.num_gradients += 1
 
-    def is_whole(self) -> bool:
+    def is_whole(self, checksum: str) -> bool:
+        """Whether the file is there, with all gradients as they were written."""
         size = self.num_gradients * self.shape[0] * self.shape[1] * self.like.element_size()
-        return self.path is not None and self.path.exists() and self.path.stat().st_size == size
+        if self.path is None or not self.path.exists() or self.path.stat().st_size != size:
+            return False
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == checksum
 
     def on_device(self) -> Tensor:
         """All gradients of the layer `[K, m, n]`, on its device."""
@@ -181,6 +189,7 @@ class GroupGradients(Moment):
                 "shape": store.shape,
                 "num_gradients": store.num_gradients,
                 "dtype": str(store.like.dtype).removeprefix("torch."),
+                "sha256": store.digest.hexdigest(),
             }
             for name, store in totals.items()
             if store.path
@@ -193,17 +202,17 @@ class GroupGradients(Moment):
         if self.store == "device" or not path.exists():
             return None
         try:
-            stores = {name: self._store(cache, entry, device) for name, entry in json.loads(path.read_text()).items()}
-            known = {name: stores[name] for name in layers}
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
-            log.warning("the list of gradients %s is damaged: they are collected again", path)
+            entries = json.loads(path.read_text())
+            known = {name: self._store(cache, entries[name], device) for name in layers}
+            damaged = [store.path for name, store in known.items() if not store.is_whole(entries[name]["sha256"])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.warning("the list of gradients %s is damaged (%r): they are collected again", path, error)
             path.unlink(missing_ok=True)
             return None
-        for store in known.values():
-            if not store.is_whole():
-                log.warning("the gradients in %s are cut short: they are collected again", store.path)
-                path.unlink(missing_ok=True)
-                return None
+        if damaged:
+            log.warning("the gradients in %s are damaged: they are collected again", damaged[0])
+            path.unlink(missing_ok=True)
+            return None
         return known
 
     def delete(self, cache: Cache) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from facts.modules.networks import settings_of
@@ -17,8 +17,11 @@ from facts.utils.files import replacing, writable_folder
 log = logging.getLogger(__name__)
 
 
+CHECKSUM = "checksum"  # of names and tensors, in a file's metadata
+
+
 class Cache:
-    """A folder of safetensors files. A file that cannot be read is dropped and computed again."""
+    """A folder of safetensors files, each with a checksum. A file that is damaged is dropped and computed again."""
 
     def __init__(self, folder: Path):
         self.folder = writable_folder(Path(folder))
@@ -29,23 +32,35 @@ class Cache:
     def load(self, name: str) -> dict[str, Tensor] | None:
         path = self._path(name)
         try:
-            return load_file(path)
+            with safe_open(path, framework="pt") as file:
+                tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
         except FileNotFoundError:
             return None
-        except SafetensorError as error:
-            log.warning("the cache file %s is damaged (%s): it is dropped and computed again", path, error)
-            path.unlink(missing_ok=True)
-            return None
+        except (SafetensorError, UnicodeDecodeError) as error:
+            return self._drop(path, str(error))
+        if (metadata or {}).get(CHECKSUM) != _checksum(tensors):
+            return self._drop(path, "its checksum is another one")
+        return tensors
+
+    @staticmethod
+    def _drop(path: Path, reason: str) -> None:
+        log.warning("the cache file %s is damaged (%s): it is dropped and computed again", path, reason)
+        path.unlink(missing_ok=True)
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
         with replacing(self._path(name)) as path:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+            save_file(tensors, path, metadata={CHECKSUM: _checksum(tensors)})
 
     def delete(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    return content_key(dict(sorted(tensors.items())))
 
 
 def content_key(*parts: Any) -> str:

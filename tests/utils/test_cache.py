@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import facts
 from facts.compression.selection import select_layers
@@ -29,6 +30,12 @@ class Counting(EveryShape):
     def forward(self, images):
         type(self).calls += not images.is_meta
         return super().forward(images)
+
+
+@pytest.fixture(autouse=True)
+def no_comparison(monkeypatch):
+    """The last passes of a compression compare its outputs, whatever the cache holds."""
+    monkeypatch.setattr("facts.compression.compress.with_distance", lambda result, calibration: result)
 
 
 @pytest.fixture
@@ -200,6 +207,38 @@ class TestDamage:
         assert f"{path} is damaged" in caplog.text
         assert path.read_bytes() == whole
 
+    @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
+    @pytest.mark.parametrize("damage", ["values", "a name", "no checksum"])
+    def test_changed_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
+        """Files of the right form whose content is another one."""
+        first, _ = passes(model, batches, cache=folder)
+        for other in folder.rglob("FACTS-*.safetensors"):
+            if pattern not in other.name and not pattern.startswith("FACTS"):
+                other.unlink()
+        (path,) = folder.rglob(pattern)
+        whole = path.read_bytes()
+        if damage == "values":
+            path.write_bytes(whole[:-64] + bytes(byte ^ 255 for byte in whole[-64:]))
+        elif damage == "a name":
+            path.write_bytes(whole.replace(b'"tokens/', b'"tokenz/', 1))
+        else:
+            save_file(load_file(path), path)
+        assert path.read_bytes() != whole
+        second, _ = passes(model, batches, cache=folder)
+        assert weights(first).equal(weights(second))
+        assert f"{path} is damaged (its checksum is another one)" in caplog.text
+        assert path.read_bytes() == whole
+
+    def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
+        first, _ = passes(model, batches, estimator="gfwsvd")
+        facts.prepare(model, batches, cache=folder).collect([GFWSVD()])
+        path = next(folder.rglob("*.gradients"))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
+        assert num == 3 and weights(first).equal(weights(second))
+        assert f"the gradients in {path} are damaged" in caplog.text
+
     @pytest.mark.parametrize("keep", [0, 0.5])
     def test_truncated_gradients_are_collected_again(self, model, batches, folder, caplog, keep):
         first, _ = passes(model, batches, estimator="gfwsvd")
@@ -210,7 +249,7 @@ class TestDamage:
         second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
         assert num == 3
         assert weights(first).equal(weights(second))
-        assert f"the gradients in {path} are cut short" in caplog.text
+        assert f"the gradients in {path} are damaged" in caplog.text
 
     @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
     def test_damaged_index_of_gradients(self, model, batches, folder, text):
@@ -251,7 +290,7 @@ class TestDamage:
     def test_no_half_written_file_is_left(self, folder, monkeypatch):
         cache = Cache(folder)
         cache.save("a", {"x": torch.ones(3)})
-        monkeypatch.setattr("facts.utils.cache.save_file", lambda tensors, path: 1 / 0)
+        monkeypatch.setattr("facts.utils.cache.save_file", lambda tensors, path, metadata: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cache.save("a", {"x": torch.zeros(3)})
         assert [path.name for path in files(folder)] == ["a.safetensors"]
