@@ -57,17 +57,17 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
-    """The search's plan, or the dense one if that fits. A plan above the budget is logged as a warning."""
+    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget."""
     dense: Plan = dict.fromkeys(problem.layers)
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget:
-            log.warning(
-                "%s could not meet the budget: %s of the compressed layers are %.6g, %.2f %% above %.6g",
-                type(search).__name__, name, spent, 100 * (spent / budget - 1) if budget else float("inf"), budget,
-            )  # fmt: skip
+            raise ValueError(
+                f"{type(search).__name__} ends above the budget: {name} of the compressed layers would be {spent:.6g}, "
+                f"and {budget:.6g} are allowed; allow more, or compress more layers"
+            )
     return result
 
 

@@ -95,8 +95,7 @@ def compress(
     counted for `input_shape` (default: that of the calibration data). `cache` is a folder for moments, decompositions
     and sensitivities. Processes started by torchrun share the data after `facts.utils.distributed.join()`, and all get
     the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
-    that no plan meets; a search that is not exact and ends above its budget logs a warning, and so does a network whose
-    outputs are far from the original's.
+    that no plan of the search meets. Logs a warning if the outputs are far from the original's.
     """
     form = form or default_form(model, precision)
     refuse_unknown_form(form)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
@@ -61,9 +61,16 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
     """Convert the data to batches of `(inputs, targets)` that can be read again and again."""
     if data is None or isinstance(data, Batches):
         return data
-    if isinstance(data, Iterator):
+    if _can_be_read_once(data):
         data = list(data)
     return Batches(data, model)
+
+
+def _can_be_read_once(data: Iterable[Any]) -> bool:
+    """Whether each pass would go on where the last one ended: the data, or what a loader reads, has one iterator."""
+    if isinstance(data, DataLoader):
+        return isinstance(data.dataset, IterableDataset) and _can_be_read_once(data.dataset)
+    return iter(data) is iter(data)
 
 
 def _as_pair(batch: Any, model: nn.Module) -> Batch:

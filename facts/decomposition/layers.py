@@ -39,6 +39,8 @@ def decompose_layer(
     name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
 ) -> Decomposition:
     """One layer's decomposition. Raises `ValueError` with the layer's name."""
+    if layer.weight.is_complex() or not layer.weight.isfinite().all():
+        raise ValueError(f"layer {name} cannot be decomposed: its weight is complex, or holds NaN or infinity")
     row, col = estimator.shrinkage(moments)
     factors, mean = estimator.factors(moments), None
     if fit_bias and layer.bias is None:

@@ -4,10 +4,11 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import facts
 from facts.compression.data import FirstSamples, as_batches
+from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
 
@@ -100,6 +101,36 @@ class TestLanguageModels:
 def test_first_samples_stop_at_the_batch_that_fills_them():
     batches = image_batches([3, 3, 3])
     assert [len(images) for images, _ in FirstSamples(batches, 4)] == [3, 3]
+
+
+class OneIterator:
+    """An iterable that is no iterator, but gives the same one each time."""
+
+    def __init__(self, batches):
+        self.iterator = iter(batches)
+
+    def __iter__(self):
+        return self.iterator
+
+
+class Stream(OneIterator, IterableDataset):
+    """Samples for a loader."""
+
+
+@pytest.mark.parametrize("form", ["iterator", "iterable", "loader"])
+def test_no_sample_is_lost_if_the_data_can_be_read_once(model, form):
+    batches = image_batches([16] * 4, dtype=torch.float32)
+    samples = [(image, label) for images, labels in batches for image, label in zip(images, labels, strict=True)]
+    data = {
+        "iterator": iter(batches),
+        "iterable": OneIterator(batches),
+        "loader": DataLoader(Stream(samples), batch_size=16),
+    }[form]
+    seen = facts.prepare(model, data).moments([InputSum()])
+    expected = facts.prepare(model, batches).moments([InputSum()])
+    for name, moments in expected.items():
+        assert seen[name].num_samples == moments.num_samples == 64
+        torch.testing.assert_close(seen[name][InputSum()], moments[InputSum()])
 
 
 def test_an_iterator_is_read_once(model):

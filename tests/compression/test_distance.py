@@ -75,7 +75,7 @@ def test_the_result_says_how_far_its_outputs_are(caplog):
 
 def test_a_budget_that_the_network_does_not_bear(caplog):
     with caplog.at_level(logging.WARNING):
-        result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.1)
+        result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
     assert result.summary.distance.is_too_far
     assert "of what they tell is lost; allow a larger budget, or let it recover" in caplog.text
 

@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import facts
 from facts.decomposition.truncation import decompose
@@ -141,3 +144,14 @@ def test_any_shape_comes_back_at_full_rank(m, n, tokens, name):
     left, right = facts.low_rank_factors(weight, factors, min(m, n), shrinkage_row=ROW, shrinkage_col=COL)
     # Few samples and one-sided shrinkage of 0.1: condition numbers of some hundreds.
     assert relative_error(left @ right, weight) < EXACT
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1j])
+def test_a_weight_that_is_no_number(value):
+    """By a method without data, whose passes would find it."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 4)).double()
+    weight = model[1].weight.detach().to(torch.complex128 if isinstance(value, complex) else torch.float64)
+    weight[0, 0] = value
+    model[1].weight = nn.Parameter(weight)
+    with pytest.raises(ValueError, match="layer 1 cannot be decomposed: its weight is complex, or holds NaN or inf"):
+        facts.compress(model, estimator="pela", layers=["1"], ratio=0.5)

@@ -32,10 +32,7 @@ class Counting(EveryShape):
         return super().forward(images)
 
 
-@pytest.fixture(autouse=True)
-def no_comparison(monkeypatch):
-    """The last passes of a compression compare its outputs, whatever the cache holds."""
-    monkeypatch.setattr("facts.compression.compress.with_distance", lambda result, calibration: result)
+pytestmark = pytest.mark.usefixtures("no_comparison")
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fiel
     assert Sensitivity(make_problem(cache=tmp_path)).profile(ranks) == first
 
 
-def test_another_budget_and_another_search_cost_no_pass(tmp_path):
+def test_another_budget_and_another_search_cost_no_pass(tmp_path, no_comparison):
     model, batches = make_model(), image_batches([8, 8])
     first = facts.compress(model, batches, search="cors", ratio=0.7, cache=tmp_path)
     runs = Runs(model)
