@@ -4,15 +4,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from facts.modules.modes import evaluating
 from facts.modules.networks import heads_of
 from facts.modules.pointwise import is_pointwise
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
 MAKES_OUTPUTS = "it makes the outputs"
+PARAMETRIZED = "its weight is parametrized; remove_parametrizations of torch.nn.utils.parametrize makes it a plain one"
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -33,29 +35,49 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
     heads = heads_of(model)
     users: dict[Tensor, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
-        if isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+        if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
             users[weight].append(name)
     reasons = {}
     for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
         excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
-        others = [user for user in users.get(layer.weight, ()) if user != name]
         if layer in heads:
             reasons[name] = MAKES_OUTPUTS
         elif excluded:
             reasons[name] = f"its name holds `{excluded[0]}`"
+        elif is_parametrized(layer):  # of which a look at the weight may change something
+            reasons[name] = PARAMETRIZED
         elif len(layer.weight) < MIN_OUT_FEATURES:
             reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
-        elif others:
+        elif others := [user for user in users.get(layer.weight, ()) if user != name]:
             reasons[name] = f"it shares its weight with {others[0]}"
-        elif isinstance(layer, nn.Linear) and not _is_plain(layer):
-            reasons[name] = f"it is a {type(layer).__name__}, which computes in a way of its own"
+        elif reason := reason_not_plain(layer):
+            reasons[name] = reason
     return reasons
 
 
-def _is_plain(layer: nn.Linear) -> bool:
-    """Check, if the layer has values, that its own `forward` computes what a linear layer computes."""
-    if type(layer).forward is nn.Linear.forward or layer.weight.is_meta:
-        return True
-    vector = torch.linspace(-1, 1, layer.in_features).to(layer.weight)
-    with torch.no_grad():
-        return torch.equal(layer(vector), F.linear(vector, layer.weight, layer.bias))
+def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
+    """Why replacing the layer would lose more than its weight, as far as a call with one vector shows; None if not."""
+    if is_parametrized(layer):
+        return PARAMETRIZED
+    kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
+    of_class = type(layer).forward is not kind.forward
+    if layer.weight.is_meta or not (of_class or "forward" in vars(layer) or _hooks(layer)):
+        return None
+    inputs = torch.linspace(-1, 1, layer.weight.shape[1]).to(layer.weight)[None]
+    if kind is nn.Conv2d:
+        inputs = inputs[..., None, None]
+    with torch.no_grad(), evaluating(layer):
+        expected = kind.forward(layer, inputs)
+        try:
+            outputs = layer(inputs)
+        except Exception:  # of hooks, which are anyone's code
+            outputs = None
+    if isinstance(outputs, Tensor) and torch.equal(outputs, expected):
+        return None
+    if of_class:
+        return f"it is a {type(layer).__name__}, which computes in a way of its own"
+    return "a hook, or a `forward` of its own, changes what it computes"
+
+
+def _hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)

@@ -11,6 +11,7 @@ from facts.compression.reasons import (
     MAKES_OUTPUTS,
     linear_layers,
     pointwise_convolutions,
+    reason_not_plain,
     reasons_to_skip,
 )
 from facts.cost.trace import Trace, trace_network
@@ -53,6 +54,7 @@ def select_layers(
     the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown name, or if no layer is
     left.
     """
+    _refuse_adapters(model)
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
@@ -60,6 +62,7 @@ def select_layers(
     reasons = _traced_reasons(trace) | reasons_to_skip(model, excluded_names)
     if names is not None:
         taken = _known(names, candidates, model)
+        _refuse_own_ways(model, taken)
         reasons = dict.fromkeys(candidates, NOT_NAMED)
     elif convolutions or (convolutions is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
@@ -82,6 +85,23 @@ def select_layers(
         skipped,
         trace.flops,
     )
+
+
+def _refuse_adapters(model: nn.Module) -> None:
+    """Raises `ValueError` for a network with adapters of PEFT, which would be compressed one by one."""
+    adapters = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.tuners.")]
+    if adapters:
+        raise ValueError(
+            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
+            "model = model.merge_and_unload(), so that the weights are what the network computes with"
+        )
+
+
+def _refuse_own_ways(model: nn.Module, names: list[str]) -> None:
+    """Raises `ValueError` for a named layer that computes more than a product with its weight."""
+    for name in names:
+        if reason := reason_not_plain(model.get_submodule(name)):  # type: ignore[arg-type]  # one of the candidates
+            raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it into its weight")
 
 
 def _traced_reasons(trace: Trace) -> dict[str, str]:

@@ -39,8 +39,6 @@ def decompose_layer(
     name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
 ) -> Decomposition:
     """One layer's decomposition. Raises `ValueError` with the layer's name."""
-    if layer.weight.is_complex() or not layer.weight.isfinite().all():
-        raise ValueError(f"layer {name} cannot be decomposed: its weight is complex, or holds NaN or infinity")
     row, col = estimator.shrinkage(moments)
     factors, mean = estimator.factors(moments), None
     if fit_bias and layer.bias is None:
@@ -48,10 +46,16 @@ def decompose_layer(
     elif fit_bias:
         factors, mean = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     try:
+        _refuse_no_numbers(layer.weight)
         decomposition = decompose(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
         return replace(decomposition, mean=mean)
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
+
+
+def _refuse_no_numbers(weight: Tensor) -> None:
+    if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
+        raise ValueError("its weight is complex, or holds NaN or infinity")
 
 
 def file_name(estimator: Estimator) -> str:

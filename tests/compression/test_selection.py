@@ -1,6 +1,8 @@
 """Which layers are compressed, and the reason why each of the others is not."""
 
+import copy
 import logging
+import re
 
 import pytest
 import timm
@@ -235,3 +237,87 @@ def test_nothing_to_compress():
         ValueError, match=r"Sequential has no layer to compress: 0: it has fewer than 10 outputs\. Name the layers"
     ):
         select_layers(nn.Sequential(nn.Linear(4, 2)))
+
+
+class LowRankUpdate(nn.Linear):
+    """A subclass as adapters are: it adds something to what its weight makes."""
+
+    def forward(self, x):
+        return super().forward(x) + x.mean()
+
+
+def plain_and(layer):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), layer, nn.Tanh(), nn.Linear(16, 4))
+
+
+def hooked(register, hook):
+    layer = nn.Linear(16, 16)
+    getattr(layer, register)(hook)
+    return layer
+
+
+def with_another_forward():
+    layer = nn.Linear(16, 16)
+    layer.forward = lambda x: nn.Linear.forward(layer, x) + 1
+    return layer
+
+
+def fail(module, args, output):
+    raise RuntimeError("a hook for other inputs")
+
+
+HOOK = "a hook, or a `forward` of its own, changes what it computes"
+
+
+class TestLayersThatComputeMore:
+    @pytest.mark.parametrize(
+        ("layer", "reason"),
+        [
+            (LowRankUpdate(16, 16), "it is a LowRankUpdate, which computes in a way of its own"),
+            (with_another_forward(), HOOK),
+            (hooked("register_forward_hook", lambda module, args, output: 2 * output), HOOK),
+            (hooked("register_forward_pre_hook", lambda module, args: 2 * args[0]), HOOK),
+            (nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), "its weight is parametrized; remove_"),
+        ],
+    )
+    def test_they_are_left_alone_or_refused(self, layer, reason, vectors):
+        model = plain_and(layer)
+        selection = select_layers(model)
+        assert "0" in selection.layers and selection.skipped["2"].startswith(reason)
+        with pytest.raises(ValueError, match=rf"layer 2 cannot be compressed: {re.escape(reason)}"):
+            facts.compress(model, vectors, layers=["0", "2"])
+
+    def test_a_convolution_too(self):
+        model = nn.Sequential(nn.Conv2d(12, 16, 1), hooked_convolution := nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1))
+        hooked_convolution.register_forward_hook(lambda module, args, output: -output)
+        assert reasons_to_skip(model) == {"1": HOOK}
+
+    def test_a_hook_for_other_inputs(self):
+        assert reasons_to_skip(plain_and(hooked("register_forward_hook", fail)))["2"] == HOOK
+
+    def test_hooks_that_watch_and_a_forward_that_computes_the_same_are_no_reason(self):
+        seen = []
+        model = plain_and(hooked("register_forward_hook", lambda module, args, output: seen.append(output)))
+        model[0].forward = lambda x: F.linear(x, model[0].weight, model[0].bias)
+        assert "2" not in reasons_to_skip(model) and "0" not in reasons_to_skip(model)
+
+    def test_looking_moves_nothing(self, vectors):
+        """Reading the weight of a `spectral_norm` layer in training mode would."""
+        model = plain_and(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))).train()
+        before = copy.deepcopy(model.state_dict())
+        facts.compress(model, vectors, **UNIFORM)
+        assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+        assert model.training and model[2].training
+
+    def test_adapters_are_to_be_merged_first(self, vectors):
+        peft = pytest.importorskip("peft")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["2"], r=12, init_lora_weights=False))
+        with pytest.raises(ValueError, match=r"has adapters of PEFT .* model = model.merge_and_unload\(\)"):
+            facts.compress(adapted, vectors)
+        merged = adapted.merge_and_unload()
+        expected, result = merged(vectors[0][0]), facts.compress(merged, vectors, ratio=1.0)
+        torch.testing.assert_close(result.model(vectors[0][0]), expected)
+        assert set(facts.compress(merged, vectors, ratio=0.5).plan) == {"0", "2"}
