@@ -103,14 +103,17 @@ class KeyedBatches(list):
 
 
 class Runs:
-    """Counts the runs of a module on tensors with values, in `number`."""
+    """Counts the runs of a module on samples with values, in `number`.
+
+    A layer with hooks, such as this one, is also tried on a single vector.
+    """
 
     def __init__(self, module):
         self.number = 0
         module.register_forward_pre_hook(self._count)
 
     def _count(self, module, args):
-        self.number += not args[0].is_meta
+        self.number += not args[0].is_meta and args[0].shape[:-1] != (1,)
 
 
 def make_model(dtype=torch.float64, seed=0):

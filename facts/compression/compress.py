@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from facts.estimators.base import TwoSidedEstimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labels
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
@@ -131,9 +132,9 @@ def with_distance(result: CompressionResult, calibration: Calibration) -> Compre
         return result
     seconds = dict(result.summary.seconds)
     with timed(seconds, "comparison"):
-        first = (inputs for inputs, _ in FirstSamples(calibration.data, NUM_COMPARED))
-        precision = calibration.execution.precision
-        found = distance(calibration.model, result.model, first, calibration.output_error, precision)
+        first = [inputs for inputs, _ in FirstSamples(calibration.data, NUM_COMPARED)]
+        networks, error, execution = (calibration.model, result.model), calibration.output_error, calibration.execution
+        found = within_memory(partial(distance, *networks, first, error, execution.precision), execution.memory)
     if found.is_too_far:
         log.warning("%s; allow a larger budget, or let it recover (facts.recover, or --recover)", found)
     return replace(result, summary=replace(result.summary, distance=found, seconds=seconds))

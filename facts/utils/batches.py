@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map_only
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors, also within mappings, lists and tuples, to `device`."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
+    """Move tensors, also within mappings, lists and tuples, to `device`, without the gradients that they ask for."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, non_blocking=True), value)
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:

@@ -184,3 +184,11 @@ def test_a_network_without_a_classifier_draws_no_labels():
     model = timm.create_model("test_vit", num_classes=0)
     with pytest.raises(ValueError, match="VisionTransformer has no classifier to draw labels from: give targets"):
         facts.compress(model, [torch.randn(2, 3, 160, 160)])
+
+
+@pytest.mark.parametrize("search", ["cors", "cors_fisher", "comcat"])
+def test_inputs_that_ask_for_gradients_get_none(search):
+    batches = [(images.requires_grad_(), labels) for images, labels in image_batches([8, 8])]
+    result = facts.compress(make_model(), batches, search=search, ratio=0.5)
+    facts.recover(result, batches, epochs=1, batch_size=4, views=False)
+    assert all(images.grad is None and images.requires_grad for images, _ in batches)

@@ -192,7 +192,7 @@ def test_a_pass_without_gradients_runs_every_block_once():
     assert [each.number for each in runs] == [1, 1]
 
 
-def test_a_fisher_profile_checkpoints_blocks_too():
+def test_a_fisher_profile_checkpoints_blocks_too(no_comparison):
     """Each of which then runs twice for each of two batches; the estimator needs no data."""
     model, plans, num_runs = make_vit(), [], []
     runs = [Runs(block.mlp) for block in model.blocks]
