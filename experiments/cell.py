@@ -1,5 +1,6 @@
 """One cell: a checked configuration, its parts, and the fingerprint of all that its result depends on."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.instantiation import as_json, instantiate
+from experiments.instantiation import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
@@ -53,7 +54,7 @@ class Cell:
         return cls(
             config=config,
             recipe=instantiate(config.model[profile]),
-            task=load_task(as_json(config.task[profile])),
+            task=load_task(as_json(config.task[profile]), f"task.{profile}"),
             method=method_of(config),
             analysis=analysis,
             finetuning=finetuning,
@@ -143,7 +144,7 @@ class Cell:
 
     @property
     def execution(self) -> Execution:
-        return Execution(PRECISIONS[self.config.hardware.precision], MemoryPolicy(**self.config.hardware.memory))
+        return Execution(PRECISIONS[self.config.hardware.precision], checked(MemoryPolicy, self.config.hardware.memory))
 
 
 def results_folder(config: DictConfig) -> Path:
@@ -161,8 +162,14 @@ def check(config: DictConfig) -> None:
     ):
         if value not in allowed:
             raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+    for field, value, least in (("seed", config.seed, 0), ("hardware.num_threads", config.hardware.num_threads, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{field} must be at least {least}, got {value}")
+    checked(MemoryPolicy, config.hardware.memory)
     if config.analysis and config.fit_bias:
         raise ValueError("an analysis compares factors of the inputs alone: choose fit_bias=false with it")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
+        raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("hardware=cuda, but torch sees no GPU here; choose hardware=cpu or install the driver")
 
@@ -174,6 +181,6 @@ def load_model(recipe: str, device: str) -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def load_task(recipe: str) -> Task:
-    """Build the task of a recipe in JSON; the last one is kept, with its list of up to millions of files."""
-    return instantiate(OmegaConf.create(recipe))
+def load_task(recipe: str, key: str) -> Task:
+    """Build the task of a recipe in JSON, from the node `key`; the last one is kept, with its lists of files."""
+    return instantiate(OmegaConf.create(recipe), key)

@@ -124,7 +124,7 @@ class Config:
     cost: str = MISSING
     labels: str = MISSING
     excluded_names: list[str] = MISSING
-    bounds: dict[str, float] = MISSING
+    bounds: dict[str, float | None] = MISSING
     cache: bool = MISSING
     checkpoints: str = MISSING
     seed: int = MISSING

@@ -1,19 +1,48 @@
 """Instantiation of the objects that nodes of a configuration name."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from pydantic import ValidationError
+
+T = TypeVar("T")
 
 
-def instantiate(node: DictConfig | ListConfig) -> Any:
-    """Build the object of a node's `_target_` from plain containers; its own errors are raised."""
+def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
+    """Build the object of a node's `_target_` from plain containers; its own errors are raised.
+
+    Fields out of range are a `ValueError` of one line that names them, below the node's place in the configuration or
+    the given `key`.
+    """
     try:
         return hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
+        if isinstance(error.__cause__, ValidationError):
+            raise out_of_range(error.__cause__, key or node._get_full_key(None)) from None
         raise error.__cause__ or error from None
+    except ValidationError as error:
+        raise out_of_range(error, key or node._get_full_key(None)) from None
+
+
+def checked(kind: Callable[..., T], node: DictConfig) -> T:
+    """Build an object of the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
+    try:
+        return kind(**{str(name): value for name, value in node.items()})
+    except ValidationError as error:
+        raise out_of_range(error, node._get_full_key(None)) from None
+
+
+def out_of_range(error: ValidationError, key: str) -> ValueError:
+    """The same error in one line: each field with its value, and what is allowed."""
+    fields = (
+        f"{'.'.join(map(str, (key, *each['loc'])))}={each['input']}: {each['msg'][0].lower()}{each['msg'][1:]}"
+        for each in error.errors()
+    )
+    return ValueError("; ".join(fields))
 
 
 def as_json(node: DictConfig) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.instantiation import instantiate
+from experiments.instantiation import checked, instantiate
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.compression.prepare import Calibration, prepare
@@ -196,19 +196,20 @@ def method_of(config: DictConfig) -> Method:
     """Build the method of a configuration. Raises `ValueError` for two that exclude each other."""
     profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
-    budget = Budget.of(config.ratio, config.cost, config.bounds)
+    bounds = {cost: ratio for cost, ratio in config.bounds.items() if ratio is not None}
+    budget = Budget.of(config.ratio, config.cost, bounds)
     if config.stages and not has_estimator:
         raise ValueError("stages begin with a compression: choose an estimator with them")
     if config.pruning:
-        if has_estimator or config.bounds:
-            raise ValueError("pruning replaces the estimator: choose estimator=none and bounds={} with it")
+        if has_estimator or bounds:
+            raise ValueError("pruning replaces the estimator: choose estimator=none, and no bounds, with it")
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
     groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "fit_bias", "ratio", "cost", "cache")
     options = {key: OmegaConf.to_container(config[key], resolve=True) for key in groups}
     options |= {key: config[key] for key in values}
-    timing = TimingPolicy(**config.hardware.timing)
+    timing = checked(TimingPolicy, config.hardware.timing)
     low_rank = LowRank(instantiate(config.estimator), instantiate(config.search), config.form, budget, timing, options)
     if not config.stages:
         return low_rank

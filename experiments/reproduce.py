@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments.cell import results_folder
 from experiments.config import CONF
+from experiments.errors import in_one_line
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
 from experiments.plan import show_plan
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: DictConfig) -> None:
     distributed.join()
+    with in_one_line():
+        reproduce(config)
+
+
+def reproduce(config: DictConfig) -> None:
+    """Make the tables and figures, or show the plan."""
     folder, console = writable_folder(results_folder(config)), Console()
     experiments = {experiment.name: experiment for experiment in chosen_experiments(config)}
     grid = [cell for experiment in experiments.values() for cell in grid_of(experiment)]

@@ -50,7 +50,7 @@ class Budget:
         for name, value in ratios.items():
             if name not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {name!r}")
-            if not 0 < value <= 1:
+            if isinstance(value, bool) or not 0 < value <= 1:
                 raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value} for {name}")
         for name, limit in limits.items():
             if name in ratios:

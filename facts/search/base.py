@@ -18,6 +18,7 @@ Profile = dict[str, dict[int | None, float]]
 """Layer name to the error at each rank; the dense layer (None) has none unless it is listed."""
 
 Ratio = Annotated[float, Field(gt=0, lt=1)]
+Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1)]
 Multiple = Annotated[int, Field(ge=1)]
 
 

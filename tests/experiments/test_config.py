@@ -1,5 +1,6 @@
 """Every file of `conf/` composes, and what it names can be built."""
 
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
+from experiments.cell import Cell
 from experiments.config import CONF
 from experiments.instantiation import instantiate
 from experiments.methods import method_of
@@ -209,3 +211,35 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
 def test_stages_want_a_compression(cell_config):
     with pytest.raises(ValueError, match="stages begin with a compression: choose an estimator"):
         method_of(cell_config("model=mask_rcnn_swin_b", "task=coco", "stages=pela", "estimator=none"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["search=asvd", "search.ratios=[]"], "search.ratios=[]: tuple should have at least 1 item"),
+        (["search=comcat", "search.ratios=[2]"], "search.ratios.0=2: input should be less than 1"),
+        (["search=memvit", "search.decay=0"], "search.decay=0: input should be greater than 0"),
+        (["estimator.shrinkage_row=2"], "estimator.shrinkage_row=2: input should be less than or equal to 1"),
+        (["task.mini.batch_size=0"], "task.mini.batch_size=0: input should be greater than or equal to 1"),
+        (["finetuning=recovery", "finetuning.mini.epochs=0"], "finetuning.mini.epochs=0: input should be greater"),
+        (["hardware.memory.layers_at_once=0"], "hardware.memory.layers_at_once=0: input should be greater"),
+        (["hardware.memory.moments=gpu"], "hardware.memory.moments=gpu: input should be 'auto', 'device' or 'host'"),
+        (["hardware.timing.num_turns=0"], "hardware.timing.num_turns=0: input should be greater than or equal to 2"),
+        (["hardware.precision=int8"], "hardware.precision must be one of float32, bfloat16, got 'int8'"),
+        (["hardware.num_threads=-3"], "hardware.num_threads must be at least 1, got -3"),
+        (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["seed=-1"], "seed must be at least 0, got -1"),
+        (["ratio=nan"], "ratio is the fraction that remains and must lie in (0, 1], got nan for flops"),
+        (["bounds.flops=0.6"], "flops is bounded twice"),
+        (["analysis=cross_moments", "fit_bias=true"], "an analysis compares factors of the inputs alone"),
+    ],
+)
+def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Cell.of(cell_config(*overrides))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["bounds.params=0.6", "bounds={params:0.6}"])
+def test_further_bounds(cell_config, override):
+    assert Cell.of(cell_config(override)).method.budget.ratios == {"params": 0.6, "flops": 0.5}

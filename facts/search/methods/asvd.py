@@ -5,7 +5,7 @@ from bisect import bisect_left
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import Plan, Ratio, Search, SearchResult
+from facts.search.base import Plan, Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 
@@ -19,7 +19,7 @@ class ASVDSearch(Search):
     plan.
     """
 
-    ratios: tuple[Ratio, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from facts.modules.modes import autocast, frozen, replaced_forwards
 from facts.modules.networks import run
-from facts.search.base import Ratio, SearchResult
+from facts.search.base import Ratios, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
 from facts.utils.batches import batch_size, to_device
@@ -29,7 +29,7 @@ class ComCatSearch(MILPSearch):
     probable choice, and may exceed the budget).
     """
 
-    ratios: tuple[Ratio, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     num_epochs: Annotated[int, Field(ge=1)] = 30
     learning_rate: Positive = 0.01
     temperatures: tuple[Positive, Positive] = (5.0, 0.1)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.search.base import Multiple, Ratio, SearchResult
+from facts.search.base import Multiple, Ratios, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.interpolation import Interpolation, interpolate_profile
@@ -27,7 +27,7 @@ class CoRS(MILPSearch):
     """
 
     rank_multiple: Multiple = 8
-    ratios: tuple[Ratio, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    ratios: Ratios = (0.1, 0.3, 0.5, 0.7, 0.9)
     points_between: Annotated[int, Field(ge=1)] | None = None
     interpolation: Interpolation = "windows"
 

@@ -1,0 +1,22 @@
+"""Errors as a person reads them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """End the program with one line for an error that a person can mend; with HYDRA_FULL_ERROR=1, in full.
+
+    In a sweep the launcher has to see the error itself.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError, OSError, ValueError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        raise SystemExit(f"error: {error} (HYDRA_FULL_ERROR=1 shows where)") from error
