@@ -5,7 +5,9 @@ import json
 import logging
 import platform
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from facts.compression.result import RecoverySummary, Summary
-from facts.cost.count import Cost
+from facts.compression.result import Summary
 from facts.utils.files import replacing
 from facts.utils.version import __version__
 
@@ -118,6 +120,9 @@ class Record:
         return self.summary.profile if self.summary else {}
 
 
+RECORD = TypeAdapter(Record)
+
+
 def write_record(record: Record, folder: Path) -> None:
     with replacing(folder / f"{record.fingerprint}.json") as path:
         path.write_text(json.dumps(asdict(record), indent=1))
@@ -131,13 +136,25 @@ def write_records(records: Iterable[Record], path: Path) -> None:
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:
+    """Read a cell's record; None if there is none. One that is damaged is set aside, and its cell runs again."""
+    path = folder / f"{fingerprint}.json"
     try:
-        return _parsed((folder / f"{fingerprint}.json").read_text())
+        record, reason = RECORD.validate_json(path.read_bytes()), ""
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        log.warning("the record %s is damaged (%s): its cell is run again", fingerprint, error)
-        return None
+    except (OSError, ValidationError) as error:
+        record, reason = None, str(error).partition("\n")[0]
+    if record and record.fingerprint != fingerprint:
+        reason = f"it is of the cell {record.fingerprint}"
+    elif record and record.status == "done" and not record.metrics:
+        reason = "it is done, but has no metrics"
+    if not reason:
+        return record
+    other = path.with_suffix(f".damaged-{time.time_ns()}")
+    log.warning("the record %s is damaged (%s): it is set aside as %s, and its cell runs again", path, reason, other)
+    with suppress(OSError):  # of a folder that cannot be written
+        path.replace(other)
+    return None
 
 
 def read_records(folder: Path) -> Iterator[Record]:
@@ -145,12 +162,3 @@ def read_records(folder: Path) -> Iterator[Record]:
     for path in sorted(folder.glob("*.json")):
         if record := read_record(path.stem, folder):
             yield record
-
-
-def _parsed(text: str) -> Record:
-    fields = json.loads(text)
-    if summary := fields["summary"]:
-        costs = {when: Cost(**summary[when]) for when in ("before", "after")}
-        recovery = summary.get("recovery") and RecoverySummary(**summary["recovery"])
-        fields["summary"] = Summary(**{**summary, **costs, "recovery": recovery})
-    return Record(**fields)

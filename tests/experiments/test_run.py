@@ -11,7 +11,7 @@ import torch
 
 import experiments.methods
 import experiments.runner
-from experiments.record import read_record, write_record
+from experiments.record import read_record, read_records, write_record
 from experiments.runner import open_cell, run_cell, subject_of
 from facts.models.weights import CHECKPOINTS
 from facts.moments.losses import SampledLabels
@@ -100,7 +100,41 @@ def test_a_cell_on_a_full_disk_says_so_in_its_record_and_goes_on_where_it_was(ce
     assert "data pass for 3 moments" in caplog.text and "data pass for 1 moments" in caplog.text
 
 
-def test_a_damaged_record_is_run_again(cell_config, tmp_path, caplog):
+DAMAGES = {
+    "cut short": lambda text: text[:50],
+    "empty": lambda text: "",
+    "no UTF-8": lambda text: text.encode("utf-16"),
+    "a field is missing": lambda text: text.replace('"data_hash"', '"data"'),
+    "a number is a text": lambda text: text.replace('"attempt": 1', '"attempt": "one"'),
+    "no metrics": lambda text: json.dumps({**json.loads(text), "metrics": {}}),
+    "of another cell": lambda text: json.dumps({**json.loads(text), "fingerprint": "0" * 16}),
+    "a list": lambda text: "[]",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
+    record = make_record(metrics={"top1": 1.0}, summary=make_summary())
+    write_record(record, tmp_path)
+    (path,) = tmp_path.iterdir()
+    damaged = DAMAGES[damage](path.read_text())
+    path.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    assert read_record("f", tmp_path) is None and list(read_records(tmp_path)) == []
+    assert "is damaged (" in caplog.text
+    (aside,) = tmp_path.iterdir()
+    assert aside.name.startswith("f.damaged-")
+    write_record(record, tmp_path)
+    assert read_record("f", tmp_path) == record
+
+
+def test_a_folder_in_the_place_of_a_record_is_set_aside(tmp_path):
+    (tmp_path / "f.json" / "something").mkdir(parents=True)
+    assert read_record("f", tmp_path) is None
+    (aside,) = tmp_path.iterdir()
+    assert aside.is_dir() and (aside / "something").exists()
+
+
+def test_a_cell_with_a_damaged_record_is_run_again(cell_config, tmp_path, caplog):
     first = run_cell(open_cell(cell_config("estimator=pela")))
     (path,) = record_files(tmp_path)
     path.write_text(path.read_text()[:50])
