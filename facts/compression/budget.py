@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 from facts.compression.prepare import Calibration
 from facts.cost.count import COST_NAMES, CostName
@@ -50,14 +51,14 @@ class Budget:
         for name, value in ratios.items():
             if name not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {name!r}")
-            if isinstance(value, bool) or not 0 < value <= 1:
-                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value} for {name}")
+            if not _is_number(value) or not 0 < value <= 1:
+                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value!r} for {name}")
         for name, limit in limits.items():
             if name in ratios:
                 raise ValueError(
                     f"{name} is bounded twice, by a ratio of {ratios[name]} and by {limit:g}: give it once"
                 )
-            if not 0 < limit < math.inf:
+            if not _is_number(limit) or not 0 < limit < math.inf:
                 raise ValueError(f"the {name} of the whole network must be a positive number, got {limit}")
         return cls(ratios, limits)
 
@@ -80,6 +81,10 @@ class Budget:
                 own = sum(2 * calibration.rows[layer] * layers[layer].weight.numel() for layer in layers)
                 found[name] = ratio_of_layers(name, limit, dense.flops, own)
         return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def ratio_of_layers(cost: CostName, allowed: float, whole: float, layers: float) -> float:

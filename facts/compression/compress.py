@@ -14,7 +14,7 @@ from facts.compression.allocation import allocate_ranks
 from facts.compression.budget import Budget
 from facts.compression.data import Batch, FirstSamples, as_batches
 from facts.compression.distance import distance
-from facts.compression.prepare import Calibration, prepare
+from facts.compression.prepare import Calibration, prepare, refuse_without_weights
 from facts.compression.result import CompressionResult, Summary
 from facts.cost.count import CostName
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
@@ -98,8 +98,11 @@ def compress(
     the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not fit, and for a budget
     that no plan of the search meets. Logs a warning if the outputs are far from the original's.
     """
+    refuse_without_weights(model)
     form = form or default_form(model, precision)
     refuse_unknown_form(form)
+    if recover is not None and not hasattr(recover, "improve"):
+        raise ValueError(f"recover must be a facts.Recovery, such as Recovery(minutes=10), got {recover!r}")
     if recover and calibration is None:
         raise ValueError("recovery needs data to learn from: give calibration")
     if recover and cache and output_error:

@@ -6,8 +6,10 @@ from itertools import chain, islice
 from operator import length_hint
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from facts.modules.networks import continues_text, is_encoder_decoder
@@ -74,7 +76,8 @@ def _can_be_read_once(data: Iterable[Any]) -> bool:
 
 
 def _as_pair(batch: Any, model: nn.Module) -> Batch:
-    """Convert one batch. Raises `ValueError` for a batch of another form, and for padded texts."""
+    """Convert one batch, and arrays to tensors. Raises `ValueError` for a batch of another form and padded texts."""
+    batch = tree_map_only(np.ndarray, torch.from_numpy, batch)
     if isinstance(batch, list | tuple) and len(batch) == 2:
         if continues_text(model):
             _refuse_what_does_not_follow(*batch)

@@ -195,6 +195,9 @@ def prepare(
     holds one of them is left alone unless `layers` names it. Raises `ValueError` for unknown layers, and for data
     without labels if the outputs are no class logits to draw them from.
     """
+    refuse_without_weights(model)
+    if data is not None and any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
     batches = as_batches(data, model)
     own = None if batches is None else distributed.shard(batches)
     first = distributed.on_main_rank(lambda: None if own is None else next(iter(own), None))
@@ -223,6 +226,17 @@ def prepare(
         first_inputs=inputs,
         fit_bias=fit_bias,
     )
+
+
+def refuse_without_weights(model: nn.Module) -> None:
+    """Raises `ValueError` for what is no network, and for one whose weights are not in floating point."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
+            "quantise the result"
+        )
 
 
 def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:

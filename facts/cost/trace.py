@@ -49,7 +49,8 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
         except UNABLE as error:
             if inputs is None:
                 raise
-            log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, error)
+            first, *_ = str(error).splitlines() or [repr(error)]  # those of compilers have hundreds
+            log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
     if inputs is None:
         return Trace(dict.fromkeys(layers, 1))
     inputs = to_device(inputs, next(model.parameters()).device)
@@ -98,6 +99,8 @@ def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation
     last: dict[str, Any] = {}
 
     def note(name: str, module: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
+        if not args:
+            raise ValueError(f"layer {name} is called by keyword: call it as layer(x), so that its input can be seen")
         shapes[name].append(args[0].shape)
         last[name] = output
 

@@ -14,5 +14,9 @@ class Execution:
     precision: torch.dtype = torch.float32
     memory: MemoryPolicy = DEFAULT_POLICY
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+            raise ValueError(f"precision must be a type such as torch.bfloat16, got {self.precision!r}")
+
 
 DEFAULT_EXECUTION = Execution()

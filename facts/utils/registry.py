@@ -44,6 +44,8 @@ def describe_methods(package: str) -> dict[str, Description]:
 
 def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
     """Return `value` itself, or a default instance of the class it names. Raises `ValueError` with the choices."""
+    if isinstance(value, type):
+        raise ValueError(f"{what} must be a name or an instance: {value.__name__}(), not {value.__name__}")
     if not isinstance(value, str):
         return value
     if value not in known:

@@ -1,0 +1,114 @@
+"""Arguments that no call can serve: each is refused by a line that says what is allowed, before any work.
+
+To add an attack, add a line.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.estimators import FACTS
+from tests.networks import image_batches, make_model
+
+BATCHES = image_batches([8, 8], dtype=torch.float32)
+IMAGES, LABELS = BATCHES[0]
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(192, 16), nn.Linear(16, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(input=torch.relu(self.first(x.flatten(1))))))
+
+
+class Quantised(nn.Module):
+    """As a network of integers: its weights are no numbers in floating point."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 192, dtype=torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight.float().T
+
+
+def compress(model=None, data=BATCHES, **options):
+    return facts.compress(make_model(torch.float32) if model is None else model, data, **options)
+
+
+NUMBER = "ratio is the fraction that remains and must lie in"
+ATTACKS = {
+    # networks
+    "a name for a network": (lambda: compress("vit"), "the model must be a torch.nn.Module, got a str"),
+    "a quantised network": (lambda: compress(Quantised()), "compress it first and quantise the result"),
+    "a network without weights": (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
+    "a network on meta": (lambda: compress(make_model().to("meta")), "lies on the meta device, without values"),
+    "a layer called by keyword": (lambda: compress(ByKeyword()), r"layer second is called by keyword"),
+    "no linear layer": (lambda: compress(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())), "has no layer to compress"),
+    # data
+    "texts for images": (lambda: compress(data=["a", "b"]), "got a str"),
+    "numbers for batches": (lambda: compress(data=[1, 2]), "got a int"),
+    "triples": (lambda: compress(data=[(IMAGES, LABELS, LABELS)]), "got a tuple of 3"),
+    "no batches": (lambda: compress(data=[]), "empty"),
+    "no data": (lambda: compress(data=None), "FACTS needs calibration data"),
+    "labels out of range": (lambda: compress(data=[(IMAGES, LABELS + 9)]), "do not fit a network of 4 classes"),
+    "labels of another shape": (lambda: compress(data=[(IMAGES, LABELS[:3])]), "no loss can be inferred"),
+    "NaN": (lambda: compress(data=[(IMAGES * torch.nan, LABELS)]), "NaN"),
+    # budgets
+    "ratio 0": (lambda: compress(ratio=0), NUMBER),
+    "ratio 2": (lambda: compress(ratio=2), NUMBER),
+    "ratio -1": (lambda: compress(ratio=-1), NUMBER),
+    "ratio NaN": (lambda: compress(ratio=float("nan")), NUMBER),
+    "ratio True": (lambda: compress(ratio=True), NUMBER),
+    "ratio as a text": (lambda: compress(ratio="0.5"), NUMBER),
+    "ratio as a tensor": (lambda: compress(ratio=torch.tensor(0.5)), NUMBER),
+    "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "above the budget"),
+    "ratio 1e-9 for CoRS": (lambda: compress(ratio=1e-9), "budget"),
+    "no FLOPs": (lambda: compress(flops=0), "the flops of the whole network must be a positive number"),
+    "FLOPs as a text": (lambda: compress(flops="1e9"), "the flops of the whole network must be a positive number"),
+    "infinite parameters": (lambda: compress(params=float("inf")), "must be a positive number"),
+    "fewer parameters than others have": (lambda: compress(params=1), "cannot be met"),
+    "bounded twice": (lambda: compress(ratio=0.5, flops=1e6), "bounded twice"),
+    "an unknown cost": (lambda: compress(cost="money"), "cost must be one of flops, params, latency"),
+    "an unknown bound": (lambda: compress(bounds={"memory": 0.5}), "cost must be one of"),
+    # methods
+    "an unknown estimator": (lambda: compress(estimator="fact"), "unknown estimator 'fact'; choose one of"),
+    "an estimator's class": (lambda: compress(estimator=FACTS), r"a name or an instance: FACTS\(\), not FACTS"),
+    "an unknown search": (lambda: compress(search="best"), "unknown search 'best'; choose one of"),
+    "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
+    "precision as a text": (lambda: compress(precision="bfloat16"), "precision must be a type such as torch.bfloat16"),
+    "an integer precision": (lambda: compress(precision=torch.int8), "precision must be a type such as"),
+    "recover as a number": (lambda: compress(recover=3), r"recover must be a facts.Recovery, such as"),
+    "recovery without data": (lambda: compress(data=None, recover=facts.Recovery()), "recovery needs data"),
+    # layers
+    "a name for names": (lambda: compress(layers="grid"), r"given as a list of names: \['grid'\]"),
+    "an unknown layer": (lambda: compress(layers=["grip"]), "no linear layer or 1x1 convolution is called grip"),
+    "no layers": (lambda: compress(layers=[]), "has no layer to compress"),
+    # places
+    "a file for the cache": (lambda: compress(cache=__file__), "cannot write to the folder .*choose another one"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_it_is_refused_in_one_line(attack):
+    attempt, message = ATTACKS[attack]
+    with pytest.raises((ValueError, OSError), match=message) as caught:
+        attempt()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("batch", [(IMAGES.numpy(), LABELS.numpy()), IMAGES.numpy(), (IMAGES, LABELS.numpy())])
+def test_arrays_are_taken_for_tensors(batch):
+    expected = tuple(map(torch.as_tensor, batch)) if isinstance(batch, tuple) else torch.as_tensor(batch)
+    first, second = (facts.compress(make_model(torch.float32), [data], ratio=0.5) for data in (batch, expected))
+    assert first.plan == second.plan
+    pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
+    assert all(one.equal(other) for one, other in pairs)
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert compress(ratio=np.float64(0.5)).plan == compress(ratio=0.5).plan
