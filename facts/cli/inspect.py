@@ -1,5 +1,6 @@
 """`facts inspect`."""
 
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from facts.saving.manifest import Manifest
 
 BAR = 12  # columns of text
-CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}  # escape sequences of terminals
 
 
 def inspect(
@@ -32,7 +32,9 @@ def inspect(
     The bar is the rank as a share of the largest rank of the layer. Only the manifest is loaded.
     """
     from facts.saving.manifest import WEIGHTS, Manifest
+    from facts.saving.validation import refuse_what_is_not_data
 
+    refuse_what_is_not_data(folder)
     manifest = Manifest.read(folder)
     if as_json:
         print(manifest.text())
@@ -51,8 +53,8 @@ def inspect(
 
 
 def literal(text: str) -> Text:
-    """Text from somebody else, verbatim: without markup and without the escape sequences of terminals."""
-    return Text(text.translate(CONTROL))
+    """Text from somebody else, verbatim: without markup, and without characters that steer terminals or turn lines."""
+    return Text("".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C"))
 
 
 def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Table:
@@ -77,13 +79,11 @@ def skipped_table(skipped: dict[str, str]) -> Table:
 
 def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
     """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is no safetensors file."""
-    from safetensors import SafetensorError, safe_open
+    from facts.saving.tensors import read_header
 
-    try:
-        with safe_open(file, "numpy") as tensors:
-            found = {key: tensors.get_slice(key).get_shape() for key in tensors.keys()}  # noqa: SIM118 (no mapping)
-    except (FileNotFoundError, SafetensorError) as error:
-        raise ValueError(f"{file} cannot be read ({error}); save or fetch it again") from error
+    if not file.is_file():
+        raise ValueError(f"{file} cannot be read (there is none); save or fetch it again")
+    found = {name: tensor.shape for name, tensor in read_header(file).items()}
     result = {}
     for name in manifest.plan:
         if f"{name}.left" in found:

@@ -17,10 +17,11 @@ from facts.saving.plans import layouts_of, refuse_non_permutations, with_plan
 from facts.saving.provenance import provenance_of
 from facts.saving.recipes import build_recipe, describe_recipe, read_recipe, recipe_of_result
 from facts.saving.tensors import FLOATS, misfits, read_header, types_of_buffers, unsaved_buffers
-from facts.saving.validation import bounded_parameters, refuse_what_is_not_data
+from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
 from facts.utils.files import replacing, writable_folder
 from facts.utils.hub import REPOSITORY, pulled
 
+HASHED_AT_ONCE = 2**28  # bytes, a fraction of a second; a larger file is hashed once its header fits the network
 DENSE_PER_SAVED = 16  # far more parameters than any network registers for each tensor of its file
 
 
@@ -71,7 +72,9 @@ def load_compressed(
     folder = _folder(source, revision, token)
     refuse_what_is_not_data(folder)
     manifest = Manifest.read(folder)
-    _refuse_other_weights(folder / WEIGHTS, manifest.fingerprint)
+    size = _size(folder / WEIGHTS)
+    if size <= HASHED_AT_ONCE:
+        _refuse_other_weights(folder / WEIGHTS, manifest.fingerprint)
     tensors = read_header(folder / WEIGHTS)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
@@ -80,6 +83,9 @@ def load_compressed(
     else:
         sketch = skeleton(model)
     refuse_misfits(misfits(with_plan(sketch, manifest.plan, manifest.layouts), tensors), sketch, folder / WEIGHTS)
+    refuse_large_buffers(sketch, size)
+    if size > HASHED_AT_ONCE:
+        _refuse_other_weights(folder / WEIGHTS, manifest.fingerprint)
     if model is None:
         model = build_recipe(recipe)
     model = with_plan(model, manifest.plan, manifest.layouts)
@@ -91,6 +97,7 @@ def load_compressed(
         setattr(model.get_submodule(owner), attribute, buffer.to(FLOATS[manifest.buffers.get(name, "F32")]))
     load_model(model, folder / WEIGHTS)
     refuse_non_permutations(model, folder / WEIGHTS)
+    _refuse_no_numbers(model, folder / WEIGHTS)
     if is_transformers(model):
         read_beside(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]
@@ -108,9 +115,19 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
     raise FileNotFoundError(f"{source} is no folder: give one that save_compressed wrote, or a repository OWNER/NAME")
 
 
-def _refuse_other_weights(path: Path, fingerprint: str) -> None:
+def _size(path: Path) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: save or fetch the network again")
+    return path.stat().st_size
+
+
+def _refuse_no_numbers(model: nn.Module, path: Path) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            raise ValueError(f"{path}: {name} holds NaN or infinity; save or fetch the network again")
+
+
+def _refuse_other_weights(path: Path, fingerprint: str) -> None:
     if sha256(path) != fingerprint:
         raise ValueError(
             f"{path} is not the file that {MANIFEST} describes (other SHA-256): it was cut short, or only one of "

@@ -13,11 +13,13 @@ from torch import nn
 from facts.compression.result import Summary
 from facts.modules.networks import is_transformers
 from facts.modules.pivoted import Layout
+from facts.saving.validation import read_settings
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
 
-Metrics = dict[str, dict[Literal["original", "compressed"], float]]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Metrics = dict[str, dict[Literal["original", "compressed"], Finite]]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
@@ -45,7 +47,7 @@ class Manifest:
         """Read a manifest. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or too new."""
         path = folder / MANIFEST
         try:
-            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+            manifest = TypeAdapter(cls).validate_json(read_settings(path))
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}; give a folder that save_compressed wrote"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from facts.compression.result import CompressionResult
-from facts.models import RECIPES, Recipe, TimmModel
+from facts.models import RECIPES, CausalLM, Recipe, TimmModel
 from facts.models.causal_lm import recipe_of
 from facts.models.timm_options import options_beside
 from facts.modules.networks import is_transformers
@@ -19,6 +19,8 @@ from facts.saving.plans import layouts_of, with_plan
 
 log = logging.getLogger(__name__)
 
+MOST_LAYERS = 10_000  # and entries of a list
+MOST, MOST_OF_A_TEXT_MODEL = 2**16, 2**31  # sizes; the latter has vocabularies and periods of rotations
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 
 
@@ -76,6 +78,7 @@ def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
     kind = fields.get("kind")
     if kind not in [*RECIPES]:
         raise ValueError(f"{path} is of {kind!r}, which this version cannot build; pass the dense network as model=")
+    _refuse_excess(fields, path, MOST_OF_A_TEXT_MODEL if kind == CausalLM.kind else MOST)
     try:
         recipe = RECIPES[kind](**{name: value for name, value in fields.items() if name != "kind"})
         recipe.refuse_foreign()
@@ -84,6 +87,18 @@ def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is refused: {error}") from error
     return recipe
+
+
+def _refuse_excess(value: Any, path: Path, most: int, name: str = "recipe") -> None:
+    """Raises `ValueError` for numbers and lists that no network has, before anything is built from them."""
+    if isinstance(value, int) and abs(value) > (MOST_LAYERS if "layers" in name or "depth" in name else most):
+        raise ValueError(f"{path} is refused: {name} is {value}, too large for any network")
+    if isinstance(value, dict | list):
+        if len(value) > MOST_LAYERS:
+            raise ValueError(f"{path} is refused: {name} has {len(value):,} entries, too many for any network")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
+            _refuse_excess(each, path, most, f"{name}.{key}")
 
 
 def build_recipe(recipe: Recipe) -> nn.Module:

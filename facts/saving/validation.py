@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,30 +14,41 @@ KINDS = (
     *(".json", ".safetensors", ".md", ".txt", ".jinja", ".onnx", ".data"),  # `.data`: large weights of an ONNX file
     *(".gif", ".jpeg", ".jpg", ".png", ".webp"),
 )
-NAMES = ("LICENSE", "NOTICE")
+NAMES = ("LICENSE", "NOTICE", ".gitattributes")
+HIDDEN = (".git", ".cache")  # folders of git and of Hugging Face's hub, which are never read
 BEGINNINGS = {
     **{b"\x80" + bytes([protocol]): "a pickle, which runs code when it is read" for protocol in range(2, 6)},
     b"PK\x03\x04": "an archive, as PyTorch's pickles are",
     b"\x7fELF": "a program",
 }
 SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
+MOST_SETTINGS = 2**24  # bytes of a JSON file that is read here
+MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of it
+MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, beside as many as the file has
 CODE = ("auto_map", "custom_generate", "init_inputs", "fast_tokenizer_files")  # settings that refer to files or code
 
 
 def refuse_what_is_not_data(folder: Path) -> None:
-    """Raises `ValueError` with the first file of `folder` that is not data or that leads out of it.
-
-    Hidden folders (`.git`, `.cache`) are never read, and skipped.
-    """
+    """Raises `ValueError` with the first file of `folder` that is not data, is too large, or leads out of it."""
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             _refuse_ways_out(Path(place, name), folder)
         for name in sorted(files):
             _refuse_code(Path(place, name))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if name not in HIDDEN)
     for name in SETTINGS:
         if (folder / name).exists():
             _refuse_settings(folder / name)
+
+
+def read_settings(path: Path) -> bytes:
+    """Read a JSON file. Raises `FileNotFoundError`, or `ValueError` for what is no regular file or too large."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is no file with content: remove it")
+    if status.st_size > MOST_SETTINGS:
+        raise ValueError(f"{path} has {status.st_size:,} bytes, and {MOST_SETTINGS:,} are allowed: fetch it again")
+    return path.read_bytes()
 
 
 def _refuse_ways_out(path: Path, folder: Path) -> None:
@@ -52,19 +64,26 @@ def _refuse_ways_out(path: Path, folder: Path) -> None:
 def _refuse_code(path: Path) -> None:
     if not path.is_file():
         raise ValueError(f"{path} is no file with content: remove it")
+    if path.suffix.lower() == ".json" and path.stat().st_size > MOST_JSON:
+        raise ValueError(f"{path} has more than {MOST_JSON:,} bytes, too many for JSON: fetch it again")
     remedy = "a saved network is JSON, safetensors, text and images. Remove the file if you trust the rest"
-    if not (path.name.startswith(".") or path.suffix.lower() in KINDS or path.name in NAMES):
-        raise ValueError(f"{path} is of no kind that is known to be data: {remedy}")
     with path.open("rb") as file:
         beginning = file.read(4)
     for known, what in BEGINNINGS.items():
         if beginning.startswith(known):
             raise ValueError(f"{path} is {what}: {remedy}")
+    if path.name not in NAMES and _kind(path.name) not in KINDS:
+        raise ValueError(f"{path} is of no kind that is known to be data: {remedy}")
+
+
+def _kind(name: str) -> str:
+    """The ending; for a hidden file that a killed writer has left (`.model.safetensors.x1y2z3`), that of its target."""
+    return Path(name[1:]).with_suffix("").suffix.lower() if name.startswith(".") else Path(name).suffix.lower()
 
 
 def _refuse_settings(path: Path) -> None:
     try:
-        settings = json.loads(path.read_text())
+        settings = json.loads(read_settings(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON ({error}): save or fetch it again") from error
     if not isinstance(settings, dict):
@@ -94,3 +113,13 @@ def bounded_parameters(most: int) -> Iterator[None]:
         yield
     finally:
         hook.remove()
+
+
+def refuse_large_buffers(sketch: nn.Module, size_of_file: int) -> None:
+    """Raises `ValueError` for a network on the meta device whose buffers would take far more than its weights."""
+    size = sum(buffer.nbytes for buffer in sketch.buffers())
+    if size > MOST_BUFFERS + size_of_file:
+        raise ValueError(
+            f"this {type(sketch).__name__} would need {size / 2**30:.1f} GiB for tensors that no file holds: its "
+            "recipe is damaged, or meant to do harm"
+        )

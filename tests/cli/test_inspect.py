@@ -59,7 +59,7 @@ def test_what_others_wrote_is_shown_as_it_is(run, compressed, tmp_path):
     ("file", "content", "message"),
     [
         ("compression.json", "{", "compression.json is damaged"),
-        ("model.safetensors", "nothing", "model.safetensors cannot be read"),
+        ("model.safetensors", "nothing", "model.safetensors is no whole safetensors file"),
     ],
 )
 def test_damaged_folders(run, compressed, tmp_path, file, content, message):

@@ -310,13 +310,13 @@ class TestPlans:
 
     def test_a_network_too_large_to_build(self, folder):
         """It is never allocated: the weights that there are do not fit it."""
-        edit(folder, lambda description: description["recipe"]["arguments"].update(embed_dim=2 * 10**7))
+        edit(folder, lambda description: description["recipe"]["arguments"].update(embed_dim=60_000))
         with pytest.raises(ValueError, match=r"model\.safetensors does not fit this VisionTransformer"):
             facts.load_compressed(folder)
 
     def test_a_network_of_too_many_layers_to_sketch(self, folder):
         """Building goes no further than the weights that there are could reach."""
-        edit(folder, lambda description: description["recipe"]["arguments"].update(depth=10**5))
+        edit(folder, lambda description: description["recipe"]["arguments"].update(depth=9_999))
         start = time.monotonic()
         with pytest.raises(ValueError, match=r"cannot be built as it was saved: it has more than \d+ parameters"):
             facts.load_compressed(folder)
@@ -331,4 +331,97 @@ def test_weights_of_another_kind_of_number(folder):
     save_file({**tensors, "head.bias": tensors["head.bias"].long()}, folder / WEIGHTS)
     edit(folder, lambda description: description.update(fingerprint=sha256(folder / WEIGHTS)))
     with pytest.raises(ValueError, match=r"head\.bias: I64 instead of torch\.float32"):
+        facts.load_compressed(folder)
+
+
+SWIN = {"img_size": 64, "window_size": 4, "depths": [2, 2], "embed_dim": 24, "num_heads": [2, 2], "num_classes": 12}
+
+
+@pytest.fixture(scope="module")
+def swin(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swin")
+    model = TimmModel(tag="swin_tiny_patch4_window7_224", arguments=SWIN, weights="random").build()
+    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 64, 64)), folder)
+    return folder
+
+
+class TestSizes:
+    """Small folders that would take gigabytes, or for ever."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"img_size": 20_000}, "would need .* GiB for tensors that no file holds"),
+            ({"window_size": 200, "img_size": 6400}, "would need .* GiB for tensors|does not fit"),
+            ({"depths": [10**8, 1]}, r"recipe\.arguments\.depths\.0 is 100000000, too large for any network"),
+            ({"img_size": 10**9}, r"recipe\.arguments\.img_size is 1000000000, too large for any network"),
+            ({"num_heads": [1] * 20_000}, r"recipe\.arguments\.num_heads has 20,000 entries, too many"),
+        ],
+    )
+    def test_recipes(self, swin, tmp_path, arguments, message):
+        folder = shutil.copytree(swin, tmp_path / "saved")
+        edit(folder, lambda description: description["recipe"]["arguments"].update(arguments))
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=message):
+            facts.load_compressed(folder)
+        assert time.monotonic() - start < 5
+
+    def test_a_large_manifest(self, folder):
+        with (folder / MANIFEST).open("ab") as file:
+            file.truncate(2**29)
+        with pytest.raises(ValueError, match=r"has more than 134,217,728 bytes, too many for JSON"):
+            facts.load_compressed(folder)
+        with (folder / MANIFEST).open("ab") as file:
+            file.truncate(2**25)
+        with pytest.raises(ValueError, match=r"has 33,554,432 bytes, and 16,777,216 are allowed"):
+            facts.load_compressed(folder)
+
+    def test_a_large_header(self, folder):
+        size = 2**25
+        (folder / WEIGHTS).write_bytes(size.to_bytes(8, "little") + b"{" + b" " * size)
+        edit(folder, lambda description: description.update(fingerprint=sha256(folder / WEIGHTS)))
+        with pytest.raises(ValueError, match=r"has a header of 33,554,432 bytes, and 16,777,216 are allowed"):
+            facts.load_compressed(folder)
+
+    def test_a_large_file_is_not_hashed_before_its_header_fits(self, folder, monkeypatch):
+        """A sparse one of 100 GB takes no room on the disk."""
+        monkeypatch.setattr("facts.saving.folder.sha256", lambda path: pytest.fail("it was hashed"))
+        header = json.dumps({"x": {"dtype": "F32", "shape": [25 * 10**9], "data_offsets": [0, 10**11]}}).encode()
+        with (folder / WEIGHTS).open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + 10**11)
+        with pytest.raises(ValueError, match=r"it has more than 16 parameters|is no whole safetensors file"):
+            facts.load_compressed(folder)
+
+
+@pytest.mark.parametrize("name", [".hidden", ".profile", ".json", ".env.py.d"])
+def test_hidden_files(folder, name):
+    (folder / name).write_text("{}")
+    with pytest.raises(ValueError, match="is of no kind that is known to be data"):
+        facts.load_compressed(folder)
+
+
+def test_files_of_git_and_of_the_hub_are_not_read(folder):
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs")
+    for name in (".git", ".cache"):
+        (folder / name).mkdir()
+        (folder / name / "HEAD").write_bytes(b"\x80\x04")
+    assert facts.load_compressed(folder).plan
+
+
+def test_weights_that_are_no_numbers(original, folder):
+    network = facts.load_compressed(original)
+    with torch.no_grad():
+        network.model.blocks[0].mlp.fc1.bias[0] = torch.nan
+    facts.save_compressed(network, folder)
+    with pytest.raises(ValueError, match=r"model\.safetensors: blocks\.0\.mlp\.fc1\.bias holds NaN or infinity"):
+        facts.load_compressed(folder)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_metrics_that_are_no_numbers(original, folder, value):
+    with pytest.raises(ValueError, match="metrics must be numbers by name"):
+        facts.save_compressed(facts.load_compressed(original), folder, {"top1": {"original": value}})
+    edit(folder, lambda description: description.update(metrics={"top1": {"original": value}}))
+    with pytest.raises(ValueError, match=r"compression\.json is damaged \(metrics\.top1\.original"):
         facts.load_compressed(folder)
