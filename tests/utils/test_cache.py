@@ -187,15 +187,21 @@ class TestCompress:
                 assert weights(cached).equal(weights(plain))
 
 
+def file_that_is_read(folder, pattern):
+    """The file of a pattern; moments are read again if there are no decompositions."""
+    if not pattern.startswith("FACTS"):
+        for decompositions in folder.rglob("FACTS-*.safetensors"):
+            decompositions.unlink()
+    (path,) = folder.rglob(pattern)
+    return path
+
+
 class TestDamage:
     @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.99])
     @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
     def test_truncated_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, keep):
         first, _ = passes(model, batches, cache=folder)
-        for other in folder.rglob("FACTS-*.safetensors"):
-            if pattern not in other.name and not pattern.startswith("FACTS"):
-                other.unlink()
-        (path,) = folder.rglob(pattern)
+        path = file_that_is_read(folder, pattern)
         whole = path.read_bytes()
         path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
         second, num = passes(model, batches, cache=folder)
@@ -209,10 +215,7 @@ class TestDamage:
     def test_changed_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
         """Files of the right form whose content is another one."""
         first, _ = passes(model, batches, cache=folder)
-        for other in folder.rglob("FACTS-*.safetensors"):
-            if pattern not in other.name and not pattern.startswith("FACTS"):
-                other.unlink()
-        (path,) = folder.rglob(pattern)
+        path = file_that_is_read(folder, pattern)
         whole = path.read_bytes()
         if damage == "values":
             path.write_bytes(whole[:-64] + bytes(byte ^ 255 for byte in whole[-64:]))
