@@ -76,13 +76,13 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     with pytest.raises(ZeroDivisionError):
         run_cell(open_cell(failing))
     assert state(failing) == "failed"
-    assert state(cell_config("estimator.shrinkage_row=3")) == "blocked (ValidationError)"
+    assert state(cell_config("estimator.shrinkage_row=3")) == "blocked (ValueError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
     assert state(missing) == "blocked (FileNotFoundError)"
     empty = cell_config("profile=paper", "model=mambavision_b", f"checkpoints={tmp_path}")
     assert state(empty) == "blocked (FileNotFoundError)"
     assert state(cell_config("profile=paper", "model=mambavision_b", "model.paper.variant=XL")) == (
-        "blocked (ValidationError)"
+        "blocked (ValueError)"
     )
 
 
