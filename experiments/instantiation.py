@@ -24,8 +24,6 @@ def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
         if isinstance(error.__cause__, ValidationError):
             raise out_of_range(error.__cause__, key or node._get_full_key(None)) from None
         raise error.__cause__ or error from None
-    except ValidationError as error:
-        raise out_of_range(error, key or node._get_full_key(None)) from None
 
 
 def checked(kind: Callable[..., T], node: DictConfig) -> T:

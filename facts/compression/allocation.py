@@ -57,13 +57,18 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
-    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget."""
+    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget.
+
+    A predicted latency above it is logged as a warning: it is measured afterwards.
+    """
     dense: Plan = dict.fromkeys(problem.layers)
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
-        if spent > budget:
+        if spent > budget and name == "latency":
+            log.warning("%s predicts a latency of %.4g s for the layers, above %.4g", search, spent, budget)
+        elif spent > budget:
             raise ValueError(
                 f"{type(search).__name__} ends above the budget: {name} of the compressed layers would be {spent:.6g}, "
                 f"and {budget:.6g} are allowed; allow more, or compress more layers"

@@ -70,7 +70,7 @@ def test_the_result_says_how_far_its_outputs_are(caplog):
         expected = kl_divergence(model.eval()(images), result.model.eval()(images)).item() / 64
     assert result.summary.distance.mean == pytest.approx(expected)
     assert str(result.summary.distance) in str(result) and "64 samples: " in str(result)
-    assert result.summary.seconds["comparison"] > 0 and not caplog.records
+    assert result.summary.seconds["comparison"] > 0 and "of what they tell is lost" not in caplog.text
 
 
 def test_a_budget_that_the_network_does_not_bear(caplog):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import facts
 from experiments.train_mini import mini_recipe
 from facts.models.weights import sha256
-from facts.saving.manifest import MANIFEST, WEIGHTS
+from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from tests.saving.setting import compressed
 
 
@@ -77,3 +77,9 @@ def test_metrics_of_another_shape(saved, tmp_path, metrics):
     with pytest.raises(ValueError, match=r'metrics must be numbers by name, such as \{"top1": \{"original": 72\.1'):
         facts.save_compressed(saved[0], tmp_path / "new", metrics)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_in_its_place(tmp_path):
+    (tmp_path / MANIFEST).mkdir()
+    with pytest.raises(ValueError, match="is no file with content: remove it"):
+        Manifest.read(tmp_path)
