@@ -10,6 +10,7 @@ from hypothesis import settings
 from omegaconf import DictConfig
 
 from experiments.config import CONF
+from tests.attacks.where import is_attack
 from tests.needs import needs_of
 from tests.networks import image_batches, make_model
 
@@ -25,6 +26,23 @@ def pytest_addoption(parser):
 def pytest_itemcollected(item):
     for marker in needs_of(item.nodeid):
         item.add_marker(marker)
+    if is_attack(item.nodeid):
+        item.add_marker("attack")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How many attacks were tried. A test that tries several says so by `record_property("attacks", number)`."""
+    counts = {
+        outcome: sum(
+            dict(report.user_properties).get("attacks", 1)
+            for report in terminalreporter.stats.get(outcome, [])
+            if "attack" in report.keywords and (report.when == "call" or outcome == "error")
+        )
+        for outcome in ("passed", "failed", "error")
+    }
+    if any(counts.values()):
+        fallen = counts["failed"] + counts["error"]
+        terminalreporter.write_line(f"attacks: {counts['passed']} held, {fallen} fallen")
 
 
 @pytest.hookimpl(trylast=True)

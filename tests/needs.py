@@ -8,6 +8,7 @@ NEEDS = {
     # Whole runs and other programs: commands, kills, torchrun, compilers, solvers by the thousand, exporters, W&B,
     # a browser, sweeps, training, all tasks of lm-eval.
     "system": (
+        "attacks/",
         "cli/test_compress.py::test_the_original_teaches",
         "cli/test_help.py::test_a_reader_that_has_seen_enough",
         "cli/test_help.py::test_an_error_is_one_line",

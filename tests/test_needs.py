@@ -1,13 +1,15 @@
-"""The table of what tests need."""
+"""The tables of what tests need, and of attacks."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
+from tests.attacks.where import ATTACKS
 from tests.needs import NEEDS, needs_of
 
 
-@pytest.mark.parametrize("beginning", [beginning for beginnings in NEEDS.values() for beginning in beginnings])
+@pytest.mark.parametrize("beginning", [*itertools.chain(*NEEDS.values()), *ATTACKS])
 def test_every_entry_is_the_beginning_of_a_test(beginning):
     place, *names = beginning.split("::")
     path = Path(__file__).parent / place

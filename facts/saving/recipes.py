@@ -20,7 +20,10 @@ from facts.saving.plans import layouts_of, with_plan
 log = logging.getLogger(__name__)
 
 MOST_LAYERS = 10_000  # and entries of a list
-MOST, MOST_OF_A_TEXT_MODEL = 2**16, 2**31  # sizes; the latter has vocabularies and periods of rotations
+# Integers that a network may have. Text models have vocabularies and periods of rotations; timm counts nothing from
+# the end.
+SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: range(-(2**31), 2**31)}
+OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 
 
@@ -78,7 +81,7 @@ def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
     kind = fields.get("kind")
     if kind not in [*RECIPES]:
         raise ValueError(f"{path} is of {kind!r}, which this version cannot build; pass the dense network as model=")
-    _refuse_excess(fields, path, MOST_OF_A_TEXT_MODEL if kind == CausalLM.kind else MOST)
+    _refuse_excess(fields, path, SIZES.get(kind, OTHER_SIZES))
     try:
         recipe = RECIPES[kind](**{name: value for name, value in fields.items() if name != "kind"})
         recipe.refuse_foreign()
@@ -89,16 +92,17 @@ def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
     return recipe
 
 
-def _refuse_excess(value: Any, path: Path, most: int, name: str = "recipe") -> None:
+def _refuse_excess(value: Any, path: Path, sizes: range, name: str = "recipe") -> None:
     """Raises `ValueError` for numbers and lists that no network has, before anything is built from them."""
-    if isinstance(value, int) and abs(value) > (MOST_LAYERS if "layers" in name or "depth" in name else most):
-        raise ValueError(f"{path} is refused: {name} is {value}, too large for any network")
+    most = MOST_LAYERS if "layers" in name or "depth" in name else sizes[-1]
+    if isinstance(value, int) and not sizes[0] <= value <= most:
+        raise ValueError(f"{path} is refused: {name} is {value}, which no network has")
     if isinstance(value, dict | list):
         if len(value) > MOST_LAYERS:
             raise ValueError(f"{path} is refused: {name} has {len(value):,} entries, too many for any network")
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in items:
-            _refuse_excess(each, path, most, f"{name}.{key}")
+            _refuse_excess(each, path, sizes, f"{name}.{key}")
 
 
 def build_recipe(recipe: Recipe) -> nn.Module:

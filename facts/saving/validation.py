@@ -22,7 +22,7 @@ BEGINNINGS = {
     b"\x7fELF": "a program",
 }
 SETTINGS = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer_config.json")
-MOST_SETTINGS = 2**24  # bytes of a JSON file that is read here
+MOST_SETTINGS = 2**22  # bytes of a JSON file that is read here; parsed, it takes thirteen times as many
 MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of it
 MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, beside as many as the file has
 CODE = ("auto_map", "custom_generate", "init_inputs", "fast_tokenizer_files")  # settings that refer to files or code
@@ -55,7 +55,7 @@ def _refuse_ways_out(path: Path, folder: Path) -> None:
     """Refuse links, except within the folder and, in Hugging Face's cache, to the repository's blobs."""
     if not path.is_symlink():
         return
-    home, target = folder.resolve(), path.resolve()
+    home, target = folder.resolve(), Path(os.path.realpath(path))  # which takes circles of links as they are
     cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
     if not (target.is_relative_to(home) or cached):
         raise ValueError(f"{path} is a link to {target}, outside of the folder: put the file itself there")

@@ -47,3 +47,8 @@ def test_an_object_that_refuses_its_fields_says_so_itself():
     fields = {"_target_": "facts.finetuning.Finetuning", "learning_rate": 1e-5, "min_learning_rate": 1.0}
     with pytest.raises(ValueError, match="it must not lie above it"):
         instantiate(OmegaConf.create(fields))
+
+
+def test_an_error_of_a_library_is_raised_as_it_is():
+    with pytest.raises(ValueError, match=r"^Invalid literal for Fraction: 'x'$"):
+        instantiate(OmegaConf.create({"_target_": "fractions.Fraction", "numerator": "x"}))

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BytesIO
 
 import timm.data
 from PIL import Image
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from facts.tasks.classification.base import Batch
 from facts.tasks.classification.imagenet_files import ImageFiles
 from facts.tasks.classification.imagenet_files.base import first_few
+from facts.tasks.classification.pictures import decode
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class Decoded(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
         data = self.files.read(index)
         try:
-            image = Image.open(BytesIO(data)).convert("RGB")
-        except (OSError, SyntaxError, ValueError):  # errors of PIL for broken files, by format
+            image = decode(data)
+        except ValueError:
             return self.files.names[index]
         return self.transform(image), int(self.files.labels[index])
 

@@ -1,0 +1,69 @@
+"""Files that are no usable image are refused in one line; odd ones come out right."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from facts.tasks.classification.pictures import decode
+
+GREY = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
+COLOURS = Image.fromarray(np.random.default_rng(0).integers(256, size=(48, 64, 3), dtype=np.uint8))
+
+
+def encoded(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def bits(*size):
+    return encoded(Image.new("1", size))
+
+
+def header_of(*size):
+    """The first bytes of a PNG of this size, and nothing more."""
+    return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"".join(side.to_bytes(4, "big") for side in size) + bytes(99)
+
+
+REFUSED = {
+    "nothing": (b"", "cannot identify"),
+    "a text": (b"photo", "cannot identify"),
+    "a pickle": (b"\x80\x04N.", "cannot identify"),
+    "cut short": (encoded(COLOURS)[:3000], "truncated"),
+    "a JPEG cut short": (encoded(COLOURS, "JPEG")[:2000], "truncated"),
+    "a bomb of 400 megapixels": (bits(20_000, 20_000), "exceeds limit"),
+    "a bomb of 90 megapixels": (bits(10_000, 9_000), "exceeds limit"),
+    "a bomb that is not there": (header_of(2**31 - 1, 2**31 - 1), "exceeds limit|cannot identify|truncated"),
+    "a strip": (bits(60_000, 1), "60000 x 1 pixels are a strip"),
+    "a strip that stands": (bits(1, 60_000), "1 x 60000 pixels are a strip"),
+    "no pixels": (header_of(0, 0), "cannot identify|truncated|broken"),
+    "floating point": (encoded(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF"), "floating point"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_one_line(name):
+    data, message = REFUSED[name]
+    with pytest.raises(ValueError, match=rf"^no usable image: .*({message})"):
+        decode(data)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_keeps_its_shades(kind):
+    """Within one step of 255, by which conversions differ in how they round."""
+    shades = np.asarray(decode(encoded(Image.fromarray(GREY), kind)))
+    assert shades.shape == (48, 64, 3)
+    assert np.abs(shades - GREY[..., None] / 257).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "CMYK"])
+def test_other_kinds_come_out_as_pillow_has_them(mode):
+    image = COLOURS.convert("L").convert(mode) if mode == "LA" else COLOURS.convert(mode)
+    data = encoded(image, "TIFF" if mode == "CMYK" else "PNG")
+    assert np.array_equal(np.asarray(decode(data)), np.asarray(image.convert("RGB")))
+
+
+def test_a_long_panorama_is_an_image():
+    assert decode(bits(4_000, 40)).size == (4_000, 40)

@@ -1,0 +1,20 @@
+"""A table comes out alike, byte for byte, however often its makers are killed; `kills.py` does it for an hour."""
+
+from tests.attacks.kills import attack, tables
+
+KILLS = 4
+WORK = (
+    "experiment=fisher_estimators",
+    "workers=2",
+    "task.mini.num_calibration=128",
+    "task.mini.num_factors_per_class=2",
+    "task.mini.num_held_out_per_class=2",
+)
+
+
+def test_a_table_survives_kills(tmp_path, record_property):
+    made = attack(tmp_path, KILLS, WORK, (4.0, 14.0))
+    assert made >= 1
+    (text,) = tables(tmp_path / "killed_0").values()
+    assert text.count(",done,") > 14
+    record_property("attacks", KILLS)
