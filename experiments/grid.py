@@ -10,6 +10,7 @@ from typing import Literal
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
@@ -91,10 +92,20 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
-    """The experiment of the configuration, or every file of `conf/experiment` that the installed packages allow."""
+    """The experiments of `experiment=`, or every file of `conf/experiment` that the installed packages allow."""
+    names = named_experiments()
+    if len(names) > 1:
+        return [of_experiment(name).experiment for name in names]
     if config.experiment.name != "all":
         return [config.experiment]
     return possible(every_experiment())
+
+
+def named_experiments() -> list[str]:
+    """The names of `experiment=[a,b]`, whose files Hydra would merge into one; empty without a list."""
+    given = [override for override in HydraConfig.get().overrides.task if override.startswith("experiment=")]
+    value = OverridesParser.create().parse_override(given[-1]).value() if given else None
+    return value if isinstance(value, list) else []
 
 
 def every_experiment() -> list[Experiment]:

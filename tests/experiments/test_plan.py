@@ -46,6 +46,12 @@ def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_p
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 
 
+def test_several_tables_are_kept_apart(run, tmp_path):
+    names = "motivation_layers,fisher_estimators"  # whose fields do not go together
+    printed = run(reproduce, f"experiment=[{names}]", f"results={tmp_path}", "tracking=off", "plan=true")
+    assert printed.count("to do") == 3 + 14
+
+
 def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
     options = ["experiment=sensitivity_interpolation", "profile=paper", f"results={tmp_path}"]
     options += [f"task.paper.root={tmp_path}"]
