@@ -17,7 +17,7 @@ def decode(data: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(BytesIO(data))
+            image: Image.Image = Image.open(BytesIO(data))
         if max(image.size) > LONGEST * min(image.size):
             raise ValueError(f"{image.width} x {image.height} pixels are a strip")
         if image.mode == "F":
