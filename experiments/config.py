@@ -82,7 +82,8 @@ class Experiment:
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
     or both. The overrides in `mini` are for that profile alone, after those of the columns. `axis` is the quantity that
     the rows of an ablation vary. `properties` are attributes of the estimators, with their titles, that the table shows
-    beside their rows. `not_applicable` holds, by row and column, the reasons why cells are left out.
+    beside their rows. With `by_device`, rows of other devices follow, and the paper's values are those of its devices.
+    `not_applicable` holds, by row and column, the reasons why cells are left out.
     """
 
     name: str = MISSING
@@ -93,6 +94,7 @@ class Experiment:
     metrics: dict[str, str] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     ranked_by: str = ""
+    by_device: bool = False
     overrides: list[str] = field(default_factory=list)
     mini: list[str] = field(default_factory=list)
     columns: dict[str, list[str]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from rich.console import Console
 from experiments.config import Experiment
 from experiments.grid import GridCell, every_experiment, of_experiment
 from experiments.output.artifact import publish
+from experiments.output.devices import rows_of_other_devices
 from experiments.output.figures import draw_figure
 from experiments.output.report import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
@@ -19,6 +20,8 @@ from experiments.record import write_records
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
     """Draw the experiment's figure, write and print its table, and log all files to W&B."""
+    if experiment.by_device:
+        grid = grid + rows_of_other_devices(experiment, grid, folder)
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
             path = draw_figure(experiment, grid, folder / "figures")

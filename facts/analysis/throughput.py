@@ -17,9 +17,10 @@ from facts.modules.networks import noise
 class Throughput(Analysis):
     """Samples per second of the compressed network, of the original, and of other `variants`, which take turns.
 
-    `residual` adds MemViT's residual to each low-rank layer, `two_of_four` makes the original's layers 2:4 sparse. A
-    variant that the device cannot run is left out; the values hold the reason. `speedup` is the ratio of the first two
-    throughputs; `latency_ms` is the time of one batch in the compressed network.
+    `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, and
+    `two_of_four` makes its layers 2:4 sparse. A variant that the device cannot run is left out; the values hold the
+    reason. `speedup` is the ratio of the first two throughputs, `two_of_four_speedup` that of the last two;
+    `latency_ms` is the time of one batch in the compressed network.
     """
 
     batch_size: Annotated[int, Field(ge=1)]
@@ -45,5 +46,7 @@ class Throughput(Analysis):
         result = found.get("compressed", found["dense"])
         metrics = {f"{name}_throughput": speed.throughput for name, speed in found.items()}
         metrics["speedup"] = result.throughput / found["dense"].throughput
+        if {"half", "two_of_four"} <= found.keys():
+            metrics["two_of_four_speedup"] = found["two_of_four"].throughput / found["half"].throughput
         metrics["latency_ms"] = 1000 * self.batch_size / result.throughput
         return Findings(metrics, {"speeds": {name: asdict(speed) for name, speed in found.items()}, "missing": missing})

@@ -38,15 +38,20 @@ def with_residuals(model: nn.Module, compressed: nn.Module, layers: Iterable[str
     return network
 
 
+def in_half(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
+    """The original network in half precision."""
+    return copy.deepcopy(model).half()
+
+
 def two_of_four(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
-    """Remove the two smallest of every four weights in a row from the original network, in the GPU's own format.
+    """Remove the two smallest of every four weights in a row, in half precision, in the GPU's own format.
 
     Raises `NotImplementedError` if the device has no such format.
     """
     weight = next(model.parameters())
     if weight.device.type != "cuda" or torch.cuda.get_device_capability(weight.device) < (8, 0):
         raise NotImplementedError("2:4 sparsity needs an NVIDIA GPU of compute capability 8.0 or newer")
-    network = copy.deepcopy(model).half()
+    network = in_half(model, compressed, layers)
     for name in layers:
         layer = network.get_submodule(name)
         groups = layer.weight.detach().unflatten(1, (-1, 4))
@@ -56,8 +61,9 @@ def two_of_four(model: nn.Module, compressed: nn.Module, layers: Iterable[str]) 
     return network
 
 
-Variant = Literal["residual", "two_of_four"]
+Variant = Literal["residual", "half", "two_of_four"]
 VARIANTS: dict[Variant, Callable[[nn.Module, nn.Module, Iterable[str]], nn.Module]] = {
     "residual": with_residuals,
+    "half": in_half,
     "two_of_four": two_of_four,
 }

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from facts.cost.timing import Timing, TimingPolicy
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,14 @@ class Speed:
     """Samples per second in batches, with `spread`, the relative interquartile range; seconds for one sample alone.
 
     `load` is the seconds from a file, already in the page cache, to the network on its device. `memory` is the peak of
-    a batch there in bytes, the network included; None on a CPU.
+    a batch there in bytes, the network included; None on a CPU. Both are None for a network in a format that no file
+    holds.
     """
 
     throughput: float
     spread: float
     latency: float
-    load: float
+    load: float | None
     memory: int | None
 
 
@@ -38,15 +42,20 @@ def speeds(
     precision: torch.dtype = torch.float32,
     compiled: bool = False,
 ) -> dict[str, Speed]:
-    """Measure networks that take turns on one batch `[N, ...]`, and on its first sample."""
+    """Measure networks that take turns on one batch `[N, ...]`, and on its first sample.
+
+    Those in half precision get the batch in it, and are not autocast to `precision`.
+    """
     runs: dict[str, Any] = dict(networks)
     if compiled:
         runs = {name: torch.compile(network, dynamic=False) for name, network in networks.items()}
     whole, single = (batch_seconds(runs, inputs, policy, precision) for inputs in (batch, batch[:1]))
     memory = {name: _memory(run, batch, precision) for name, run in runs.items()}
-    load = _load_seconds(networks, policy)
+    load = _load_seconds({name: network for name, network in networks.items() if _is_plain(network)}, policy)
     return {
-        name: Speed(len(batch) / whole[name].median, whole[name].spread, single[name].median, load[name], memory[name])
+        name: Speed(
+            len(batch) / whole[name].median, whole[name].spread, single[name].median, load.get(name), memory[name]
+        )
         for name in networks
     }
 
@@ -58,13 +67,28 @@ def batch_seconds(
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
-        return policy.times({name: partial(_forward, network, inputs, precision) for name, network in networks.items()})
+        calls = {name: partial(_forward, net, _as_in(net, inputs), precision) for name, net in networks.items()}
+        return policy.times(calls)
+
+
+def _as_in(network: nn.Module, inputs: Any) -> Any:
+    """The inputs, those that are images in the type of a network in half precision."""
+    own = next(network.parameters()).dtype
+    if own not in HALF:
+        return inputs
+    return tree_map_only(Tensor, lambda tensor: tensor.to(own) if tensor.is_floating_point() else tensor, inputs)
 
 
 @torch.inference_mode()
 def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
-    with autocast(next(network.parameters()).device, precision):
+    first = next(network.parameters())
+    with autocast(first.device, torch.float32 if first.dtype in HALF else precision):
         run(network, inputs)
+
+
+def _is_plain(network: nn.Module) -> bool:
+    """Whether its parameters are tensors as files hold them: semi-structured ones are a class of their own."""
+    return all(type(parameter.data) is Tensor for parameter in network.parameters())
 
 
 def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> dict[str, float]:
@@ -79,11 +103,11 @@ def _load_seconds(networks: Mapping[str, nn.Module], policy: TimingPolicy) -> di
 
 def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | None:
     """Peak bytes of one batch, without the other networks on the device; None on a CPU."""
-    if batch.device.type != "cuda":
+    if batch.device.type != "cuda" or not _is_plain(network):
         return None
     own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
     torch.cuda.reset_peak_memory_stats(batch.device)
     before = torch.cuda.memory_allocated(batch.device)
     with evaluating(network):
-        _forward(network, batch, precision)
+        _forward(network, _as_in(network, batch), precision)
     return own + torch.cuda.max_memory_allocated(batch.device) - before

@@ -17,12 +17,12 @@ def findings(model, compressed, **fields):
 
 def test_the_network_that_was_made_beside_the_original(model):
     small = facts.compress(model.float(), estimator="pela", ratio=0.5).model
-    found = findings(model, small, variants=("residual", "two_of_four"))
+    found = findings(model, small, variants=("residual", "half", "two_of_four"))
     rates = {name: speed["throughput"] for name, speed in found.values["speeds"].items()}
     assert found.metrics["speedup"] == pytest.approx(rates["compressed"] / rates["dense"])
     assert found.metrics["latency_ms"] == pytest.approx(4000 / rates["compressed"])
     if not torch.cuda.is_available():
-        assert set(rates) == {"dense", "compressed", "residual"}
+        assert set(rates) == {"dense", "compressed", "residual", "half"}
         assert "compute capability" in found.values["missing"]["two_of_four"]
 
 

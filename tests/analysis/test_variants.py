@@ -11,6 +11,11 @@ from facts.modules.lowrank import LowRankLinear
 from tests.networks import UNIFORM, image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
+types = []
+
+
+def note_types(module, args, output):
+    types.extend((args[0].dtype, output.dtype))
 
 
 @pytest.fixture
@@ -37,6 +42,26 @@ def test_semi_structured_sparsity_needs_a_gpu_that_has_it(model, compressed):
         pytest.skip("there is a GPU here")
     with pytest.raises(NotImplementedError, match="compute capability"):
         VARIANTS["two_of_four"](model, compressed, select_layers(model).layers)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_network_in_half_precision_gets_its_inputs_in_it(model, compressed, precision):
+    model = model.float()
+    types.clear()
+    half = VARIANTS["half"](model, compressed, {})
+    half.vector.register_forward_hook(note_types)
+    found = speeds({"dense": model, "half": half}, image_batches([4])[0][0].float(), QUICK, precision)
+    assert found["half"].throughput > 0 and set(types) == {torch.float16}
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_network_in_a_format_that_no_file_holds_is_timed_without_a_file(model):
+    class Own(torch.Tensor):
+        pass
+
+    model.vector.weight = torch.nn.Parameter(model.vector.weight.detach().as_subclass(Own))
+    found = speeds({"own": model}, image_batches([4])[0][0], QUICK)["own"]
+    assert found.throughput > 0 and found.load is None and found.memory is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,0 +1,53 @@
+"""Rows of other devices, beside what was timed on this one: from records of other machines, and from the paper."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from experiments.config import Experiment
+from experiments.grid import GridCell
+from experiments.paper import paper_values
+from experiments.record import RECORD, Record, read_records
+
+OWN_TO_A_DEVICE = ("machine", "num_threads", "code")  # and code, since no machine is at hand whenever it changes
+
+
+def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:
+    """One row for each other device on which a cell was run, by its latest record, and each that the paper has."""
+    own = [cell for cell in grid if cell.record]
+    found: dict[tuple[str, str], GridCell] = {}
+    for record in sorted(known_records(experiment.name, folder), key=lambda record: record.time):
+        for cell in own:
+            assert cell.record
+            device = device_of(record)
+            if work_of(record) == work_of(cell.record) and device != device_of(cell.record):
+                found[device, cell.column] = GridCell(experiment.name, device, cell.column, None, "done", record)
+    published = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
+    return [*found.values(), *(GridCell(experiment.name, row, column, None, "done") for row, column in published)]
+
+
+def known_records(name: str, folder: Path) -> Iterator[Record]:
+    """Records that lie here, and those of the table as it was made before, perhaps elsewhere."""
+    yield from (record for record in read_records(folder / "records") if record.status == "done")
+    path = folder / "tables" / f"{name}.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield RECORD.validate_json(line)
+        except ValidationError:  # of another version
+            continue
+
+
+def work_of(record: Record) -> str:
+    """What was run, on whatever device."""
+    identity: dict[str, Any] = {name: record.identity[name] for name in record.identity if name not in OWN_TO_A_DEVICE}
+    return json.dumps([identity, record.model_hash, record.data_hash], sort_keys=True)
+
+
+def device_of(record: Record) -> str:
+    """The device that did the work: the GPU, or the processor with its threads."""
+    on_gpu = record.config["hardware"]["device"].startswith("cuda")
+    machine = record.machine
+    return machine["gpu"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"

@@ -1,0 +1,77 @@
+"""What was timed on other machines stands beside what was timed here."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from experiments import paper
+from experiments.config import Experiment
+from experiments.grid import GridCell
+from experiments.output.devices import rows_of_other_devices
+from experiments.output.figures import draw_figure
+from experiments.output.tables import entries_of, wide_table
+from experiments.record import write_record, write_records
+from tests.records import make_record
+
+HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
+H100 = {"processor": "AMD EPYC", "gpu": "NVIDIA H100 80GB HBM3", "threads": "16"}
+
+
+def timed(name, speedup, machine=HERE, device="cpu", code="new", model="deit_b", **fields):
+    identity = {"code": code, "model": model, "machine": machine, "num_threads": int(machine["threads"])}
+    metrics = {"dense_throughput": 100.0, "compressed_throughput": 100.0 * speedup, "speedup": speedup}
+    config = {"hardware": {"device": device}}
+    return make_record(name, metrics=metrics, identity=identity, machine=machine, config=config, **fields)
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
+    return Experiment(
+        name="demo",
+        title="Speed",
+        figure="throughput",
+        metrics={"compressed_throughput": "Low rank", "speedup": "Speed-up"},
+        ranked_by="speedup",
+        by_device=True,
+        columns={"Net": []},
+        rows={"This device": []},
+    )
+
+
+def test_rows_of_other_devices(experiment, tmp_path):
+    own = timed("here", 1.2)
+    others = [
+        timed("first", 2.0, H100, "cuda", code="old", time="2026-01-01"),
+        timed("later", 2.5, H100, "cuda", code="newer", time="2026-01-02"),
+        timed("another_network", 9.0, H100, "cuda", model="swin_b"),
+        timed("here_again", 9.0, code="old"),
+        timed("failed_there", 9.0, {**H100, "gpu": "A100"}, "cuda", status="failed"),
+    ]
+    for record in (own, *others[1:]):
+        write_record(record, tmp_path / "records")
+    (tmp_path / "tables").mkdir()
+    write_records(others[:1], tmp_path / "tables" / "demo.jsonl")  # as another machine has committed it
+    with (tmp_path / "tables" / "demo.jsonl").open("a") as file:
+        file.write(json.dumps({**asdict(others[0]), "metrics": None}) + "\n")
+    grid = [GridCell("demo", "This device", "Net", None, "done", own)]
+    grid += rows_of_other_devices(experiment, grid, tmp_path)
+    table = wide_table(experiment, entries_of(experiment, grid, False), {})
+    assert table.to_numpy().tolist() == [
+        ["This device", "120.0", "1.2", ""],
+        ["NVIDIA H100 80GB HBM3", "250.0", "2.5", ""],
+        ["V100", "", "", "1.6"],
+    ]
+    draw_figure(experiment, grid, tmp_path)
+    drawn = (tmp_path / "demo.csv").read_text()
+    assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
+
+
+def test_the_processor_did_the_work_where_a_gpu_stood_by(experiment, tmp_path):
+    own, other = timed("here", 1.2), timed("there", 1.1, H100)
+    write_record(other, tmp_path / "records")
+    rows = rows_of_other_devices(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert [cell.row for cell in rows] == ["AMD EPYC, 16 threads", "V100"]
