@@ -29,7 +29,8 @@ class Root:
 def is_definite(matrix: Tensor) -> bool:
     """Check whether every eigenvalue is above 2⁻²³ of the Frobenius norm; with less, a matrix counts as singular."""
     floor = NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
-    return torch.linalg.cholesky_ex(matrix - floor * torch.eye(len(matrix)).to(matrix)).info.item() == 0
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.cholesky_ex(matrix - floor * identity).info.item() == 0
 
 
 def lift_spectrum(matrix: Tensor) -> Tensor:

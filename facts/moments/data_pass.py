@@ -87,6 +87,10 @@ class DataPass:
         self.add(name, batch)
 
     def _check_finite(self, batch_number: int) -> None:
+        all_flags = [flag for flags in self.finite.values() for flag in flags]
+        if not all_flags or torch.stack(all_flags).all():  # read together: the device is waited for once
+            self.finite.clear()
+            return
         # The first layer of the forward pass, then of the backward one, is the nearest to the cause.
         activations = [(name, "activations", 0) for name in self.layers]
         grads = [(name, "output gradients", 1) for name in reversed(list(self.layers))]
@@ -96,7 +100,6 @@ class DataPass:
                     f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
                     "check the data and the weights, or use precision float32"
                 )
-        self.finite.clear()
 
 
 def numbered(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, int, tuple[Any, Any]]]:

@@ -21,7 +21,7 @@ from experiments.config import CONF
 
 # A data pass, decompositions, searches by measurement and by Fisher information, recovery, an analysis and its figure.
 WORK = ("experiment=[beyond,search_methods,fisher_estimators,motivation_layers]", "workers=2")
-LEAST, MOST = 4.0, 29.0  # seconds before a kill; it takes some eight until the first cell
+SECONDS = 15.0  # before a kill, on average; it takes some eight until the first cell
 TIMES = re.compile(r"^.*_minutes,.*\n", re.MULTILINE)
 
 
@@ -48,13 +48,13 @@ def tables(results: Path) -> dict[str, str]:
     return {path.name: TIMES.sub("", path.read_text()) for path in sorted((results / "mini/tables").glob("*.csv"))}
 
 
-def killed_runs(folder: Path, kills: int, work: tuple[str, ...], seconds: tuple[float, float]) -> Iterator[Path]:
-    """Yield each folder of tables that came through its share of `kills`."""
+def killed_runs(folder: Path, kills: int, work: tuple[str, ...], seconds: float) -> Iterator[Path]:
+    """Yield each folder of tables that came through its share of `kills`, at the moments of a Poisson process."""
     moments, number, done = random.Random(0), 0, 0
     while done < kills:
         process = start(folder / f"killed_{number}", work)
         try:
-            status = process.wait(moments.uniform(*seconds))
+            status = process.wait(moments.expovariate(1 / seconds))
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ def killed_runs(folder: Path, kills: int, work: tuple[str, ...], seconds: tuple[
     yield folder / f"killed_{number}"
 
 
-def attack(folder: Path, kills: int, work: tuple[str, ...] = WORK, seconds: tuple[float, float] = (LEAST, MOST)) -> int:
+def attack(folder: Path, kills: int, work: tuple[str, ...] = WORK, seconds: float = SECONDS) -> int:
     """Kill runs; return how often all tables were made. Raises `SystemExit` for tables that differ."""
     finish(folder / "undisturbed", work)
     expected, count = tables(folder / "undisturbed"), 0
