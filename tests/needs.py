@@ -12,6 +12,7 @@ NEEDS = {
         "cli/test_compress.py::test_the_original_teaches",
         "cli/test_help.py::test_a_reader_that_has_seen_enough",
         "cli/test_help.py::test_an_error_is_one_line",
+        "devices/",
         "docs/test_extending.py",
         "docs/test_readme.py::test_a_network_is_compressed_saved_and_loaded",
         "experiments/test_plan.py::test_the_doctor_names_what_is_missing",

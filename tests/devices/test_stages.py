@@ -16,6 +16,7 @@ from facts.cost.latency import module_seconds
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import finetune
+from facts.modules.pivots import pivoted_layer
 from facts.moments.memory import MemoryPolicy
 from facts.pruning import DISP, Isomorphic, NViT, block_times
 from facts.search import SEARCHES
@@ -137,6 +138,21 @@ def test_times_of_layers():
         model = on_cuda(make_model())
         seconds = module_seconds(model, ["", "grid"], BATCHES[0][0].cuda())
         assert seconds[""] > seconds["grid"] > 0
+
+
+def test_pivots_by_qr():
+    """The leading rows and columns are singular."""
+    left, right = torch.randn(12, 4), torch.randn(4, 10)
+    left[1], right[:, 1] = left[0], right[:, 0]
+
+    def work(left, right):
+        layer = pivoted_layer(left, right)
+        assert layer.order is not None
+        return layer.weight.cpu()
+
+    here = work(left, right)
+    with pretended_cuda():
+        torch.testing.assert_close(work(left.cuda(), right.cuda()), here)
 
 
 def test_fitted_biases():
