@@ -20,7 +20,7 @@ from pathlib import Path
 from experiments.config import CONF
 
 # A data pass, decompositions, searches by measurement and by Fisher information, recovery, an analysis and its figure.
-WORK = ("experiment=[beyond,search_methods,fisher_estimators,motivation_layers]", "workers=2")
+WORK = ("experiment=[beyond,fisher_estimators,motivation_layers]", "workers=2")
 SECONDS = 15.0  # before a kill, on average; it takes some eight until the first cell
 TIMES = re.compile(r"^.*_minutes,.*\n", re.MULTILINE)
 

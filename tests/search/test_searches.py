@@ -24,6 +24,7 @@ from facts.search import (
     interpolate_profile,
 )
 from facts.search.sensitivity.measured import Sensitivity
+from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import by_weight_alone, make_problem
 
@@ -213,6 +214,25 @@ def test_comcat_moves_ranks_to_the_layer_that_matters():
     search = ComCatSearch(num_epochs=20, learning_rate=0.1)
     plan = facts.compress(model, batches, search=search, ratio=0.6).plan
     assert (plan["used"] or 12) > (plan["ignored"] or 12)
+
+
+def test_comcat_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+    """The third epoch ends early; of the six of 2 batches each, two need not run again."""
+    search = ComCatSearch(num_epochs=6, learning_rate=0.1)
+    expected = search.allocate(make_problem())
+
+    def batches(reads):
+        calibration = Watched(image_batches([8, 8]), reads)
+        calibration.content_key = "images"
+        return calibration
+
+    with pytest.raises(KeyboardInterrupt):
+        search.allocate(make_problem(calibration=batches(Reads(6, interrupt)), cache=tmp_path))
+    reads = Reads()
+    again = search.allocate(make_problem(calibration=batches(reads), cache=tmp_path))
+    assert reads.count == 8 and again.saved_seconds > 0
+    assert again.plan == expected.plan and again.solution == expected.solution
+    assert search.allocate(make_problem(calibration=batches(Reads(1, interrupt)), cache=tmp_path)).plan == expected.plan
 
 
 def test_comcat_wants_data_to_train_on():
