@@ -25,9 +25,11 @@ from experiments.record import PACKAGES
 from experiments.wording import worded
 from facts.models.weights import sha256
 from facts.moments.memory import MemoryPolicy
+from facts.tasks import ImageNet
 from facts.utils.files import writable_folder
 
 Level = Literal["fine", "warning", "problem"]
+PIXELS = 3 * 224**2  # bytes of a decoded image
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -68,7 +70,7 @@ def preflight(columns: list[list[DictConfig]]) -> list[Finding]:
         *compiler(configs[0]),
         *checkpoints(configs),
         *data(configs),
-        disk(configs[0], sum(need.disk for need in needs)),
+        disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs[0])),
         tracking(configs[0]),
     ]
 
@@ -174,6 +176,14 @@ def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
     """Objects that the cells name in one group, built, by name."""
     nodes = {config[group].name: config[group][config.profile.name] for config in configs}
     return {name: instantiate(node) for name, node in nodes.items()}
+
+
+def size_of_crops(config: DictConfig) -> int:
+    """Bytes of the decoded images that a run will keep; 0 if they are there, or not wanted."""
+    task = config.task[config.profile.name]
+    if not task.get("crops") or Path(task.crops).exists():
+        return 0
+    return PIXELS * (ImageNet.num_evaluation + task.num_calibration + task.num_sensitivity)
 
 
 def disk(config: DictConfig, needed: float) -> Finding:

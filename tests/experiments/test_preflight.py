@@ -17,6 +17,7 @@ from experiments.preflight import (
     packages,
     preflight,
     show_findings,
+    size_of_crops,
     tracking,
 )
 
@@ -111,6 +112,14 @@ def test_room_on_the_disk(cell_config, tmp_path):
     assert full.level == "problem" and "results" in full.advice
     (tmp_path / "file").write_text("")
     assert disk(cell_config(f"results={tmp_path / 'file'}"), needed=0).level == "problem"
+
+
+def test_decoded_images_take_room(cell_config, tmp_path):
+    config = cell_config("profile=paper")
+    assert size_of_crops(config) == 3 * 224 * 224 * (50_000 + 16_384 + 512)
+    (tmp_path / "results" / "crops").mkdir(parents=True)
+    assert size_of_crops(config) == size_of_crops(cell_config("profile=paper", "task.paper.crops=null")) == 0
+    assert size_of_crops(cell_config()) == 0
 
 
 def test_what_the_cache_holds_already_needs_no_room(cell_config, tmp_path):

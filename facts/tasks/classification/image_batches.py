@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from facts.tasks.classification.base import Batch
+from facts.tasks.classification.crops import Crops
 from facts.tasks.classification.imagenet_files import ImageFiles
 from facts.tasks.classification.imagenet_files.base import first_few
 from facts.tasks.classification.pictures import decode
@@ -20,21 +21,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decoded(Dataset):
-    """Transformed images with their labels; in place of an image that cannot be decoded, its name."""
+    """Transformed images with their labels; in place of an image that cannot be decoded, its name.
+
+    With `crops`, each image is decoded once.
+    """
 
     files: ImageFiles
     transform: Callable[[Image.Image], Tensor]
+    crops: Crops | None = None
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int] | str:
+        name, label, crops = self.files.names[index], int(self.files.labels[index]), self.crops
+        stamp = self.files.stamp(index) if crops else 0
+        if crops and (crop := crops.read(name, stamp)):
+            return crops.to_tensor(crop), label
         data = self.files.read(index)
         try:
             image = decode(data)
         except ValueError:
-            return self.files.names[index]
-        return self.transform(image), int(self.files.labels[index])
+            return name
+        if crops is None:
+            return self.transform(image), label
+        crop = crops.geometry(image)
+        crops.write(name, stamp, crop)
+        return crops.to_tensor(crop), label
 
 
 def collate(samples: list[tuple[Tensor, int] | str]) -> tuple[Batch | None, list[str]]:

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from timm.data import ImageNetInfo
 
+from facts.utils.cache import content_key
+
 Split = Literal["train", "val"]
 
 
@@ -29,6 +31,10 @@ class ImageFiles(ABC):
     @abstractmethod
     def read(self, index: int) -> bytes:
         """Read one encoded image."""
+
+    def stamp(self, index: int) -> int:
+        """A number that changes with the stored image."""
+        return int(content_key(self.names[index], self.places[index].tolist()), 16)
 
     def __len__(self) -> int:
         return len(self.names)

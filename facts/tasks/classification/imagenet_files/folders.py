@@ -6,6 +6,7 @@ from pathlib import Path
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name
+from facts.utils.cache import content_key
 
 NEEDED = ("train/", "val/")
 
@@ -31,6 +32,10 @@ class Folders(ImageFiles):
 
     def read(self, index: int) -> bytes:
         return (self.folder / self.names[index]).read_bytes()
+
+    def stamp(self, index: int) -> int:
+        status = (self.folder / self.names[index]).stat()
+        return int(content_key(status.st_size, status.st_mtime_ns), 16)
 
     def as_stored(self) -> "Folders":
         return self
