@@ -20,7 +20,7 @@ check: lint
 
 # All tests, and the share of the code that they run. What may take minutes starts first.
 test: lint
-	$(PYTEST) --no-loadscope-reorder --cov --cov-report=term
+	$(PYTEST) --no-loadscope-reorder --durations 25 --cov --cov-report=term
 
 lint: $(VENV)/.test
 	$(RUN) ruff check

@@ -21,6 +21,7 @@ from facts.tasks.classification.image_batches import Decoded, ImageBatches, coll
 from facts.tasks.classification.imagenet_files import ImageFiles, find_images
 from facts.tasks.classification.training_batches import AugmentedBatches, TrainingBatches
 from facts.utils.cache import content_key
+from facts.utils.processors import loader_workers
 
 Augmentation = Literal["none", "train", "train_cutmix"]
 Transform = Literal["paper", "timm"]
@@ -43,6 +44,8 @@ class ImageNet(Classification):
     which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or
     CutMix; `crop` crops, flips and jitters colours.
 
+    The loader has `num_workers` processes (default: one for each processor, up to 16).
+
     With `crops`, a folder, the images of an evaluation and of a calibration without augmentation are decoded once, and
     kept as bytes of their crops: 7.5 GB for all validation images at 224 pixels, 2.5 GB for the paper's calibration.
     Networks with the same crops share them.
@@ -57,7 +60,7 @@ class ImageNet(Classification):
     transform: Transform = "paper"
     augmentation: Augmentation = "none"
     training_augmentation: TrainingAugmentation = "deit"
-    num_workers: Annotated[int, Field(ge=0)] = 8
+    num_workers: Annotated[int, Field(ge=0)] | None = None
     crops: Path | None = None
     seed: int = 0
 
@@ -100,7 +103,7 @@ class ImageNet(Classification):
             mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=model.num_classes)
         transform = timm.data.create_transform(**config, is_training=True, **(DEIT_TRANSFORM if deit else {}))
         batches = AugmentedBatches(self.shuffled_images, transform, mixup, self.batch_size, (seed, epoch))
-        return TrainingBatches(batches, self.num_workers, range(len(batches)))
+        return TrainingBatches(batches, loader_workers(self.num_workers), range(len(batches)))
 
     def analysis(self, model: nn.Module) -> tuple[ImageBatches, ImageBatches]:
         images = self.validation_images
@@ -152,6 +155,8 @@ class ImageNet(Classification):
             names = images.names if indices is None else [images.names[index] for index in indices]
             crops = Crops(self.crops, names, transform, config["input_size"][1:])
 
+        num_workers = loader_workers(self.num_workers)
+
         def loader(rank: int, size: int) -> DataLoader:
             total = len(images if indices is None else indices)
             own = [position for position in range(total) if position // self.batch_size % size == rank]
@@ -159,10 +164,10 @@ class ImageNet(Classification):
             return DataLoader(
                 Decoded(files, transform, crops),
                 batch_size=self.batch_size,
-                num_workers=self.num_workers,
+                num_workers=num_workers,
                 collate_fn=collate,
                 pin_memory=torch.cuda.is_available(),
-                persistent_workers=self.num_workers > 0,  # searches read the same batches again and again
+                persistent_workers=num_workers > 0,  # searches read the same batches again and again
                 generator=torch.Generator().manual_seed(self.seed),
             )
 

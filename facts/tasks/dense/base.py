@@ -19,6 +19,7 @@ from facts.tasks.base import Task
 from facts.tasks.dense.numbered_batches import Groups, NumberedBatches
 from facts.utils import distributed
 from facts.utils.cache import content_key
+from facts.utils.processors import loader_workers
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of, seeded
 from facts.utils.silence import silence
@@ -46,7 +47,7 @@ class DensePrediction(Task):
     scale: tuple[Count, Count]
     augmentation: Literal["standard", "none"] = "standard"
     input_size: Count = 512
-    num_workers: Annotated[int, Field(ge=0)] = 4
+    num_workers: Annotated[int, Field(ge=0)] | None = None
     seed: int = 0
 
     @abstractmethod
@@ -181,7 +182,7 @@ class DensePrediction(Task):
 
         groups = Groups(dataset, indices, batch_size, (self.seed, *seed))
         key = content_key(self.content_key(model), list(indices), batch_size, groups.seed)
-        return NumberedBatches(groups, prepare, key, self.num_workers, range(len(groups)))
+        return NumberedBatches(groups, prepare, key, loader_workers(self.num_workers), range(len(groups)))
 
 
 def _preprocessing(model: nn.Module) -> list[Any]:

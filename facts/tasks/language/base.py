@@ -36,7 +36,8 @@ class Language(ClassLogits):
     of the training text are shuffled by `seed`: the first `num_sensitivity` are for searches, the next
     `num_calibration` give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
     `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
-    `num_questions` bounds each benchmark (default: all of them); `accuracy` is plain or divided by lengths, `acc_norm`.
+    `num_questions` bounds each benchmark (default: all of them), of which `num_answers_at_once` are a batch; `accuracy`
+    is plain or divided by lengths, `acc_norm`.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 2048
@@ -47,6 +48,7 @@ class Language(ClassLogits):
     num_held_out: Count = 128
     batch_size: Count = 1
     num_questions: Count | None = None
+    num_answers_at_once: Count = 16
     accuracy: Accuracy = "acc"
     seed: int = 0
 
@@ -123,7 +125,7 @@ class Language(ClassLogits):
                     model,
                     tokenizer_of(model),
                     self.benchmarks(),
-                    self.batch_size,
+                    self.num_answers_at_once,
                     accuracy=self.accuracy,
                     folder=self.benchmark_folder,
                     num_questions=self.num_questions,
