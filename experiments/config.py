@@ -106,7 +106,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for `reproduce` alone."""
+    """A cell; `plan`, `deep`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for `reproduce` alone."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -132,6 +132,7 @@ class Config:
     seed: int = MISSING
     results: str = MISSING
     plan: bool = False
+    deep: bool = False
     force: bool = False
     workers: int | None = 1
 

@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.config import CONF
+from experiments.first_contact import first_contact
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.preflight import configs_of, preflight, show_findings
 
@@ -12,9 +13,11 @@ from experiments.preflight import configs_of, preflight, show_findings
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: DictConfig) -> None:
     grid = [cell for experiment in chosen_experiments(config) for cell in grid_of(experiment)]
-    findings = preflight(configs_of(by_data(grid)))
-    show_findings(findings, Console())
-    if any(finding.level == "problem" for finding in findings):
+    columns, console = configs_of(by_data(grid)), Console()
+    findings = preflight(columns)
+    show_findings(findings, console)
+    works = first_contact(columns, console) if config.deep else True
+    if not works or any(finding.level == "problem" for finding in findings):
         raise SystemExit(1)
 
 

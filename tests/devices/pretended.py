@@ -219,7 +219,7 @@ def pretended_cuda(free: int = 2**34) -> Iterator[Counter[str]]:
         "reset_peak_memory_stats": lambda device=None: None,
         "get_device_name": lambda device=None: "pretended",
         "Event": Event,
-        "is_bf16_supported": lambda including_emulation=True: False,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation,
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
