@@ -106,7 +106,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan`, `deep`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for `reproduce` alone."""
+    """A cell; `plan`, `deep`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for whole tables."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING

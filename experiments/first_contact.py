@@ -1,4 +1,4 @@
-"""First contact with a device: what each network goes through, on a few samples, at each precision, against the CPU."""
+"""Tries each network on its device with a few samples, at each precision, and compares outputs with the CPU's."""
 
 import copy
 import itertools
@@ -15,15 +15,18 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from experiments.extras import OF_TASKS, missing_packages
 from experiments.instantiation import instantiate
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS
 from facts.finetuning import recover
+from facts.models import Recipe
 from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import noise, run
+from facts.modules.networks import noise, reads_tokens, run
 from facts.moments.execution import Execution
+from facts.moments.losses import next_tokens
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.tasks import Task
@@ -58,7 +61,8 @@ class Trial:
 
 def first_contact(columns: list[list[DictConfig]], console: Console) -> bool:
     """Try each network on its device, print what worked and how fast; return whether all did."""
-    configs = {column[0].model.name: column[0] for column in columns}
+    able = [column[0] for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    configs = {(config.model.name, config.task.name): config for config in able}
     table = Table("network", "precision", *STEPS, "difference", "", title="First contact, in seconds")
     trials = []
     for trial in itertools.chain.from_iterable(map(trials_of, configs.values())):
@@ -80,47 +84,53 @@ def trials_of(config: DictConfig) -> Iterator[Trial]:
     try:
         model = network_of(instantiate(config.model[profile]), notes)
         task = instantiate(config.task[profile])
-        batch = samples_of(task, model, notes)
-        expected = attempt(copy.deepcopy(model), task, batch, Trial(config.model.title, "float32"), teach=False)
+        batch = samples_of(task, model, notes, can_be_made_up=OF_TASKS.get(config.task.name) != "detection")
+        expected = attempt(copy.deepcopy(model), task, batch, "float32", {})
     except Exception as error:
         yield Trial(config.model.title, "float32", notes=notes, failure=f"on the CPU: {_line(error)}")
         return
     for precision in PRECISIONS if device.type == "cuda" else ("float32", "bfloat16"):
         trial = Trial(config.model.title, precision, notes=list(notes))
         try:
-            outputs = attempt(copy.deepcopy(model).to(device), task, batch, trial)
+            outputs = attempt(copy.deepcopy(model).to(device), task, batch, precision, trial.seconds)
             trial.difference = relative_difference(outputs, expected)
         except Exception as error:
             trial.failure = _line(error)
         yield trial
 
 
-def network_of(recipe: Any, notes: list[str]) -> nn.Module:
-    """The network with its weights, or with random ones if these cannot be had."""
+def network_of(recipe: Recipe, notes: list[str]) -> nn.Module:
+    """The network with its weights, or with random ones if these are not on this machine."""
     try:
-        return recipe.build()
+        if recipe.weights == "random" or recipe.checkpoint():
+            return recipe.build()
+        reason = "nothing is fetched here"
     except (OSError, ValueError) as error:
-        notes.append(f"random weights ({_line(error)})")
-        return replace(recipe, weights="random").build()
+        reason = _line(error)
+    notes.append(f"random weights ({reason})")
+    return replace(recipe, weights="random").build()
 
 
-def samples_of(task: Task, model: nn.Module, notes: list[str]) -> tuple[Any, Any]:
-    """A few samples of the calibration data, or noise if these are not here."""
+def samples_of(task: Task, model: nn.Module, notes: list[str], can_be_made_up: bool) -> tuple[Any, Any]:
+    """A few samples of the calibration data, or made-up images or tokens if there are none."""
     try:
         inputs, targets = next(iter(task.calibration(model)))
         return tuple(tree_map_only(Tensor, lambda tensor: tensor[:NUM_SAMPLES], each) for each in (inputs, targets))
     except (OSError, ValueError) as error:
-        shape = NUM_SAMPLES, *task.input_shape(model)[1:]
+        if not can_be_made_up:
+            raise
         notes.append(f"noise for data ({_line(error)})")
-        return noise(model, shape, torch.device("cpu")), torch.zeros(NUM_SAMPLES, dtype=torch.int64)
+        inputs = noise(model, (NUM_SAMPLES, *task.input_shape(model)[1:]), torch.device("cpu"))
+        return inputs, next_tokens(inputs) if reads_tokens(model) else torch.zeros(NUM_SAMPLES, dtype=torch.int64)
 
 
-def attempt(model: nn.Module, task: Task, batch: tuple[Any, Any], trial: Trial, teach: bool = True) -> Tensor:
-    """Compress the first layers, search, run, and recover if `teach`; note the seconds.
+def attempt(model: nn.Module, task: Task, batch: tuple[Any, Any], precision: str, seconds: dict[str, float]) -> Tensor:
+    """Compress the first layers, search, run and recover; add the `seconds` of each step.
 
-    Returns the compressed network's outputs, on the CPU.
+    Returns the compressed network's outputs, on the CPU. Raises `ValueError` if those of the recovered one are no
+    numbers.
     """
-    dtype, matmul, _ = PRECISIONS[trial.precision]
+    dtype, matmul, _ = PRECISIONS[precision]
     device = next(model.parameters()).device
     with matmul_precision(matmul):
         names = list(prepare(model, [batch], loss=task.loss).layers)[:NUM_LAYERS]
@@ -134,15 +144,23 @@ def attempt(model: nn.Module, task: Task, batch: tuple[Any, Any], trial: Trial, 
             input_shape=task.input_shape(model),
         )
         estimator, budget = ESTIMATORS["facts"](), Budget.of(RATIO, "flops")
-        with timed(trial.seconds, "factors"):
+        with timed(seconds, "factors"):
             result = compress_prepared(calibration, estimator, Uniform(), budget, "plain")
         searched = compress_prepared(calibration, estimator, CoRSFisher(labels="given"), budget, "plain")
-        trial.seconds["search"] = searched.summary.seconds["search"]
-        with timed(trial.seconds, "outputs"), torch.inference_mode(), evaluating(result.model), autocast(device, dtype):
-            outputs = first_tensor(run(result.model, to_device(batch[0], device)))
-        if teach:
-            with timed(trial.seconds, "recovery"):
-                recover(result, [batch[0]] * 2, epochs=1, batch_size=NUM_SAMPLES, num_warmups=0, views=False)
+        seconds["search"] = searched.summary.seconds["search"]
+
+        def outputs_of(network: nn.Module) -> Tensor:
+            with torch.inference_mode(), evaluating(network), autocast(device, dtype):
+                return first_tensor(run(network, to_device(batch[0], device)))
+
+        with timed(seconds, "outputs"):
+            outputs = outputs_of(result.model)
+        kind = "bfloat16" if dtype == torch.bfloat16 else "float32"
+        with timed(seconds, "recovery"):
+            lessons = [batch[0]] * 2
+            recovered = recover(result, lessons, epochs=1, batch_size=NUM_SAMPLES, precision=kind, views=False)
+        if not outputs_of(recovered.model).isfinite().all():
+            raise ValueError("the recovered network's outputs are no numbers")
         return outputs
 
 
@@ -156,12 +174,15 @@ def relative_difference(outputs: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    """Precision of float32 products, and of convolutions, which PyTorch runs in TF32 by default."""
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         torch.set_float32_matmul_precision(name)
+        torch.backends.cudnn.allow_tf32 = name != "highest"
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _line(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from facts.tasks import ImageNet
 from facts.utils.files import writable_folder
 
 Level = Literal["fine", "warning", "problem"]
-PIXELS = 3 * 224**2  # bytes of a decoded image
+CROP_BYTES = 3 * 224**2  # of a decoded image
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -70,7 +70,7 @@ def preflight(columns: list[list[DictConfig]]) -> list[Finding]:
         *compiler(configs[0]),
         *checkpoints(configs),
         *data(configs),
-        disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs[0])),
+        disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs)),
         tracking(configs[0]),
     ]
 
@@ -178,12 +178,16 @@ def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
     return {name: instantiate(node) for name, node in nodes.items()}
 
 
-def size_of_crops(config: DictConfig) -> int:
-    """Bytes of the decoded images that a run will keep; 0 if they are there, or not wanted."""
-    task = config.task[config.profile.name]
-    if not task.get("crops") or Path(task.crops).exists():
-        return 0
-    return PIXELS * (ImageNet.num_evaluation + task.num_calibration + task.num_sensitivity)
+def size_of_crops(configs: Iterable[DictConfig]) -> int:
+    """Bytes of the decoded images that a run at 224 pixels will keep, less those that are there."""
+    tasks = [config.task[config.profile.name] for config in configs]
+    wanted = {
+        str(task.crops): CROP_BYTES * (ImageNet.num_evaluation + task.num_calibration + task.num_sensitivity)
+        for task in tasks
+        if task.get("crops")
+    }
+    held = sum(path.stat().st_blocks * 512 for folder in wanted for path in Path(folder).glob("*.crops"))
+    return max(0, sum(wanted.values()) - held)
 
 
 def disk(config: DictConfig, needed: float) -> Finding:

@@ -11,10 +11,11 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.config import CONF
 from experiments.errors import in_one_line
+from experiments.first_contact import first_contact
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
 from experiments.plan import show_plan
-from experiments.preflight import look_first
+from experiments.preflight import configs_of, look_first
 from experiments.workers import executor, number_of_workers, run_grid
 from facts.utils import distributed
 from facts.utils.files import writable_folder
@@ -38,6 +39,8 @@ def reproduce(config: DictConfig) -> None:
         distributed.on_main_rank(lambda: show_plan(list(experiments.values()), grid, config, console))
         return
     distributed.on_main_rank(lambda: look_first(by_data(grid), config.force, console))
+    if config.deep and not distributed.on_main_rank(lambda: first_contact(configs_of(by_data(grid)), console)):
+        raise SystemExit("nothing was started: the trials above have failed")
     left = Counter(cell.experiment for cell in grid if cell.config is not None)
     log.info("%d experiments, %d cells, %d left out", len(experiments), left.total(), len(grid) - left.total())
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from experiments.config import Experiment
 from experiments.grid import GridCell, every_experiment, of_experiment
 from experiments.output.artifact import publish
-from experiments.output.devices import rows_of_other_devices
+from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
 from experiments.output.report import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
@@ -29,7 +29,9 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
             write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
-            records = (cell.record for cell in grid if cell.record)
+            records = [cell.record for cell in grid if cell.record]
+            if experiment.by_device:
+                records = kept_records(experiment, grid, folder)
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
             track(lambda run: log_table(run, entries))

@@ -19,8 +19,8 @@ class Throughput(Analysis):
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, and
     `two_of_four` makes its layers 2:4 sparse. A variant that the device cannot run is left out; the values hold the
-    reason. `speedup` is the ratio of the first two throughputs, `two_of_four_speedup` that of the last two;
-    `latency_ms` is the time of one batch in the compressed network.
+    reason. `speedup` is that of the compressed network over the original, `two_of_four_speedup` that of 2:4 sparsity
+    over `half`; `latency_ms` is the time of one batch in the compressed network.
     """
 
     batch_size: Annotated[int, Field(ge=1)]

@@ -67,7 +67,8 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency":
-            log.warning("%s predicts a latency of %.4g s for the layers, above %.4g", search, spent, budget)
+            method = type(search).__name__
+            log.warning("%s predicts a latency of %.4g s, above the %.4g s that are allowed", method, spent, budget)
         elif spent > budget:
             raise ValueError(
                 f"{type(search).__name__} ends above the budget: {name} of the compressed layers would be {spent:.6g}, "

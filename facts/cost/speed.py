@@ -72,7 +72,7 @@ def batch_seconds(
 
 
 def _as_in(network: nn.Module, inputs: Any) -> Any:
-    """The inputs, those that are images in the type of a network in half precision."""
+    """The inputs; for a network in half precision, floating-point tensors in its type."""
     own = next(network.parameters()).dtype
     if own not in HALF:
         return inputs
@@ -105,9 +105,10 @@ def _memory(network: nn.Module, batch: Tensor, precision: torch.dtype) -> int | 
     """Peak bytes of one batch, without the other networks on the device; None on a CPU."""
     if batch.device.type != "cuda" or not _is_plain(network):
         return None
+    batch = _as_in(network, batch)
     own = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
     torch.cuda.reset_peak_memory_stats(batch.device)
     before = torch.cuda.memory_allocated(batch.device)
     with evaluating(network):
-        _forward(network, _as_in(network, batch), precision)
+        _forward(network, batch, precision)
     return own + torch.cuda.max_memory_allocated(batch.device) - before

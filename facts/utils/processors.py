@@ -6,7 +6,8 @@ MOST_WORKERS = 16
 
 
 def loader_workers(wanted: int | None) -> int:
-    """Worker processes of a loader: as wanted, or one for each processor, up to 16."""
+    """Worker processes of a loader: as wanted, or a process's share of the processors, up to 16."""
     if wanted is not None:
         return wanted
-    return min(MOST_WORKERS, getattr(os, "process_cpu_count", os.cpu_count)() or 1)  # the former since Python 3.13
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, able // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # which torchrun sets

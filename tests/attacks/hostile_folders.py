@@ -14,6 +14,7 @@ from facts.saving.manifest import MANIFEST, WEIGHTS
 
 Attack = Callable[[Path], Any]
 LAYER = "blocks.0.mlp.fc1"
+RAN = "it_ran"  # what code in a folder would make where the loader runs
 
 
 def edited(change: Callable[[dict], Any], file: str = MANIFEST) -> Attack:
@@ -124,7 +125,7 @@ def unix_socket(path: str) -> None:
 
 class Harmful:
     def __reduce__(self):
-        return os.mkdir, ("/tmp/facts_was_attacked",)
+        return os.mkdir, (RAN,)
 
 
 PICKLE = pickle.dumps(Harmful())
@@ -166,7 +167,7 @@ PLACES = {
     **{
         f"{name} -> {target}": link(name, target)
         for name in (MANIFEST, WEIGHTS, "notes.txt")
-        for target in ("/etc/passwd", "/dev/zero", "../../secret", "/proc/self/mem", name, "gone")
+        for target in ("/etc/passwd", "/dev/zero", "../secret", "/proc/self/mem", name, "gone")
     },
     **{f"a pipe as {name}": special(name, os.mkfifo) for name in (MANIFEST, WEIGHTS, "notes.txt", "config.json")},
     **{f"a folder as {name}": special(name, os.mkdir) for name in (MANIFEST, WEIGHTS, "config.json")},

@@ -56,11 +56,12 @@ def killed_runs(folder: Path, kills: int, work: tuple[str, ...], seconds: float)
         try:
             status = process.wait(moments.expovariate(1 / seconds))
         except subprocess.TimeoutExpired:
+            done += 1
+            continue
+        finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            done += 1
-            continue
         if status:
             raise SystemExit(f"a run after {done} kills has failed: {folder / f'killed_{number}' / 'log'} says why")
         yield folder / f"killed_{number}"

@@ -1,4 +1,7 @@
-"""Whatever operation on a file fails, or however little room there is: the next run ends as if nothing had been."""
+"""Whichever of Python's operations on files fails, or however little room there is: the next run makes up for it.
+
+safetensors writes its files itself, and meets only the lack of room.
+"""
 
 import errno
 import itertools
@@ -74,20 +77,25 @@ def again(tmp_path, cell_config):
         second = WORKS[name](folder, cell_config)
         shutil.rmtree(folder)
         assert first in (None, second)
-        return second
+        return first, second
 
     return run
 
 
 @pytest.mark.parametrize("name", WORKS)
 def test_an_operation_fails(name, again, tmp_path, cell_config, record_property):
+    (tmp_path / "undisturbed").mkdir()
+    if name == "saved":
+        older(tmp_path / "undisturbed")
     with failing(tmp_path, None, 0) as fault:
-        (tmp_path / "undisturbed").mkdir()
         expected = WORKS[name](tmp_path / "undisturbed", cell_config)
-    assert fault.count > 3
+    failures = []
     moments = range(0, fault.count, STEPS.get(name, 1))
     for at, number in zip(moments, itertools.cycle(NUMBERS), strict=False):
-        assert again(name, at, lambda folder: failing(folder, at, number)) == expected  # noqa: B023
+        first, second = again(name, at, lambda folder: failing(folder, at, number))  # noqa: B023
+        assert second == expected
+        failures.append(first is None)
+    assert sum(failures) > len(moments) / 2  # the others were of files that may be missing, or are removed
     record_property("attacks", len(moments))
 
 
@@ -95,4 +103,5 @@ def test_an_operation_fails(name, again, tmp_path, cell_config, record_property)
 @pytest.mark.parametrize("name", WORKS)
 def test_little_room(name, size, again, tmp_path, cell_config):
     expected = WORKS[name](tmp_path, cell_config)
-    assert again(name, size, lambda folder: room_for(size)) == expected
+    first, second = again(name, size, lambda folder: room_for(size))
+    assert second == expected and (first is None or size > 0)

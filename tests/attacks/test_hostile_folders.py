@@ -1,15 +1,18 @@
 """Each hostile folder is refused, within a second of a processor and 100 MiB, measured in a process of its own."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import facts
+from experiments.config import CONF
 from facts.models import TimmModel
-from tests.attacks.hostile_folders import ATTACKS
+from tests.attacks.hostile_folders import ATTACKS, RAN
 
 SECONDS, MEBIBYTES = 1, 100
 VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 48, "num_heads": 2, "num_classes": 5}
@@ -24,7 +27,14 @@ class Loader:
     def load(self, folder):
         if self.process is None or self.process.poll() is not None:
             command = [sys.executable, "-m", "tests.attacks.loader", str(self.original)]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=self.original.parent,
+                env={**os.environ, "PYTHONPATH": str(Path(CONF).parent)},
+            )
             assert self.process.stdout.readline() == "ready\n"
         self.process.stdin.write(f"{folder}\n")
         self.process.stdin.flush()
@@ -57,5 +67,6 @@ def test_it_is_refused_at_once(attack, original, loader, tmp_path):
     folder = shutil.copytree(original, tmp_path / "saved")
     ATTACKS[attack](folder)
     result = loader.load(folder)
-    assert result["outcome"].startswith("refused: "), result["outcome"][:500]
+    assert result["outcome"].startswith("refused: ") and "\n" not in result["outcome"], result["outcome"][:500]
+    assert not (original.parent / RAN).exists()
     assert result["seconds"] < SECONDS and result["mebibytes"] < MEBIBYTES, result

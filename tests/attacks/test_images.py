@@ -39,7 +39,9 @@ REFUSED = {
     "a strip": (bits(60_000, 1), "60000 x 1 pixels are a strip"),
     "a strip that stands": (bits(1, 60_000), "1 x 60000 pixels are a strip"),
     "no pixels": (header_of(0, 0), "cannot identify|truncated|broken"),
-    "floating point": (encoded(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF"), "floating point"),
+    "floating point": (encoded(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF"), "range"),
+    "32 bits": (encoded(Image.fromarray(np.ones((8, 8), np.int32)), "TIFF"), "range"),
+    "a texture of another kind": (b"DDS " + bytes(200), ""),
 }
 
 

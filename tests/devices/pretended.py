@@ -226,7 +226,7 @@ def pretended_cuda(free: int = 2**34) -> Iterator[Counter[str]]:
         "set_rng_state": lambda state, device=None: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
-        "get_device_capability": lambda device=None: (7, 5),  # with cuDNN, without 2:4 sparsity
+        "get_device_capability": lambda device=None: (7, 5),  # without 2:4 sparsity
     }
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # modules get new parameters, not new values

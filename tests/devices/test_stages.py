@@ -247,8 +247,8 @@ WORKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "most"), [("data pass", 2), ("evaluation", 1)])
-def test_how_often_the_device_is_waited_for(name, most):
+@pytest.mark.parametrize(("name", "times"), [("data pass", 2), ("evaluation", 1)])
+def test_how_often_the_device_is_waited_for(name, times):
     """For each further batch: for the check of labels, of values, and for outcomes. The rest is done once."""
     few, many = (waits_of(WORKS[name], image_batches([4] * number)) for number in (3, 13))
-    assert (many - few) / 10 <= most
+    assert many - few == 10 * times

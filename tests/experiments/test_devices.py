@@ -1,17 +1,19 @@
 """What was timed on other machines stands beside what was timed here."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from experiments import paper
+from experiments.cell import Cell
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.devices import rows_of_other_devices
+from experiments.output.devices import OWN_TO_A_DEVICE, kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, wide_table
 from experiments.record import write_record, write_records
+from tests.devices.pretended import pretended_cuda
 from tests.records import make_record
 
 HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
@@ -68,6 +70,34 @@ def test_rows_of_other_devices(experiment, tmp_path):
     draw_figure(experiment, grid, tmp_path)
     drawn = (tmp_path / "demo.csv").read_text()
     assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
+
+
+def test_what_a_machine_sets_is_no_other_work(cell_config):
+    """A processor computes in float32, a GPU in TF32."""
+    timing = ("analysis=throughput", "estimator=pela", "model.mini.weights=random")
+    here = Cell.of(cell_config(*timing, "hardware=cpu")).identity
+    with pretended_cuda():
+        there = Cell.of(cell_config(*timing, "hardware=cuda")).identity
+    assert {name for name in here if here[name] != there[name]} <= set(OWN_TO_A_DEVICE)
+    assert here["matmul_precision"] != there["matmul_precision"]
+
+
+def test_records_of_other_machines_stay_in_the_file(experiment, tmp_path):
+    own, again, other = timed("here", 1.2), timed("again", 1.3), timed("there", 2.0, H100, "cuda")
+    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
+    (tmp_path / "tables").mkdir()
+    write_records([own, other, elsewhere], tmp_path / "tables" / "demo.jsonl")
+    kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", again)], tmp_path)
+    assert [record.fingerprint for record in kept] == ["there", "another_setting", "again"]
+
+
+def test_whole_records_come_before_those_without_an_analysis(experiment, tmp_path):
+    own, other = timed("here", 1.2), timed("there", 2.0, H100, "cuda", analysis={"missing": {"residual": "no"}})
+    write_record(other, tmp_path / "records")
+    (tmp_path / "tables").mkdir()
+    write_records([other, replace(other, status="failed", metrics={})], tmp_path / "tables" / "demo.jsonl")
+    rows = rows_of_other_devices(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert rows[0].record.analysis == other.analysis and len(rows) == 2
 
 
 def test_the_processor_did_the_work_where_a_gpu_stood_by(experiment, tmp_path):

@@ -41,13 +41,14 @@ def test_what_is_not_here_is_made_up(cell_config, tmp_path):
 
 
 def test_what_fails_is_told(config, monkeypatch):
-    real = experiments.first_contact.attempt
+    real, calls = experiments.first_contact.attempt, []
 
-    def attempt(model, task, batch, trial, teach=True):
-        if trial.precision == "bfloat16":
+    def attempt(model, task, batch, precision, seconds):
+        if precision == "bfloat16":
             raise RuntimeError("no kernel for this\nand many more lines")
-        outputs = real(model, task, batch, trial, teach=False)
-        return outputs * 1.1 if teach else outputs
+        outputs = real(model, task, batch, precision, seconds)
+        calls.append(precision)
+        return outputs * 1.1 if len(calls) > 1 else outputs  # the first is the reference
 
     monkeypatch.setattr(experiments.first_contact, "attempt", attempt)
     console = Console(record=True, width=200)

@@ -115,11 +115,13 @@ def test_room_on_the_disk(cell_config, tmp_path):
 
 
 def test_decoded_images_take_room(cell_config, tmp_path):
-    config = cell_config("profile=paper")
-    assert size_of_crops(config) == 3 * 224 * 224 * (50_000 + 16_384 + 512)
+    config, other = cell_config("profile=paper"), cell_config("profile=paper", "task=coco")
+    whole = 3 * 224 * 224 * (50_000 + 16_384 + 512)
+    assert size_of_crops([other, config, config]) == whole
+    assert size_of_crops([cell_config("profile=paper", "task.paper.crops=null"), cell_config(), other]) == 0
     (tmp_path / "results" / "crops").mkdir(parents=True)
-    assert size_of_crops(config) == size_of_crops(cell_config("profile=paper", "task.paper.crops=null")) == 0
-    assert size_of_crops(cell_config()) == 0
+    (tmp_path / "results" / "crops" / "key.crops").write_bytes(b"x" * 2**20)
+    assert whole - 2**21 < size_of_crops([config]) < whole
 
 
 def test_what_the_cache_holds_already_needs_no_room(cell_config, tmp_path):

@@ -92,6 +92,26 @@ def test_a_changed_image_is_noticed(files, network, task, tmp_path, decoded):
     assert second[0].equal(first[1]) and second[1:].equal(first[1:])
 
 
+@pytest.mark.parametrize(("write", "pattern"), [("write_tars", "*train.tar"), ("write_shards", "data/train-*")])
+def test_a_changed_archive_is_noticed(files, network, task, tmp_path, decoded, write, pattern):
+    """Its images, all of them, are decoded again."""
+    (tmp_path / "images").mkdir()
+    getattr(fake_imagenet, write)(tmp_path / "images", files)
+    pixels(task(tmp_path / "images", crops=tmp_path / "crops").calibration(network))
+    for path in (tmp_path / "images").glob(pattern):
+        os.utime(path, ns=(0, 0))
+    decoded.clear()
+    pixels(task(tmp_path / "images", crops=tmp_path / "crops").calibration(network))
+    assert len(decoded) == 24
+
+
+def test_an_analysis_reads_what_an_evaluation_has_kept(roots, network, task, tmp_path, decoded):
+    imagenet = task(roots["folders"], crops=tmp_path, num_factors_per_class=1, num_held_out_per_class=1)
+    pixels(imagenet.evaluation(network))
+    decoded.clear()
+    assert all(map(pixels, imagenet.analysis(network))) and not decoded
+
+
 def test_an_image_that_cannot_be_decoded_is_never_kept(files, network, task, tmp_path, caplog):
     fake_imagenet.write_folders(tmp_path / "images", files)
     imagenet = task(tmp_path / "images", crops=tmp_path / "crops")

@@ -1,11 +1,16 @@
 import os
 
+import pytest
+
 from facts.utils.processors import loader_workers
 
 
-def test_one_worker_a_processor_unless_told(monkeypatch):
-    for count, expected in ((3, 3), (64, 16), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
-        monkeypatch.setattr(os, "process_cpu_count", lambda count=count: count, raising=False)
-        assert loader_workers(None) == expected
+@pytest.mark.parametrize(("able", "processes", "expected"), [(3, 1, 3), (64, 1, 16), (8, 2, 4), (2, 4, 1)])
+def test_a_share_of_the_processors(monkeypatch, able, processes, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(able)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert loader_workers(None) == expected
+
+
+def test_as_many_as_wanted():
     assert loader_workers(0) == 0 and loader_workers(40) == 40

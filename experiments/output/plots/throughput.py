@@ -6,6 +6,7 @@ from dataclasses import fields
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from experiments.config import Experiment
 from experiments.output.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, WIDTH, Records, say
@@ -23,6 +24,7 @@ BARS = {
 BASES = {"two_of_four": "half"}  # of ratios, besides `dense`
 COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)), "ratio"]
 THROUGHPUT = "_throughput"  # the ending of metrics
+PUBLISHED = "///"  # hatching of the paper's bars
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -35,42 +37,50 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     values: list[dict] = []
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         axes.set(title=column, ylabel="images / s", yscale="log")
-        rows = [row for row, other in records if other == column]
-        drawn = [row for place, row in enumerate(rows) if _group(axes, place, experiment, row, column, records, values)]
-        if not drawn:
+        groups = {
+            row: _bars(experiment, row, column, record) for (row, own), record in records.items() if own == column
+        }
+        groups = {row: bars for row, bars in groups.items() if bars}
+        for place, (row, bars) in enumerate(groups.items()):
+            _draw(axes, place, bars, is_measured=records[row, column] is not None)
+            values += [{"row": row, "column": column, "network": name, **bar} for name, bar in bars.items() if bar]
+        if not groups:
             say(axes)
-        axes.set_xticks(range(len(rows)), rows, fontsize=6)
+        axes.set_xticks(range(len(groups)), groups, fontsize=6)
         axes.margins(y=0.15)
-    known = {value["network"] for value in values}
-    for name, (label, color) in BARS.items():
-        if name in known:
-            figure.axes[0].bar(0, 0, color=color, label=label)
-    if known:
-        figure.legend(loc="outside lower center", ncols=len(known), fontsize=6, frameon=False)
+    known = [name for name in BARS if any(value["network"] == name for value in values)]
+    handles = [Patch(color=BARS[name][1], label=BARS[name][0]) for name in known]
+    if any(record is None for record in records.values()) and known:
+        handles.append(Patch(facecolor="white", edgecolor=BLACK, hatch=PUBLISHED, label="the paper's"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=6, frameon=False)
     return figure, pd.DataFrame(values, columns=COLUMNS)
 
 
-def _group(
-    axes: Axes, place: int, experiment: Experiment, row: str, column: str, records: Records, values: list[dict]
-) -> bool:
-    """Draw the bars of one device, and note their values; False if there are none."""
-    record = records[row, column]
-    speeds, missing = _speeds(record) if record else _published(experiment, row, column), _missing(record)
-    shown = [name for name in BARS if name in speeds or name in missing]
-    width = 0.8 / max(1, len(shown))
-    for name, left in zip(shown, _centres(place, len(shown), width), strict=True):
-        if name in missing:
-            axes.annotate("n.a.", (left, axes.get_ylim()[0]), ha="center", va="bottom", fontsize=5)
+def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> dict[str, dict]:
+    """Speed and ratio by network; empty for one that the device cannot run."""
+    speeds = _speeds(record) if record else _published(experiment, row, column)
+    missing = record.analysis.get("missing", {}) if record else {}
+    bars = {}
+    for name in (name for name in BARS if name in speeds or name in missing):
+        base = speeds.get(BASES.get(name, "dense"))
+        ratio = speeds[name]["throughput"] / base["throughput"] if name in speeds and base else None
+        bars[name] = {} if name in missing else {**speeds[name], "ratio": ratio}
+    return bars
+
+
+def _draw(axes: Axes, place: int, bars: dict[str, dict], is_measured: bool) -> None:
+    """Draw the group of one device, bars side by side."""
+    width = 0.8 / len(bars)
+    for (name, bar), left in zip(bars.items(), _centres(place, len(bars), width), strict=True):
+        if not bar:
+            axes.text(left, 0, "n.a.", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=5)
             continue
-        speed, base = speeds[name], speeds[BASES.get(name, "dense")]
-        ratio, error = speed["throughput"] / base["throughput"], speed.get("spread", 0) * speed["throughput"] / 2
-        hatch = None if record else "///"
-        axes.bar(
-            left, speed["throughput"], width, color=BARS[name][1], yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3
-        )
-        axes.annotate(f"{ratio:.2f}", (left, speed["throughput"]), ha="center", va="bottom", fontsize=5)
-        values.append({"row": row, "column": column, "network": name, **speed, "ratio": ratio})
-    return bool(shown)
+        height, error = bar["throughput"], bar.get("spread", 0) * bar["throughput"] / 2
+        hatch = None if is_measured else PUBLISHED
+        axes.bar(left, height, width, color=BARS[name][1], yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3)
+        if bar["ratio"]:
+            axes.annotate(f"{bar['ratio']:.2f}", (left, height), ha="center", va="bottom", fontsize=5)
 
 
 def _centres(place: int, number: int, width: float) -> Iterable[float]:
@@ -94,7 +104,3 @@ def _published(experiment: Experiment, row: str, column: str) -> dict[str, dict]
         for (own, other, metric), value in paper_values(experiment.name).items()
         if (own, other) == (row, column) and metric.endswith(THROUGHPUT)
     }
-
-
-def _missing(record: Record | None) -> dict[str, str]:
-    return record.analysis.get("missing", {}) if record else {}

@@ -18,6 +18,7 @@ from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import calibration_key, content_key
 from facts.utils.progress import with_progress
+from facts.utils.sources import code_of
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -60,7 +61,7 @@ class ComCatSearch(MILPSearch):
         device = next(problem.model.parameters()).device
         training = _Training(self, [mixture.logits for mixture in mixtures.values()])
         if problem.cache:
-            setting = type(problem.form).__name__, problem.budget, problem.precision
+            setting = type(problem.form).__name__, dict(problem.bounds), problem.precision, code_of(type(self))
             file = f"comcat-{content_key(self, calibration_key(calibration), setting)}"
             if tensors := problem.cache.load(file):
                 training.restore(tensors)
@@ -80,7 +81,7 @@ class ComCatSearch(MILPSearch):
                     loss.backward()
                     training.optimizer.step()
                 training.num_epochs, training.seconds = epoch + 1, saved_seconds + time.perf_counter() - start
-                if problem.cache and distributed.rank() == 0:
+                if problem.cache and distributed.is_main_rank():
                     problem.cache.save(file, training.tensors())
         return saved_seconds
 

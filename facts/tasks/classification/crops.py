@@ -5,6 +5,7 @@ import os
 import weakref
 import zlib
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import Compose
 
+from facts.tasks.classification import pictures
 from facts.utils.cache import content_key
 from facts.utils.files import needing_room, writable_folder
+from facts.utils.sources import statements
 
-HEAD = np.dtype([("stamp", "<u8"), ("checksum", "<u4"), ("unused", "<u4")])
+HEAD = np.dtype([("stamp", "<u8"), ("checksum", "<u4")])
 TO_TENSOR = ("ToTensor", "MaybeToTensor", "PILToTensor", "MaybePILToTensor")
 
 Transform = Callable[[Image.Image], Tensor]
@@ -34,7 +37,7 @@ class Crops:
         self.geometry, self.to_tensor = divided(transform)
         self.shape = (*size, 3)
         self.length = HEAD.itemsize + math.prod(self.shape)
-        key = content_key(list(self.places), repr(self.geometry), size)
+        key = content_key(list(self.places), repr(self.geometry), size, decoders())
         self.path = writable_folder(folder) / f"{key}.crops"
         self._descriptor: int | None = None
 
@@ -52,8 +55,11 @@ class Crops:
         return Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(self.shape))
 
     def write(self, name: str, stamp: int, crop: Image.Image) -> None:
-        pixels = np.asarray(crop).tobytes()
-        head = np.array([(stamp, zlib.crc32(pixels), 0)], HEAD).tobytes()
+        values = np.asarray(crop)
+        if values.shape != self.shape:  # of a transform that crops otherwise than the network asks
+            return
+        pixels = values.tobytes()
+        head = np.array([(stamp, zlib.crc32(pixels))], HEAD).tobytes()
         with needing_room(self.path):
             os.pwrite(self._file(), head + pixels, self.places[name] * self.length)
 
@@ -62,6 +68,11 @@ class Crops:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             weakref.finalize(self, os.close, self._descriptor)
         return self._descriptor
+
+
+def decoders() -> list[str]:
+    """What the pixels depend on, besides the transform: the code that decodes, and its libraries."""
+    return [*map(statements, (Path(pictures.__file__), Path(__file__))), *map(version, ("pillow", "torchvision"))]
 
 
 def divided(transform: Transform) -> tuple[Callable[[Image.Image], Image.Image], Transform]:

@@ -48,7 +48,7 @@ class ImageNet(Classification):
 
     With `crops`, a folder, the images of an evaluation and of a calibration without augmentation are decoded once, and
     kept as bytes of their crops: 7.5 GB for all validation images at 224 pixels, 2.5 GB for the paper's calibration.
-    Networks with the same crops share them.
+    Networks with the same crops share them; other training images are kept anew.
 
     Tar files are read in place, with an index beside them. Images from parquet shards are copied into the temporary
     folder: 2 GB for the paper's number of images, all 140 GB for finetuning.
@@ -152,7 +152,9 @@ class ImageNet(Classification):
 
         transform, crops = make_transform(config, self.transform, augmentation), None
         if self.crops and augmentation == "none":
-            names = images.names if indices is None else [images.names[index] for index in indices]
+            names = images.names
+            if indices is not None and names is not self.validation_images.names:  # of these, there is one file
+                names = [names[index] for index in indices]
             crops = Crops(self.crops, names, transform, config["input_size"][1:])
 
         num_workers = loader_workers(self.num_workers)

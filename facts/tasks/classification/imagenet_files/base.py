@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,9 +33,9 @@ class ImageFiles(ABC):
     def read(self, index: int) -> bytes:
         """Read one encoded image."""
 
+    @abstractmethod
     def stamp(self, index: int) -> int:
-        """A number that changes with the stored image."""
-        return int(content_key(self.names[index], self.places[index].tolist()), 16)
+        """A number that changes with the file that holds the image."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -56,6 +57,12 @@ class ImageFiles(ABC):
     def as_stored(self) -> Self:
         """All images, in the order that is quickest to read."""
         return self.selected(np.lexsort(self.places.T[::-1]))
+
+
+def stamp_of(path: Path) -> int:
+    """A number of 60 bits that changes with a file's size and time of change."""
+    status = path.stat()
+    return int(content_key(status.st_size, status.st_mtime_ns)[:15], 16)
 
 
 def by_name(names: Sequence[str], places: ArrayLike, source: object) -> dict[str, Any]:

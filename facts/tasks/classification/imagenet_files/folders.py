@@ -5,8 +5,7 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name
-from facts.utils.cache import content_key
+from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name, stamp_of
 
 NEEDED = ("train/", "val/")
 
@@ -34,8 +33,7 @@ class Folders(ImageFiles):
         return (self.folder / self.names[index]).read_bytes()
 
     def stamp(self, index: int) -> int:
-        status = (self.folder / self.names[index]).stat()
-        return int(content_key(status.st_size, status.st_mtime_ns), 16)
+        return stamp_of(self.folder / self.names[index])
 
     def as_stored(self) -> "Folders":
         return self

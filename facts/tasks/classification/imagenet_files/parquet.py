@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name, first_few, synsets
+from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name, first_few, stamp_of, synsets
 from facts.tasks.classification.imagenet_files.slices import LazyFile, Slices
 from facts.utils.files import ScratchFolder
 from facts.utils.progress import with_progress
@@ -58,6 +58,9 @@ class Shards(ImageFiles):
             self._last[shard, group] = self._row_group(shard, group)
         return self._last[shard, group][row]["bytes"].as_py() or b""
 
+    def stamp(self, index: int) -> int:
+        return stamp_of(self.paths[self.places[index, 0]])
+
     def _row_group(self, shard: int, group: int) -> Any:
         with arrow().parquet.ParquetFile(self.paths[shard]) as file:
             return file.read_row_group(group, columns=["image.bytes"], use_threads=False)["image"]
@@ -66,11 +69,11 @@ class Shards(ImageFiles):
         """The images at `indices`, copied into a temporary file; every row group is read once."""
         chosen, scratch = self.selected(indices), ScratchFolder()
         path, order = scratch.path / "images", np.lexsort(chosen.places.T[::-1])
-        places = np.empty((len(chosen), 2), dtype=np.int64)
+        places = np.empty((len(chosen), 3), dtype=np.int64)
         with path.open("wb") as file:
             for index in with_progress(order.tolist(), "reading parquet shards"):
                 image = chosen.read(index)
-                places[index] = file.tell(), len(image)
+                places[index] = file.tell(), len(image), chosen.stamp(index)
                 file.write(image)
         return Slices(chosen.names, chosen.labels, places, LazyFile(path), scratch)
 

@@ -29,10 +29,13 @@ class LazyFile:
 
 @dataclass(frozen=True, eq=False)
 class Slices(ImageFiles):
-    """`places` are offset and length in `file`; `owner` is its temporary folder, if it has one."""
+    """`places` are offset and length in `file`, and a stamp; `owner` is its temporary folder, if it has one."""
 
     file: LazyFile
     owner: ScratchFolder | None = None
 
     def read(self, index: int) -> bytes:
-        return self.file.read(*self.places[index])
+        return self.file.read(*self.places[index, :2])
+
+    def stamp(self, index: int) -> int:
+        return int(self.places[index, 2])

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from scipy.io import loadmat
 
-from facts.tasks.classification.imagenet_files.base import Split, by_name
+from facts.tasks.classification.imagenet_files.base import Split, by_name, stamp_of
 from facts.tasks.classification.imagenet_files.slices import LazyFile, Slices
 from facts.utils.files import replacing
 
@@ -36,7 +36,9 @@ def tar_images(root: Path, split: Split) -> Slices:
     names = [name for name, _, _ in members]
     if split == "val":
         names = with_synsets(names, root)
-    return Slices(**by_name(names, [place for _, *place in members], path), file=LazyFile(path))
+    stamp = stamp_of(path)
+    places = [(offset, length, stamp) for _, offset, length in members]
+    return Slices(**by_name(names, places, path), file=LazyFile(path))
 
 
 def indexed(path: Path) -> list[Member]:
