@@ -28,6 +28,7 @@ from facts.utils.sources import code_of, shared_code, statements
 
 CODE = ("cell.py", "methods.py", "runner.py")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PROFILES = ("mini", "paper")
 LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 
@@ -155,6 +156,7 @@ def results_folder(config: DictConfig) -> Path:
 def check(config: DictConfig) -> None:
     """Check the top-level values. Raises `ValueError` with the field's name."""
     for field, value, allowed in (
+        ("profile.name", config.profile.name, PROFILES),
         ("labels", config.labels, LABELS),
         ("form", config.form, FORMS),
         ("hardware.precision", config.hardware.precision, PRECISIONS),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
 
 
 @contextmanager
@@ -16,7 +17,8 @@ def in_one_line() -> Iterator[None]:
     """
     try:
         yield
-    except (ImportError, MemoryError, OSError, ValueError) as error:
+    except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        raise SystemExit(f"error: {error} (HYDRA_FULL_ERROR=1 shows where)") from error
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf's have one for the place
+        raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error

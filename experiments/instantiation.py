@@ -15,15 +15,19 @@ T = TypeVar("T")
 def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
     """Build the object of a node's `_target_` from plain containers; its own errors are raised.
 
-    Fields out of range are a `ValueError` of one line that names them, below the node's place in the configuration or
-    the given `key`.
+    Fields out of range and targets that do not exist are a `ValueError` of one line that names them, below the node's
+    place in the configuration or the given `key`.
     """
     try:
         return hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
-        if isinstance(error.__cause__, ValidationError):
-            raise out_of_range(error.__cause__, key or node._get_full_key(None)) from None
-        raise error.__cause__ or error from None
+        place, cause = key or node._get_full_key(None), error.__cause__
+        if isinstance(cause, ValidationError):
+            raise out_of_range(cause, place) from None
+        if cause is None or str(error).startswith("Error locating target"):
+            reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
+            raise ValueError(f"{place}._target_: {reason}") from None
+        raise cause from None
 
 
 def checked(kind: Callable[..., T], node: DictConfig) -> T:

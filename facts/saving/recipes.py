@@ -111,6 +111,7 @@ def build_recipe(recipe: Recipe) -> nn.Module:
     except ImportError:
         raise
     except Exception as error:  # libraries may raise anything on unexpected arguments
-        raise ValueError(f"{recipe.name} cannot be built as it was saved: {error}") from error
+        reason = str(error).partition("\n")[0]  # PyTorch adds the signatures that would fit
+        raise ValueError(f"{recipe.name} cannot be built as it was saved: {reason}") from error
     model.recipe = recipe  # type: ignore[assignment]
     return model

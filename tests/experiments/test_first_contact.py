@@ -56,3 +56,17 @@ def test_what_fails_is_told(config, monkeypatch):
     printed = console.export_text()
     assert "float32: fails" in printed and "1.0e-01" in printed
     assert "bfloat16: fails" in printed and "no kernel for this" in printed and "many more lines" not in printed
+
+
+def test_a_recovered_network_without_numbers_is_told(config, monkeypatch):
+    real = experiments.first_contact.recover
+
+    def recover(*arguments, **options):
+        result = real(*arguments, **options)
+        with torch.no_grad():
+            next(result.model.parameters()).fill_(torch.nan)
+        return result
+
+    monkeypatch.setattr(experiments.first_contact, "recover", recover)
+    (trial,) = trials_of(config)
+    assert "the recovered network's outputs are no numbers" in trial.failure and not trial.is_fine

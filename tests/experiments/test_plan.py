@@ -112,6 +112,14 @@ def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monke
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_whose_networks_fail_on_their_device_is_not_started(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("experiments.reproduce.first_contact", lambda columns, console: False)
+    options = ["experiment=contributions", f"results={tmp_path}", "tracking=off", "deep=true"]
+    with pytest.raises(SystemExit, match="nothing was started"):
+        run(reproduce, *options)
+    assert not list(tmp_path.rglob("*.json"))
+
+
 def test_cells_are_shown_by_row_and_column(capsys):
     states = {("A", "Net"): "done", ("B", "Net"): "to do", ("A", "Other"): "n.a.", ("B", "Other"): "failed"}
     show_cells("A table", states, Console(width=80))
