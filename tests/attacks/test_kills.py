@@ -2,7 +2,7 @@
 
 from tests.attacks.kills import attack, tables
 
-KILLS = 3
+KILLS = 2
 WORK = (
     "experiment=fisher_estimators",
     "workers=2",
