@@ -243,3 +243,17 @@ def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, m
 @pytest.mark.parametrize("override", ["bounds.params=0.6", "bounds={params:0.6}"])
 def test_further_bounds(cell_config, override):
     assert Cell.of(cell_config(override)).method.budget.ratios == {"params": 0.6, "flops": 0.5}
+
+
+@pytest.mark.parametrize("target", ["facts.nothing", "math.pi", None])
+def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, target):
+    config = cell_config()
+    config.search._target_ = target
+    with pytest.raises(ValueError, match=r"^search\._target_: .+$"):
+        instantiate(config.search)
+
+
+def test_an_error_of_what_is_built_is_raised_as_it_is(tmp_path):
+    node = OmegaConf.create({"_target_": "os.listdir", "path": str(tmp_path / "missing")})
+    with pytest.raises(FileNotFoundError, match="missing"):
+        instantiate(node)
