@@ -20,5 +20,5 @@ def in_one_line() -> Iterator[None]:
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf's have one for the place
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in one of its own
         raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error

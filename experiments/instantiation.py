@@ -16,8 +16,9 @@ def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
     """Build the object of a node's `_target_` from plain containers; its own errors are raised.
 
     Fields out of range and targets that do not exist are a `ValueError` of one line that names them, below the node's
-    place in the configuration or the given `key`.
+    place in the configuration or the given `key`. So is a value in place of a node.
     """
+    check_is_group(node)
     try:
         return hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
@@ -30,8 +31,17 @@ def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
         raise cause from None
 
 
+def check_is_group(node: Any) -> None:
+    """Raises `ValueError` for a value where the configuration has a group of fields."""
+    if not OmegaConf.is_config(node):
+        raise ValueError(
+            f"{node!r} stands in place of a group of fields: set its fields, as in hardware.timing.num_turns=5"
+        )
+
+
 def checked(kind: Callable[..., T], node: DictConfig) -> T:
     """Build an object of the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
+    check_is_group(node)
     try:
         return kind(**{str(name): value for name, value in node.items()})
     except ValidationError as error:

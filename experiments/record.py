@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch.utils._pytree import tree_map_only
 
 from facts.compression.result import Summary
 from facts.utils.files import replacing
@@ -129,10 +130,28 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write records as lines of JSON, each once, without the values of analyses, which take megabytes."""
-    lines = {record.fingerprint: json.dumps(asdict(replace(record, analysis={}))) for record in records}
+    """Write records as lines of JSON, each once, for readers elsewhere.
+
+    They are without the values of analyses, which take megabytes, and without the place of the results folder: paths
+    in it begin with `results`.
+    """
+    lines = {
+        record.fingerprint: json.dumps(asdict(replace(record, analysis={}, config=without_place(record.config))))
+        for record in records
+    }
     with replacing(path) as temporary:
         temporary.write_text("".join(f"{line}\n" for line in lines.values()))
+
+
+def without_place(config: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration as if its results lay in the folder `results`."""
+    if "results" not in config:
+        return config
+    start = f"{config['results']}/"
+    named = tree_map_only(
+        str, lambda text: f"results/{text.removeprefix(start)}" if text.startswith(start) else text, config
+    )
+    return {**named, "results": "results"}
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:

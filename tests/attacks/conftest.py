@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import facts
 from experiments.config import CONF
-from facts.models import TimmModel
-
-VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 48, "num_heads": 2, "num_classes": 5}
+from tests.saving.setting import saved_vit
 
 
 class Loader:
@@ -41,10 +38,7 @@ class Loader:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("original")
-    model = TimmModel(tag="vit_tiny_patch16_224", arguments=VIT, weights="random").build()
-    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 32, 32)), folder)
-    return folder
+    return saved_vit(tmp_path_factory.mktemp("original"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from tests.attacks.kills import attack, tables
 
-KILLS = 2
+KILLS = 3
 WORK = (
     "experiment=fisher_estimators",
     "workers=2",

@@ -30,11 +30,9 @@ CHOICES = (
     ("analysis=fisher_similarity",),
     ("pruning=nvit", "estimator=none"),
 )
-FIELDS = ("ratio", "cost", "labels", "form", "seed", "cache", "force", "fit_bias", "excluded_names")  # without a group
-MINUS_TO_HUGE = st.sampled_from([-1, 0, 1, 2, 7, 10**6, 10**12, 2**63, 0.5, -0.1, 1.5, 1e300])
-SCALARS = (
-    st.none() | st.booleans() | MINUS_TO_HUGE | st.text(max_size=8) | st.sampled_from(["cpu", "mini", "/", "${ratio}"])
-)
+FIELDS = ("ratio", "cost", "labels", "form", "seed", "cache", "fit_bias", "excluded_names")  # without a group
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 10**6, 10**12, 2**63, 0.5, -0.1, 1.5, 1e300])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=8) | st.sampled_from(["cpu", "mini", "/", "${ratio}"])
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=4), SCALARS, max_size=2)
 
 

@@ -253,6 +253,13 @@ def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, targe
         instantiate(config.search)
 
 
+def test_a_value_in_place_of_a_group_is_an_error_of_one_line(cell_config):
+    with pytest.raises(ValueError, match="'deit' stands in place of a group of fields"):
+        instantiate("deit")
+    with pytest.raises(ValueError, match=r"1\.0 stands in place of a group of fields: set its fields"):
+        Cell.of(cell_config("hardware.timing=${ratio}", "ratio=1.0"))
+
+
 def test_an_error_of_what_is_built_is_raised_as_it_is(tmp_path):
     node = OmegaConf.create({"_target_": "os.listdir", "path": str(tmp_path / "missing")})
     with pytest.raises(FileNotFoundError, match="missing"):

@@ -1,13 +1,15 @@
 """What was timed on other machines stands beside what was timed here."""
 
 import json
+import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from experiments import paper
 from experiments.cell import Cell
-from experiments.config import Experiment
+from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
 from experiments.output.devices import OWN_TO_A_DEVICE, kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
@@ -89,6 +91,26 @@ def test_records_of_other_machines_stay_in_the_file(experiment, tmp_path):
     write_records([own, other, elsewhere], tmp_path / "tables" / "demo.jsonl")
     kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", again)], tmp_path)
     assert [record.fingerprint for record in kept] == ["there", "another_setting", "again"]
+
+
+def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):
+    config = {"results": str(tmp_path), "task": {"crops": f"{tmp_path}/crops", "names": ["deit", f"{tmp_path}_other"]}}
+    record, path = make_record(config=config), tmp_path / "demo.jsonl"
+    write_records([record], path)
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["config"] == {
+        "results": "results",
+        "task": {"crops": "results/crops", "names": ["deit", f"{tmp_path}_other"]},
+    }
+    assert record.config is config and config["results"] == str(tmp_path)
+
+
+def test_no_published_record_names_a_machines_folder():
+    lines = [
+        line for path in (Path(CONF).parent / "results").rglob("*.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert len(lines) > 300
+    assert [line[:80] for line in lines if re.search(r'"/[^"]', line)] == []
 
 
 def test_whole_records_come_before_those_without_an_analysis(experiment, tmp_path):

@@ -62,17 +62,19 @@ def is_alive_in(group: int, stat: Path) -> bool:
     return state != "Z" and int(own_group) == group
 
 
-def test_killed_and_started_again_nothing_is_lost_or_repeated(tmp_path):
+def test_killed_at_any_moment_and_started_again_nothing_is_lost_or_repeated(tmp_path):
     results = tmp_path / "results"
-    enough = 6
-    with subprocess.Popen(reproduce(results), cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        while len(stamps(results)) < enough and process.poll() is None:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-    wait_for_the_end(process.pid)
-    before = stamps(results)
-    assert enough <= len(before) < NUM_CELLS
-    assert all(json.loads((results / "mini/records" / name).read_text())["status"] == "done" for name in before)
+    for enough in (1, 6):
+        with subprocess.Popen(
+            reproduce(results), cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            while len(stamps(results)) < enough and process.poll() is None:
+                time.sleep(0.02)
+            os.kill(process.pid, signal.SIGKILL)
+        wait_for_the_end(process.pid)
+        before = stamps(results)
+        assert enough <= len(before) < NUM_CELLS
+        assert all(json.loads((results / "mini/records" / name).read_text())["status"] == "done" for name in before)
 
     done = subprocess.run(reproduce(results), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,14 @@ def from_recipe():
     return TimmModel(**TIMM, weights="random").build(), (3, 32, 32)
 
 
+def saved_vit(folder):
+    """A compressed network of one block, saved in the folder."""
+    arguments = {**TIMM["arguments"], "depth": 1}
+    model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
+    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 32, 32)), folder)
+    return folder
+
+
 def from_timm():
     """Not built by a recipe: found by the name that timm leaves in the model."""
     return timm.create_model("test_vit", num_classes=7).eval(), (3, 160, 160)

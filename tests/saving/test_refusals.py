@@ -15,8 +15,7 @@ import facts
 from facts.models import CausalLM, OpenMMLabModel, TimmModel
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
-
-VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 48, "num_heads": 2, "num_classes": 5}
+from tests.saving.setting import saved_vit
 
 
 class Harmful:
@@ -31,10 +30,7 @@ class Harmful:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("original")
-    model = TimmModel(tag="vit_tiny_patch16_224", arguments=VIT, weights="random").build()
-    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 32, 32)), folder)
-    return folder
+    return saved_vit(tmp_path_factory.mktemp("original"))
 
 
 @pytest.fixture
