@@ -17,10 +17,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.cell import results_folder
-from experiments.estimate import Estimate, estimate
 from experiments.extras import OF_TASKS, how_to_install, missing_packages
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
+from experiments.planning.estimate import Estimate, estimate
 from experiments.record import PACKAGES
 from experiments.wording import worded
 from facts.models.weights import sha256

@@ -14,7 +14,7 @@ from experiments.errors import in_one_line
 from experiments.first_contact import first_contact
 from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
-from experiments.plan import show_plan
+from experiments.planning.plan import show_plan
 from experiments.preflight import configs_of, look_first
 from experiments.workers import executor, number_of_workers, run_grid
 from facts.utils import distributed

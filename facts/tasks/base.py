@@ -30,9 +30,32 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Task(ABC):
-    """Data and metrics for one kind of network, whose `model` determines input size and normalisation."""
+    """Data and metrics for one kind of network, whose `model` determines input size and normalisation.
+
+    Numbers of samples are known without the data, for estimates of time; 0 leaves a part out of them.
+    """
 
     num_evaluation: ClassVar[int]
+
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples in an epoch of training."""
+        return 0
+
+    @property
+    def num_analysed(self) -> int:
+        """Number of samples that `analysis` gives, in both parts."""
+        return 0
+
+    @property
+    def evaluation_passes(self) -> float:
+        """Forward passes of one sample that an evaluation is worth."""
+        return self.num_evaluation
+
+    @property
+    def sample_passes(self) -> float:
+        """Forward passes of one input of `input_shape` that a sample is worth."""
+        return 1.0
 
     @abstractmethod
     def inspect(self) -> str:

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from experiments.columns import share_data_pass
-from experiments.estimate import Rates, estimate, kept_bytes
 from experiments.grid import GridCell
+from experiments.planning.estimate import estimate
+from experiments.planning.network import kept_bytes
+from experiments.planning.rates import Rates
 from experiments.runner import open_cell
 from facts.compression.selection import select_layers
 from facts.cost.trace import trace_network
@@ -21,7 +23,8 @@ def test_a_network_is_measured_without_its_weights_and_data(cell_config):
     need = estimate([cell_config("profile=paper", "estimator=none")])
     assert 4 * 87.3e6 < need.memory < 12e9  # its parameters, and what one batch leaves
     assert need.disk == need.double == 0
-    assert need.single == pytest.approx(50_000 * 35e9, rel=0.05)  # 33.9 GFLOPs and attention's products
+    assert need.passes == 50_000
+    assert need.flops == pytest.approx(35e9, rel=0.05)  # 33.9 GFLOPs and attention's products
 
 
 @pytest.mark.parametrize("model", ["swin_l", "convnext_l", "mambavision_l"])
@@ -80,7 +83,7 @@ def test_checkpointed_blocks_take_less_memory_and_more_time(cell_config):
         for choice in ("false", "true")
     )
     assert again.batch < 0.3 * kept.batch and again.moments == kept.moments
-    assert again.single - kept.single == pytest.approx(16_384 * 35e9, rel=0.05)  # a forward pass more
+    assert again.passes - kept.passes == pytest.approx(16_384)
 
 
 def test_fewer_layers_at_once_take_less_memory_and_more_passes(cell_config):
@@ -89,7 +92,7 @@ def test_fewer_layers_at_once_take_less_memory_and_more_passes(cell_config):
     )
     layers = select_layers(open_cell(cell_config()).model).layers
     assert one.moments == 4 * max(layer.in_features**2 + layer.out_features**2 for layer in layers.values())
-    assert one.single > whole.single and one.disk == whole.disk and one.double == whole.double
+    assert one.passes > whole.passes and one.disk == whole.disk and one.double == whole.double
     assert many == whole
 
 
@@ -108,8 +111,11 @@ def test_a_language_model_is_measured_without_computing_too():
 
 def test_a_measured_search_takes_longer_than_uniform_ranks(cell_config):
     uniform, cors, asvd = (estimate([cell_config(f"search={name}")]) for name in ("uniform", "cors", "asvd"))
-    assert uniform.single < cors.single < asvd.single
-    assert uniform.seconds(Rates(1e9, 1e9)) == pytest.approx(10 * uniform.seconds(Rates(1e10, 1e10)))
+    assert uniform.passes < cors.passes < asvd.passes
+    slow, fast = Rates(1e9, 1e9, {}), Rates(1e10, 1e10, {})
+    assert uniform.seconds(slow) == pytest.approx(10 * uniform.seconds(fast))
+    timed = Rates(1e9, 1e9, {uniform.recipe: 2.0})
+    assert uniform.seconds(timed) == pytest.approx(2 * uniform.passes + uniform.double / 1e9)
 
 
 @pytest.mark.parametrize("moment", [InputGram(), SampleGradGrams(), GroupGradients(group_size=3)])

@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.config import CONF
 from experiments.grid import GridCell, by_data
-from experiments.plan import duration, latest_records, show_cells, state_of
+from experiments.planning.plan import duration, latest_records, show_cells, state_of
 from experiments.preflight import Finding, look_first
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
@@ -42,7 +42,7 @@ def run(monkeypatch, capsys):
 def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_path):
     printed = run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off", "plan=true")
     assert printed.count("to do") == 10
-    assert "deit_b, classification" in printed and "together" in printed
+    assert "\n│ contributions" in printed and "together" in printed
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 
 

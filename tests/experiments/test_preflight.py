@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import experiments.preflight as examination
-from experiments.estimate import Estimate
+from experiments.planning.estimate import Estimate
 from experiments.preflight import (
     checkpoints,
     compiler,
@@ -56,8 +56,8 @@ def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
 
 
 def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monkeypatch):
-    sizes = {"disk": 0, "single": 0, "double": 0, "batch_size": 64}
-    small, large = (Estimate(0, moments=size, batch=size, **sizes) for size in (10**6, 2 * 10**10))
+    sizes = {"disk": 0, "passes": 0, "flops": 0, "double": 0, "batch_size": 64}
+    small, large = (Estimate("", 0, moments=size, batch=size, **sizes) for size in (10**6, 2 * 10**10))
     huge = replace(large, batch=10**18)
     assert device(cell_config(), small).level == "fine"
     tight = device(cell_config(), huge)

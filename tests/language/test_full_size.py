@@ -7,7 +7,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.estimate import estimate
+from experiments.planning.estimate import estimate
 from facts.cost.count import count_cost
 from facts.compression.selection import select_layers
 from facts.modules.forms import FORMS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.estimate import kept_bytes
+from experiments.planning.network import kept_bytes
 from facts.compression.compress import compress
 from facts.compression.selection import select_layers
 from facts.moments import (

@@ -3,7 +3,7 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,12 @@ class Classification(ClassLogits):
     num_factors_per_class: Count = 16
     num_held_out_per_class: Count = 2
     batch_size: Count = 64
+
+    num_classes: ClassVar[int]  # of the data set
+
+    @property
+    def num_analysed(self) -> int:
+        return self.num_classes * (self.num_factors_per_class + self.num_held_out_per_class)
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, *model.pretrained_cfg["input_size"])

@@ -65,6 +65,8 @@ class ImageNet(Classification):
     seed: int = 0
 
     num_evaluation: ClassVar[int] = 50_000
+    num_classes: ClassVar[int] = 1000
+    epoch_size: ClassVar[int] = 1_281_167
 
     @cached_property
     def training_images(self) -> ImageFiles:

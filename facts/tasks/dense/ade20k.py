@@ -37,6 +37,7 @@ class ADE20K(DensePrediction):
     crop: Count = 512
 
     num_evaluation: ClassVar[int] = 2000
+    epoch_size: ClassVar[int] = 20_210
 
     def dataset(self, split: Split, augmented: bool = False) -> BaseSegDataset:
         load, truth, resize = LoadImageFromFile(), LoadAnnotations(), Resize(scale=self.scale, keep_ratio=True)
@@ -95,6 +96,7 @@ class DigitSegmentation(ADE20K):
     """Scenes of digits, written to `root` at the first use; the background is a class too."""
 
     num_evaluation: ClassVar[int] = NUM_SCENES["test"]
+    epoch_size: ClassVar[int] = NUM_SCENES["train"]
 
     def __post_init__(self):
         write_ade20k(Path(self.root))

@@ -46,6 +46,7 @@ class Coco(DensePrediction):
     scale: tuple[Count, Count] = (1333, 800)
 
     num_evaluation: ClassVar[int] = 5000
+    epoch_size: ClassVar[int] = 117_266
 
     def dataset(self, split: Split, augmented: bool = False) -> CocoDataset:
         # Boxes and masks for training have the size of the resized image; the metric reads the file's own ones.
@@ -116,6 +117,7 @@ class DigitDetection(Coco):
     """Scenes of digits, written to `root` at the first use."""
 
     num_evaluation: ClassVar[int] = NUM_SCENES["test"]
+    epoch_size: ClassVar[int] = NUM_SCENES["train"]
 
     def __post_init__(self):
         write_coco(Path(self.root))

@@ -14,6 +14,15 @@ from facts.utils.cache import content_key
 from facts.utils.hub import answers, hub
 
 HUB = "hub:"
+# Questions, and choices for each, of the test or validation sets that lm-eval takes.
+NUM_QUESTIONS = {
+    "piqa": (1838, 2),
+    "openbookqa": (500, 4),
+    "hellaswag": (10_042, 4),
+    "arc_challenge": (1172, 4),
+    "arc_easy": (2376, 4),
+    "winogrande": (1267, 2),
+}
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -30,6 +39,12 @@ class Corpus(Language):
     benchmark_folder: str | None = None
 
     num_evaluation: ClassVar[int] = 146  # windows of 2,048 tokens in WikiText-2's test text
+    epoch_size: ClassVar[int] = 1185  # in its training text
+
+    @property
+    def num_answers(self) -> int:
+        counts = (NUM_QUESTIONS.get(name, (0, 0)) for name in self.benchmark_names)
+        return sum(min(questions, self.num_questions or questions) * choices for questions, choices in counts)
 
     def inspect(self) -> str:
         texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.tasks.language.base import Language, Split
-from facts.tasks.language.questions import KINDS, benchmark, questions
+from facts.tasks.language.questions import CHOICES, KINDS, benchmark, questions
 from facts.utils.cache import content_key
 
 EVERY, FIRST = 6, 1  # of the topics in alphabetical order, for evaluation
@@ -41,6 +41,11 @@ class PythonReference(Language):
     num_questions: Annotated[int, Field(ge=1)] = 150
 
     num_evaluation: ClassVar[int] = 235
+    epoch_size: ClassVar[int] = 1120
+
+    @property
+    def num_answers(self) -> int:
+        return len(KINDS) * self.num_questions * CHOICES
 
     def inspect(self) -> str:
         sizes = {split: len(self.text(split)) for split in ("training", "evaluation")}

@@ -1,7 +1,7 @@
 """Plan of the remaining work, with estimates of time and memory: `reproduce plan=true`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from rich.table import Table
 
 from experiments.cell import Cell, results_folder
 from experiments.config import Experiment
-from experiments.estimate import Estimate, Rates, estimate, measure_rates
 from experiments.grid import GridCell, by_data
 from experiments.instantiation import as_json, instantiate
+from experiments.planning.estimate import Estimate, estimate
+from experiments.planning.rates import Rates, measure_rates
 from experiments.record import Record, read_records
+from experiments.workers import number_of_workers
 
 OPEN = ("to do", "failed", "weights not here")
 
@@ -27,11 +29,21 @@ def show_plan(experiments: list[Experiment], grid: list[GridCell], config: DictC
     for experiment in experiments:
         own = [cell for cell in grid if cell.experiment == experiment.name]
         show_cells(experiment.title, {(cell.row, cell.column): states[id(cell)] for cell in own}, console)
-    needs: dict[str, tuple[int, Estimate]] = {}
-    for column in by_data(grid):
-        if left := [cell.known_config for cell in column if states[id(cell)] in OPEN]:
-            needs[f"{left[0].model.name}, {left[0].task.name} ({len(needs) + 1})"] = len(left), estimate(left)
-    show_estimates(needs, measure_rates(config.hardware.device), console)
+    left = [cell for cell in grid if states[id(cell)] in OPEN]
+    if not left:
+        return
+    needs = {
+        experiment.name: needs_of(cell for cell in left if cell.experiment == experiment.name)
+        for experiment in experiments
+    }
+    needs["together, with shared data passes"] = together = needs_of(left)
+    rates = measure_rates((cell.known_config, need.flops) for cell, need in together)
+    show_estimates(needs, rates, number_of_workers(config.workers), console)
+
+
+def needs_of(cells: Iterable[GridCell]) -> list[tuple[GridCell, Estimate]]:
+    """The estimate of each group of cells that share a network and its data, beside the first of them."""
+    return [(column[0], estimate([cell.known_config for cell in column])) for column in by_data(list(cells))]
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
@@ -76,16 +88,23 @@ def show_cells(title: str, states: Mapping[tuple[str, str], str], console: Conso
     console.print(table)
 
 
-def show_estimates(estimates: Mapping[str, tuple[int, Estimate]], rates: Rates, console: Console) -> None:
-    """Print, by network and data, the number of cells to do and their estimates."""
-    table = Table(title="What the cells that are not done will take, one after another, with nothing in the cache")
-    for heading in ("network and data", "cells", "time", "memory on the device", "disk"):
-        table.add_column(heading, justify="left" if heading == "network and data" else "right")
-    for name, (count, need) in estimates.items():
-        table.add_row(name, str(count), duration(need.seconds(rates)), decimal(need.memory), decimal(need.disk))
-    total = sum(need.seconds(rates) for _, need in estimates.values())
-    table.add_row("together", str(sum(count for count, _ in estimates.values())), duration(total), "", "")
+def show_estimates(
+    needs: Mapping[str, list[tuple[GridCell, Estimate]]], rates: Rates, workers: int, console: Console
+) -> None:
+    """Print the estimates of each experiment, one after another with nothing in the cache."""
+    table = Table(title="What the cells that are not done will take, with nothing in the cache")
+    for heading in ("", "time", "memory on the device", "disk", "checkpoints"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, columns in needs.items():
+        estimates = [need for _, need in columns]
+        if estimates:
+            seconds = sum(need.seconds(rates) for need in estimates)
+            weights = {need.recipe: need.parameters for need in estimates}
+            memory, disk = max(need.memory for need in estimates), sum(need.disk for need in estimates)
+            table.add_row(name, duration(seconds), *map(decimal, (memory, disk, sum(weights.values()))))
     console.print(table)
+    if workers > 1:
+        console.print(f"On {workers} processes the time is divided by up to {workers}.")
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,130 @@
+"""Work of a cell, in forward passes of one sample; a forward and backward pass is worth three.
+
+A part that is not registered here, such as a method of your own, counts as no work.
+"""
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, Protocol, cast
+
+from experiments.methods import LowRank, Pruned, Staged
+from experiments.planning.network import Network
+from facts.analysis import CrossMoments, FisherSimilarity, Throughput, TokenCoupling
+from facts.finetuning import Finetuning, Recovery
+from facts.finetuning.recovery import NUM_EPOCHS
+from facts.pruning.methods.disp_llm import DISP
+from facts.pruning.methods.isomorphic import Isomorphic
+from facts.pruning.methods.nvit import NViT
+from facts.search.methods.asvd import ASVDSearch
+from facts.search.methods.comcat import ComCatSearch
+from facts.search.methods.cors import CoRS
+from facts.search.methods.cors_fisher import CoRSFisher
+from facts.search.methods.flar import FLARSearch
+
+BACKWARD = 3  # a forward and a backward pass
+TAUGHT = 4  # these, and the teacher's forward pass
+SUFFIX = 0.5  # of a network, on average, that runs when one layer has changed
+FLAR_RANKS = 5  # of a layer that the binary searches meet, at all thresholds together
+MIXTURE = 1.6  # of a layer with factors of full rank, in dense layers: 1 + the shorter side over the longer
+TIMED_CALLS = 10  # of a network, in each turn
+SINGLE = 8  # samples of a batch, in whose time a sample alone runs
+
+
+class Sizes(Protocol):
+    """Numbers of samples of a task."""
+
+    num_calibration: int
+    num_sensitivity: int
+    num_analysed: int
+    epoch_size: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The sizes of a network and of its task."""
+
+    network: Network
+    task: Sizes
+
+
+@singledispatch
+def passes(part: Any, subject: Subject) -> float:
+    """Forward passes of one sample that a part of a cell is worth."""
+    return 0.0
+
+
+@passes.register
+def _(part: CoRS | ASVDSearch, subject: Subject) -> float:
+    return subject.task.num_sensitivity * len(subject.network.layers) * len(part.ratios) * SUFFIX
+
+
+@passes.register
+def _(part: FLARSearch, subject: Subject) -> float:
+    return subject.task.num_sensitivity * len(subject.network.layers) * FLAR_RANKS * SUFFIX
+
+
+@passes.register
+def _(part: CoRSFisher, subject: Subject) -> float:
+    return subject.task.num_sensitivity * BACKWARD if part.profile == "exact" else 0
+
+
+@passes.register
+def _(part: ComCatSearch, subject: Subject) -> float:
+    return part.num_epochs * subject.task.num_calibration * BACKWARD * MIXTURE
+
+
+@passes.register
+def _(part: Finetuning, subject: Subject) -> float:
+    return part.num_epochs * subject.task.epoch_size * TAUGHT
+
+
+@passes.register
+def _(part: Recovery, subject: Subject) -> float:
+    return (part.epochs or NUM_EPOCHS) * subject.task.num_calibration * TAUGHT
+
+
+@passes.register
+def _(part: DISP, subject: Subject) -> float:
+    return part.num_steps * subject.task.batch_size * BACKWARD
+
+
+@passes.register
+def _(part: NViT, subject: Subject) -> float:
+    return part.num_steps * part.steps_between * subject.task.batch_size * BACKWARD
+
+
+@passes.register
+def _(part: Isomorphic, subject: Subject) -> float:
+    return part.num_batches * subject.task.batch_size * BACKWARD
+
+
+@passes.register
+def _(part: FisherSimilarity | CrossMoments | TokenCoupling, subject: Subject) -> float:
+    return subject.task.num_analysed * BACKWARD
+
+
+@passes.register
+def _(part: Throughput, subject: Subject) -> float:
+    """Batches and single samples take turns; single ones take the time of several in a batch."""
+    num_calls = (2 + len(part.variants)) * part.timing.num_turns * TIMED_CALLS
+    return num_calls * (part.batch_size + SINGLE)
+
+
+@passes.register
+def _(part: LowRank, subject: Subject) -> float:
+    return passes(part.search, subject)
+
+
+@passes.register
+def _(part: Pruned, subject: Subject) -> float:
+    return passes(part.pruner, subject)
+
+
+@passes.register
+def _(part: Staged, subject: Subject) -> float:
+    """The classifier's samples are taken to be worth as much as the network's of equal size."""
+    stages = part.stages
+    return passes(stages.training, subject) + passes(
+        stages.retraining, Subject(subject.network, cast(Sizes, stages.task))
+    )
