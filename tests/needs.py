@@ -37,6 +37,7 @@ NEEDS = {
         "experiments/test_rounding.py",
         "experiments/test_sweeps.py",
         "experiments/test_tracking.py",
+        "experiments/test_work.py",
         "experiments/test_train_mini.py::test_the_command_writes",
         "finetuning/test_interruptions.py::test_a_killed_process",
         "finetuning/test_recovery.py::test_a_killed_process",

@@ -18,6 +18,7 @@ from facts.cost.count import count_cost, meta_input
 from facts.models import Recipe
 from facts.modules.networks import run
 from facts.moments import Moment
+from facts.moments.batch import MIN_BLOCKED_SIZE, SYMMETRIC_BLOCKS
 from facts.moments.capture import capturing
 from facts.moments.checkpointing import BlockRun
 from facts.moments.memory import MemoryPolicy
@@ -56,7 +57,7 @@ class Network:
         """
         moments = list(moments)
         products = sum(
-            2 * rows * math.prod(shape)
+            2 * rows * math.prod(shape) * symmetric_share(shape)
             for moment in moments
             for d_in, d_out, rows in self.layers
             for shape in moment.shapes(d_in, d_out)
@@ -64,6 +65,11 @@ class Network:
         )
         once = 1 + (1 + memory.checkpoint_blocks) * any(moment.needs_grads for moment in moments)
         return len(memory.groups(self.layers)) * once + products / self.flops
+
+    @property
+    def probe_passes(self) -> float:
+        """Forward passes that the products of one sample's gradients with one probe are worth, and with its result."""
+        return sum(4 * d_in * d_out for d_in, d_out, _ in self.layers) / self.flops
 
     def decomposition_operations(self) -> float:
         return sum(SVD_OPERATIONS * d_in * d_out * min(d_in, d_out) for d_in, d_out, _ in self.layers)
@@ -74,6 +80,12 @@ class Network:
 
     def decomposition_values(self) -> int:
         return sum(min(d_in, d_out) * (d_in + d_out + 1) for d_in, d_out, _ in self.layers)
+
+
+def symmetric_share(shape: tuple[int, ...]) -> float:
+    """The share of a product of this shape that is computed: large symmetric ones have their lower blocks alone."""
+    large = shape[0] == shape[-1] >= MIN_BLOCKED_SIZE
+    return (SYMMETRIC_BLOCKS + 1) / (2 * SYMMETRIC_BLOCKS) if large else 1
 
 
 def without_weights(recipe: str) -> Recipe:

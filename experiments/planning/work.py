@@ -35,7 +35,7 @@ class Sizes(Protocol):
 
     num_calibration: int
     num_sensitivity: int
-    num_analysed: int
+    num_analysed: tuple[int, int]
     epoch_size: int
     batch_size: int
 
@@ -100,8 +100,22 @@ def _(part: Isomorphic, subject: Subject) -> float:
 
 
 @passes.register
-def _(part: FisherSimilarity | CrossMoments | TokenCoupling, subject: Subject) -> float:
-    return subject.task.num_analysed * BACKWARD
+def _(part: TokenCoupling, subject: Subject) -> float:
+    return subject.task.num_analysed[1] * BACKWARD
+
+
+@passes.register
+def _(part: FisherSimilarity, subject: Subject) -> float:
+    """Factors of some samples, and of others the Fisher's products with the probes."""
+    factors, held_out = subject.task.num_analysed
+    return factors * BACKWARD + held_out * (BACKWARD + part.num_probes * subject.network.probe_passes)
+
+
+@passes.register
+def _(part: CrossMoments, subject: Subject) -> float:
+    """The products of each sample, and of each token, with the probes; the latter cost as much as two passes."""
+    held_out = subject.task.num_analysed[1]
+    return held_out * (BACKWARD + part.num_probes * (subject.network.probe_passes + 2))
 
 
 @passes.register

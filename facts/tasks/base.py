@@ -43,9 +43,9 @@ class Task(ABC):
         return 0
 
     @property
-    def num_analysed(self) -> int:
-        """Number of samples that `analysis` gives, in both parts."""
-        return 0
+    def num_analysed(self) -> tuple[int, int]:
+        """Numbers of samples that `analysis` gives: for factors, and held out."""
+        return 0, 0
 
     @property
     def evaluation_passes(self) -> float:

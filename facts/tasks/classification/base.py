@@ -40,8 +40,8 @@ class Classification(ClassLogits):
     num_classes: ClassVar[int]  # of the data set
 
     @property
-    def num_analysed(self) -> int:
-        return self.num_classes * (self.num_factors_per_class + self.num_held_out_per_class)
+    def num_analysed(self) -> tuple[int, int]:
+        return self.num_classes * self.num_factors_per_class, self.num_classes * self.num_held_out_per_class
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, *model.pretrained_cfg["input_size"])

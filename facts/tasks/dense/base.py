@@ -51,8 +51,8 @@ class DensePrediction(Task):
     seed: int = 0
 
     @property
-    def num_analysed(self) -> int:
-        return self.num_factors + self.num_held_out
+    def num_analysed(self) -> tuple[int, int]:
+        return self.num_factors, self.num_held_out
 
     @property
     def sample_passes(self) -> float:

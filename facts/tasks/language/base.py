@@ -54,8 +54,8 @@ class Language(ClassLogits):
     seed: int = 0
 
     @property
-    def num_analysed(self) -> int:
-        return self.num_factors + self.num_held_out
+    def num_analysed(self) -> tuple[int, int]:
+        return self.num_factors, self.num_held_out
 
     @property
     def num_answers(self) -> int:
