@@ -106,7 +106,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `plan`, `deep`, `force` (conf/reproduce.yaml) and `workers` (conf/profile) are for whole tables."""
+    """A cell; `plan`, `deep`, `force` (conf/reproduce.yaml), `workers` and `launcher` are for whole tables."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -135,6 +135,7 @@ class Config:
     deep: bool = False
     force: bool = False
     workers: int | None = 1
+    launcher: dict[str, Any] = MISSING
 
 
 ConfigStore.instance().store(name="schema", node=Config)

@@ -9,8 +9,11 @@ MODULES = {
     "highs": ("highspy",),
     "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
     "pruning": ("torch_pruning",),
+    "ray": ("ray",),
+    "sweep": ("submitit",),
 }
 OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
+OF_LAUNCHERS = {"experiments.launchers.ray.Ray": "ray", "experiments.launchers.submitit.Submitit": "sweep"}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 NAMES = {"mmcv._ext": "mmcv's operators"}
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.cell import results_folder
-from experiments.extras import OF_TASKS, how_to_install, missing_packages
+from experiments.extras import OF_LAUNCHERS, OF_TASKS, how_to_install, missing_packages
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
 from experiments.planning.estimate import Estimate, estimate
@@ -94,6 +94,8 @@ def extras_of(config: DictConfig) -> Iterator[str]:
     if config.pruning and config.pruning.name == "isomorphic":
         yield "pruning"
     if extra := OF_TASKS.get(config.task.name):
+        yield extra
+    if extra := OF_LAUNCHERS.get(config.launcher["_target_"]):
         yield extra
 
 

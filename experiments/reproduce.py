@@ -2,6 +2,9 @@
 
 import logging
 from collections import Counter
+from concurrent.futures import BrokenExecutor
+from functools import partial
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,7 +19,7 @@ from experiments.grid import by_data, chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
 from experiments.planning.plan import show_plan
 from experiments.preflight import configs_of, look_first
-from experiments.workers import executor, number_of_workers, run_grid
+from experiments.workers import launcher_of, number_of_workers, prepare, run_grid
 from facts.utils import distributed
 from facts.utils.files import writable_folder
 
@@ -41,6 +44,7 @@ def reproduce(config: DictConfig) -> None:
     distributed.on_main_rank(lambda: look_first(by_data(grid), config.force, console))
     if config.deep and not distributed.on_main_rank(lambda: first_contact(configs_of(by_data(grid)), console)):
         raise SystemExit("nothing was started: the trials above have failed")
+    launcher = launcher_of(config)
     left = Counter(cell.experiment for cell in grid if cell.config is not None)
     log.info("%d experiments, %d cells, %d left out", len(experiments), left.total(), len(grid) - left.total())
 
@@ -52,12 +56,18 @@ def reproduce(config: DictConfig) -> None:
     for name in experiments:
         finish(name)
     workers = number_of_workers(config.workers)
-    with executor(workers, OmegaConf.to_container(HydraConfig.get().job_logging)) as pool:
-        for part in run_grid(grid, pool, workers):
-            name = part[0].experiment
-            left[name] -= len(part)
-            log.info("%s, %s: done; %d cells left", name, part[0].known_config.model.title, left.total())
-            finish(name)
+    logging_config = OmegaConf.to_container(HydraConfig.get().job_logging)
+    try:
+        with launcher.executor(workers, partial(prepare, logging_config, Path.cwd())) as pool:
+            for part in run_grid(grid, pool, workers):
+                name = part[0].experiment
+                left[name] -= len(part)
+                log.info("%s, %s: done; %d cells left", name, part[0].known_config.model.title, left.total())
+                finish(name)
+    except BrokenExecutor as error:
+        raise SystemExit(
+            f"a worker died, often for lack of memory ({error}): start again, with fewer workers=; what is done is kept"
+        ) from error
     distributed.on_main_rank(lambda: report_on_all(folder))
     console.print(f"Tables and figures: {folder}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in grid if cell.status == "failed"]:

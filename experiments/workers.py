@@ -1,30 +1,27 @@
 """Work on a grid of cells by several processes at once, in the order of the experiments."""
 
 import logging.config
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from pathlib import Path
 from typing import Any
+
+from omegaconf import DictConfig
 
 from experiments.cell import Cell
 from experiments.columns import run_cells, share_data_pass
 from experiments.grid import GridCell, by_data
+from experiments.instantiation import instantiate
+from experiments.launchers.base import Launcher
+from experiments.launchers.processes import Processes
 from facts.utils import distributed
 from facts.utils.progress import hide_progress
 
+log = logging.getLogger(__name__)
+
 Part = list[GridCell]
 """The cells of one experiment that share a network and its data."""
-
-
-class AtOnce(Executor):
-    """An executor that does the work when it is given, in this process."""
-
-    def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        future.set_result(task(*args, **kwargs))
-        return future
 
 
 def number_of_workers(wanted: int | None) -> int:
@@ -32,35 +29,26 @@ def number_of_workers(wanted: int | None) -> int:
     return 1 if distributed.size() > 1 else wanted or os.cpu_count() or 1
 
 
-def executor(num_workers: int, logging_config: Any) -> Executor:
-    """An executor of so many processes that log as configured; of this process alone for one."""
-    if num_workers == 1:
-        return AtOnce()
-    return ProcessPoolExecutor(
-        num_workers,
-        multiprocessing.get_context("spawn"),
-        initializer=_begin,
-        initargs=(logging_config,),
-    )
+def launcher_of(config: DictConfig) -> Launcher:
+    """Build the launcher. Raises `ValueError` for another than this machine's processes under torchrun."""
+    launcher = instantiate(config.launcher)
+    if distributed.size() > 1 and not isinstance(launcher, Processes):
+        raise ValueError("torchrun divides every cell among its processes: start it without launcher=")
+    return launcher
 
 
-def _begin(logging_config: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def prepare(logging_config: Any, folder: Path) -> None:
+    """Make a process of a launcher log as configured, without bars, and see paths as its parent does."""
+    os.chdir(folder)
     hide_progress()
     logging.config.dictConfig(logging_config)
 
 
-def _end_with_parent() -> None:
-    """A killed parent cannot tell its workers, and they would wait for work forever."""
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)
-
-
 def run_grid(grid: list[GridCell], workers: Executor, num_workers: int) -> Iterator[Part]:
-    """Run all cells that have a configuration; yield each part when it is done.
+    """Run all cells that have a configuration; yield each part when it is done, on at most so many workers.
 
     The first part of a network waits for a data pass for all its cells. Cells that measure time come last, alone.
+    Raises `BrokenExecutor` if there are no workers left.
     """
     untimed: list[GridCell] = []
     timed: list[GridCell] = []
@@ -76,13 +64,12 @@ def run_grid(grid: list[GridCell], workers: Executor, num_workers: int) -> Itera
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in finished:
             data, task, cells = running.pop(future)
-            done = future.result()
             if task is share_data_pass:
-                shared.add(data)
+                shared.add(data)  # if its process died, each cell runs its own
             else:
-                yield _filled(cells, done)
+                yield _done(cells, future)
     for part in _parts(timed):
-        yield _filled(part, workers.submit(run_part, part).result())
+        yield _done(part, workers.submit(run_part, part))
 
 
 def _parts(cells: list[GridCell]) -> list[Part]:
@@ -108,10 +95,15 @@ def run_part(part: Part) -> Part:
     return part
 
 
-def _filled(part: Part, done: Part) -> Part:
-    """The part with the records and states that a worker found."""
-    for cell, result in zip(part, done, strict=True):
-        cell.record, cell.status = result.record, result.status
+def _done(part: Part, future: Future) -> Part:
+    """The part with the records and states that a worker found; if its process died, all cells have failed."""
+    try:
+        for cell, result in zip(part, future.result(), strict=True):
+            cell.record, cell.status = result.record, result.status
+    except Exception as error:  # of the launcher: cells note their own
+        log.error("%s, %s: the process died (%s)", part[0].experiment, part[0].column, error)
+        for cell in part:
+            cell.status = "failed"
     return part
 
 
