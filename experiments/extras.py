@@ -12,6 +12,7 @@ MODULES = {
     "ray": ("ray",),
     "sweep": ("submitit",),
 }
+TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the library of their networks
 OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
 OF_LAUNCHERS = {"experiments.launchers.ray.Ray": "ray", "experiments.launchers.submitit.Submitit": "sweep"}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}

@@ -17,12 +17,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from experiments.cell import results_folder
-from experiments.extras import OF_LAUNCHERS, OF_TASKS, how_to_install, missing_packages
+from experiments.extras import OF_LAUNCHERS, OF_TASKS, TASKS, how_to_install, missing_packages
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
 from experiments.planning.estimate import Estimate, estimate
 from experiments.record import PACKAGES
 from experiments.wording import worded
+from facts.models import OpenMMLabModel, Recipe
 from facts.models.weights import sha256
 from facts.moments.memory import MemoryPolicy
 from facts.tasks import ImageNet
@@ -144,12 +145,8 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
         try:
             path = recipe.checkpoint()
         except (OSError, ValueError) as error:
-            yield Finding(
-                what,
-                "problem",
-                str(error),
-                "put the file there, or set checkpoints, or the model's weights, to where it is",
-            )
+            advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+            yield Finding(what, "problem", str(error), advice + sources(name, recipe))
             continue
         if path:
             yield Finding(what, "fine", f"{path}, sha256 {sha256(path)}")
@@ -157,6 +154,17 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
             yield Finding(what, "warning", "random", "of use for measuring speed alone")
         else:
             yield Finding(what, "warning", "not on this machine", "they are fetched from their hub at the start")
+
+
+def sources(name: str, recipe: Recipe) -> str:
+    """Where the weights of a detector or segmenter come from."""
+    if not isinstance(recipe, OpenMMLabModel):
+        return ""
+    training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"
+    if url := recipe.published:
+        start = Path(url).stem.rpartition("-")[2]
+        return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
+    return f". Nobody publishes it: {training}"
 
 
 def data(configs: Iterable[DictConfig]) -> Iterator[Finding]:

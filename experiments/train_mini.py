@@ -11,7 +11,6 @@ its size, vocabulary and epochs were chosen for its perplexity on other topics.
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,15 +25,14 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from safetensors.torch import save_model
 from torch import nn
 
 from experiments.config import CONF
-from experiments.extras import how_to_install, missing_packages
+from experiments.extras import TASKS, how_to_install, missing_packages
+from experiments.train_dense import from_classifier, write_weights
 from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.models.causal_lm import new_tokenizer, write_beside
-from facts.models.transplant import untrained
 from facts.models.weights import CHECKPOINTS
 from facts.tasks import Digits, Task
 from facts.tasks.classification.base import Batch, are_right, percentage
@@ -43,7 +41,6 @@ from facts.tasks.classification.digit_stream import move
 from facts.tasks.language.base import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
-TASKS = {"mmdet": "coco", "mmseg": "ade20k"}
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster
 EPOCHS_OF_TEXT = 15
@@ -158,22 +155,13 @@ def participation(model: nn.Module) -> float:
     return (energy.sum().square() / (len(energy) * energy.square().sum())).item()
 
 
-def write_checkpoint(model: nn.Module, path: Path) -> None:
-    """Write a checkpoint, to a temporary file first, so that an interruption leaves no half-written file."""
-    temporary = path.with_suffix(".partial")
-    save_model(model, str(temporary))
-    os.replace(temporary, path)
-
-
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
     """Train a detector or segmenter from its classifier, on scenes in `folder`; return it with its metrics."""
     overrides = [f"task={TASKS[recipe.toolbox]}", f"finetuning=train_{name}", f"seed={seed}", f"results={folder}"]
     with initialize_config_dir(CONF, version_base="1.3"):
         config = compose("config", overrides=overrides)
     task: Task = instantiate(config.task.mini, _convert_="all")
-    assert recipe.classifier is not None
-    model = untrained(recipe, recipe.classifier.build(), seed)
-    finetune(model, model, task, instantiate(config.finetuning.mini, _convert_="all"))
+    model = from_classifier(recipe, task, instantiate(config.finetuning.mini, _convert_="all"))
     return model, task.evaluate(model)
 
 
@@ -223,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
                 figures["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
-        write_checkpoint(model, path)
+        write_weights(model, path)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         shown = ", ".join(f"{metric} {value:.2f}" for metric, value in figures.items())
         table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")

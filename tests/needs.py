@@ -16,6 +16,7 @@ NEEDS = {
         "docs/test_extending.py",
         "docs/test_readme.py::test_a_network_is_compressed_saved_and_loaded",
         "experiments/test_first_contact.py",
+        "experiments/test_launchers.py",
         "experiments/test_plan.py::test_the_doctor_names_what_is_missing",
         "experiments/test_plan.py::test_a_plan_tells_every_cell",
         "experiments/test_plan.py::test_several_tables",

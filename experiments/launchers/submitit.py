@@ -42,7 +42,7 @@ class Submitit:
         return _JobExecutor(jobs, num_tasks, prepare)
 
 
-class _Continued:
+class Continued:
     """A task that is submitted again if Slurm stops its job."""
 
     def __init__(self, prepare: Prepare):
@@ -61,7 +61,7 @@ class _JobExecutor(ThreadPoolExecutor):
 
     def __init__(self, jobs: Any, num_tasks: int, prepare: Prepare):
         super().__init__(num_tasks)
-        self.jobs, self.continued = jobs, _Continued(prepare)
+        self.jobs, self.continued = jobs, Continued(prepare)
 
     def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         return super().submit(lambda: self.jobs.submit(self.continued, task, *args).result())

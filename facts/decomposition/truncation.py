@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from facts.decomposition.singular import singular_values
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import square_root
 
@@ -58,7 +59,7 @@ def decompose(
         whitened = row.lower.T @ whitened
     if col.lower is not None:
         whitened = whitened @ col.lower
-    u, s, vh = torch.linalg.svd(whitened, full_matrices=False)
+    u, s, vh = singular_values(whitened)
     left, right = u * s.sqrt(), s.sqrt()[:, None] * vh
     if row.lower is not None:
         left = torch.linalg.solve_triangular(row.lower.T, left, upper=True)

@@ -1,7 +1,7 @@
 """Recipes for finetuning."""
 
 from dataclasses import fields
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import ConfigDict, Field
@@ -30,7 +30,7 @@ class Lessons(Protocol):
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Finetuning:
-    """AdamW on DeiT's soft distillation loss, with a cosine schedule and, by default, no warm-up.
+    """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 
     From the paper: `learning_rate` for one epoch (8.7e-6; 1e-4 over five epochs for pruned networks), the loss and the
     absence of warm-up. From DeiT: `alpha`, `temperature`, `weight_decay` and no `clip_grad`. From Isomorphic Pruning's
@@ -42,14 +42,18 @@ class Finetuning:
     `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
     determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
     never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate rises over
-    `num_warmups` steps, a fifth of all at most. `block_weight` times the squared errors of the outputs of the blocks
-    with low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the
-    time: the first steps, and each epoch, tell how many there can be, and the cosine ends with the last.
+    `num_warmups` steps, a fifth of all at most. It falls to `min_learning_rate` by a `cosine` or a `linear` schedule
+    (UPerNet's 160,000 iterations), or to a tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule:
+    after 8 and 11 of 12). `block_weight` times the squared errors of the outputs of the blocks with low-rank layers,
+    relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the time: the first
+    steps, and each epoch, tell how many there can be, and the cosine ends with the last.
     """
 
     num_epochs: Count = 1
     learning_rate: Positive = 8.7e-6
     min_learning_rate: NotNegative = 0.0
+    schedule: Literal["cosine", "linear", "steps"] = "cosine"
+    decay_epochs: tuple[Count, ...] = ()
     weight_decay: NotNegative = 0.05
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     temperature: Positive = 1.0
@@ -69,6 +73,11 @@ class Finetuning:
             raise ValueError(
                 f"min_learning_rate {self.min_learning_rate} is what learning_rate {self.learning_rate} falls to: it "
                 "must not lie above it"
+            )
+        if (self.schedule == "steps") != bool(self.decay_epochs):
+            raise ValueError(
+                f"decay_epochs {list(self.decay_epochs)} do not go with schedule={self.schedule}: give them with "
+                "schedule=steps, and with no other"
             )
 
     @property

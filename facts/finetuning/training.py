@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from facts.finetuning.factors import plain_factors
 from facts.finetuning.recipe import Finetuning, Lessons
+from facts.finetuning.schedule import schedule_of
 from facts.finetuning.state import State
 from facts.modules.modes import autocast, evaluating
 from facts.utils import distributed
@@ -109,18 +110,10 @@ class _Training:
         self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
         student.requires_grad_(True)
         self.state = State(student, recipe, recipe.num_epochs * self.steps_per_epoch)
-        self.schedule = self._cosine(initialize=True)
+        self.schedule = self._schedule(initialize=True)
 
-    def _cosine(self, initialize: bool = False) -> CosineLRScheduler:
-        """A cosine over all steps, from the rates at its initialisation."""
-        return CosineLRScheduler(
-            self.state.optimizer,
-            self.state.total_steps,
-            lr_min=self.recipe.min_learning_rate,
-            warmup_t=min(self.recipe.num_warmups, self.state.total_steps // 5),
-            t_in_epochs=False,
-            initialize=initialize,
-        )
+    def _schedule(self, initialize: bool = False) -> Scheduler:
+        return schedule_of(self.recipe, self.state.optimizer, self.state.total_steps, self.steps_per_epoch, initialize)
 
     def run(self) -> Outcome:
         state = self.state
@@ -188,7 +181,7 @@ class _Training:
         state, most, each = self.state, self.recipe.num_epochs * self.steps_per_epoch, self._seconds_of_step()
         affordable = state.steps + int(self._seconds_left() / each) if each else most
         state.total_steps = distributed.all_gather(min(most, affordable))[0]
-        self.schedule = self._cosine()
+        self.schedule = self._schedule()
 
     def _judge(self) -> None:
         """Measure the error of the student, and keep its weights if there was none better."""
@@ -256,7 +249,7 @@ class _Training:
             return
         self.state.restore(tensors)
         self.seconds_before = self.state.seconds
-        self.schedule = self._cosine()
+        self.schedule = self._schedule()
         log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:

@@ -53,6 +53,20 @@ class OpenMMLabModel(Recipe):
             f"the weights of {self.config} are not at Hugging Face: set weights to a checkpoint file, or to `random`"
         )
 
+    @property
+    def published(self) -> str | None:
+        """Address of the library's own weights of this very configuration; None if it lists none.
+
+        The name ends with the first eight digits of the file's SHA-256.
+        """
+        from mmengine import load
+
+        if self.arguments:
+            return None
+        lists = (configurations(self.toolbox) / self.config).parent.glob("metafile.y*ml")
+        weights = {entry["Config"]: entry.get("Weights") for path in lists for entry in load(path)["Models"]}
+        return weights.get(f"configs/{self.config}")
+
     def architecture(self) -> FeatureNetwork:
         device = torch.get_default_device()  # the libraries read values of tensors while they build: not on `meta`
         with torch.device("cpu"):
@@ -93,8 +107,7 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
     from mmengine.model import revert_sync_batchnorm
     from mmengine.registry import DefaultScope
 
-    library = importlib.import_module(recipe.toolbox)
-    config = Config.fromfile(Path(library.__path__[0], ".mim", "configs", recipe.config))
+    config = Config.fromfile(configurations(recipe.toolbox) / recipe.config)
     config.merge_from_dict({f"model.{name}": value for name, value in recipe.arguments.items()})
     config.model.backbone.init_cfg = None  # no download
     if "pretrained" in config.model:
@@ -104,6 +117,11 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
         network = revert_sync_batchnorm(registry.MODELS.build(config.model))
         network.init_weights()
     return network
+
+
+def configurations(toolbox: str) -> Path:
+    """The folder of the library's configurations."""
+    return Path(importlib.import_module(toolbox).__path__[0], ".mim", "configs")
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from facts.cost.latency import module_seconds
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import finetune
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.pivots import pivoted_layer
 from facts.moments.memory import MemoryPolicy
 from facts.pruning import DISP, Isomorphic, NViT, block_times
@@ -59,9 +60,14 @@ FAMILIES = {
 
 
 def values(model):
-    """The tensors of a network, on the CPU; none of them was left behind there."""
-    tensors = model.state_dict()
-    return {name: tensor.cpu().detach() for name, tensor in tensors.items()}
+    """The tensors of a network, on the CPU; of low-rank layers the products: vectors have either sign."""
+    tensors = {name: tensor.cpu().detach() for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if isinstance(module, LowRankLayer):
+            for own in module.state_dict().keys() - {"bias"}:
+                del tensors[f"{name}.{own}"]
+            tensors[f"{name}.weight"] = module.weight.cpu().detach()
+    return tensors
 
 
 def assert_alike(here, there):

@@ -1,7 +1,6 @@
 """The order in which cells run, and that it makes no difference who runs them."""
 
 import copy
-import os
 import pickle
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -11,7 +10,9 @@ from omegaconf import OmegaConf
 
 import experiments.workers
 from experiments.grid import GridCell
-from experiments.workers import AtOnce, executor, is_timed, run_grid
+from experiments.launchers.processes import AtOnce, Processes
+from experiments.workers import is_timed, launcher_of, run_grid
+from facts.utils import distributed
 from tests.records import make_record
 
 TIMED = "timed"
@@ -170,10 +171,30 @@ def test_a_grid_without_a_cell_to_run_is_done_at_once(steps):
     assert steps == []
 
 
-def test_one_worker_is_this_process():
-    with executor(1, {}) as workers:
-        assert isinstance(workers, AtOnce)
-        assert workers.submit(os.getpid).result() == os.getpid()
+class Fragile(AtOnce):
+    """Its process dies in the first table's part of a network."""
+
+    def submit(self, task, /, *args, **kwargs) -> Future:
+        (cells,) = args
+        if task is not experiments.workers.run_part or (cells[0].experiment, cells[0].column) != ("first", "DeiT"):
+            return super().submit(task, *args, **kwargs)
+        future: Future = Future()
+        future.set_exception(RuntimeError("killed"))
+        return future
+
+
+def test_the_cells_of_a_process_that_died_have_failed_and_the_others_go_on(steps, caplog):
+    grid = [*table("first", "A"), *table("second", "A")]
+    list(run_grid(grid, Fragile(), 1))
+    assert [each.status for each in grid] == ["failed", "done", "done", "done"]
+    assert "first, DeiT: the process died (killed)" in caplog.text
+
+
+def test_torchrun_divides_cells_and_no_launcher_does(cell_config, monkeypatch):
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    assert isinstance(launcher_of(cell_config()), Processes)
+    with pytest.raises(ValueError, match="start it without launcher="):
+        launcher_of(cell_config("launcher=submitit_local"))
 
 
 def test_cells_that_measure_time_are_told_from_the_others(cell_config):

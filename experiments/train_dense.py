@@ -1,0 +1,75 @@
+"""Train the dense network of a detector or segmenter from its classifier: `python -m experiments.train_dense`."""
+
+import logging
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+from safetensors.torch import save_model
+from torch import nn
+
+from experiments.cell import Cell
+from experiments.config import CONF
+from experiments.errors import in_one_line
+from facts.finetuning import Finetuning, finetune
+from facts.models import OpenMMLabModel
+from facts.models.feature_network import FeatureNetwork
+from facts.models.transplant import untrained
+from facts.tasks import Task
+from facts.utils import distributed
+from facts.utils.files import replacing
+
+log = logging.getLogger(__name__)
+
+
+@hydra.main(version_base="1.3", config_path=CONF, config_name="train_dense")
+def main(config: DictConfig) -> None:
+    distributed.join()
+    with in_one_line():
+        train(config)
+
+
+def train(config: DictConfig) -> None:
+    """Train the network of `model` on its `task`, and write the weights to where the model's recipe looks for them.
+
+    An interrupted training continues when it is started again. Raises `FileExistsError` if the weights are there.
+    """
+    cell = Cell.of(config)
+    recipe, schedule = cell.recipe, cell.finetuning
+    if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):
+        raise ValueError(
+            f"{config.model.name} is trained by nothing here: choose a detector or segmenter of conf/model"
+        )
+    if path := existing(recipe):
+        raise FileExistsError(f"{path} is there already: move it away to train the network anew")
+    model = from_classifier(recipe, cell.task, schedule, config.hardware.device, cell.folder / "finetuning")
+    path = Path(recipe.weights).expanduser()
+    distributed.on_main_rank(lambda: write_weights(model, path))
+    metrics = cell.task.evaluate(model, cell.execution.precision)
+    log.info("%s: %s", path, ", ".join(f"{name} {value:.1f}" for name, value in metrics.items()))
+
+
+def existing(recipe: OpenMMLabModel) -> Path | None:
+    try:
+        return recipe.checkpoint()
+    except FileNotFoundError:
+        return None
+
+
+def from_classifier(
+    recipe: OpenMMLabModel, task: Task, schedule: Finetuning, device: str = "cpu", folder: Path | None = None
+) -> FeatureNetwork:
+    """Train the recipe's network on its classifier's backbone, with checkpoints in `folder`."""
+    assert recipe.classifier is not None
+    model = untrained(recipe, recipe.classifier.build(), schedule.seed).to(device)
+    finetune(model, model, task, schedule, folder)
+    return model
+
+
+def write_weights(model: nn.Module, path: Path) -> None:
+    with replacing(path) as temporary:
+        save_model(model, str(temporary))
+
+
+if __name__ == "__main__":
+    main()
