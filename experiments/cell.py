@@ -15,12 +15,15 @@ from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
 from facts.compression.prepare import Calibration, prepare
+from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import MemoryPolicy
+from facts.pruning import PRUNERS
+from facts.search import SEARCHES
 from facts.tasks import Task
 from facts.utils.cache import content_key
 from facts.utils.files import writable_folder
@@ -92,6 +95,19 @@ class Cell:
     def fingerprint(self) -> str:
         """Hash of all that the result depends on; no cell runs twice."""
         return content_key(self.identity, self.model_hash, self.data_hash)
+
+    @property
+    def words(self) -> str:
+        """The cell in words: its network, method and ratio, and what follows."""
+        names: dict[type, str] = {
+            kind: name for kinds in (ESTIMATORS, SEARCHES, PRUNERS) for name, kind in kinds.items()
+        }
+        choices = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
+        form = [self.config.form] * (self.config.form != "plain")
+        made = [*choices, str(self.config.ratio), *form] if choices else ["dense"]
+        stages = ["in stages"] if self.config.stages else []
+        after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
+        return " · ".join([self.config.model.name, *made, *stages, *after])
 
     @cached_property
     def code(self) -> str:

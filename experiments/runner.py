@@ -51,14 +51,14 @@ def run_cell(cell: Cell, wait: bool = True) -> Record:
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
         earlier = distributed.on_main_rank(cell.earlier_record)
         if earlier and earlier.status == "done":
-            log.info("%s was done on %s", cell.fingerprint, earlier.time)
+            log.info("%s (%s) was done on %s", cell.words, cell.fingerprint, earlier.time)
             return earlier
         return attempt(cell, earlier.attempt + 1 if earlier else 1)
 
 
 def attempt(cell: Cell, number: int) -> Record:
     """Run a cell and write its record. A failure is recorded and raised again."""
-    log.info("%s runs, attempt %d", cell.fingerprint, number)
+    log.info("%s (%s) runs, attempt %d", cell.words, cell.fingerprint, number)
     config = cell.config
     base = Record(
         fingerprint=cell.fingerprint,
@@ -72,7 +72,8 @@ def attempt(cell: Cell, number: int) -> Record:
     )
     group = config.experiment.name if config.experiment else None
     run_id = f"{cell.fingerprint}-{number}"
-    with tracked(config.tracking, cell.folder, run_id, group=group, config=base.config) as track:
+    shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
+    with tracked(config.tracking, cell.folder, run_id, **shown) as track:
         try:
             with in_fields(config.profile.name):
                 record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))

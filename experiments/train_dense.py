@@ -37,9 +37,7 @@ def train(config: DictConfig) -> None:
     cell = Cell.of(config)
     recipe, schedule = cell.recipe, cell.finetuning
     if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):
-        raise ValueError(
-            f"{config.model.name} is trained by nothing here: choose a detector or segmenter of conf/model"
-        )
+        raise ValueError(f"{config.model.name} is not trained here: choose a detector or segmenter, and its task")
     if path := existing(recipe):
         raise FileExistsError(f"{path} is there already: move it away to train the network anew")
     model = from_classifier(recipe, cell.task, schedule, config.hardware.device, cell.folder / "finetuning")

@@ -4,6 +4,7 @@ import logging.config
 import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,11 @@ def run_grid(grid: list[GridCell], workers: Executor, num_workers: int) -> Itera
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in finished:
             data, task, cells = running.pop(future)
-            if task is share_data_pass:
-                shared.add(data)  # if its process died, each cell runs its own
-            else:
+            if task is run_part:
                 yield _done(cells, future)
+            else:
+                _result(cells, future)
+                shared.add(data)  # if its process died, each cell runs its own
     for part in _parts(timed):
         yield _done(part, workers.submit(run_part, part))
 
@@ -97,14 +99,19 @@ def run_part(part: Part) -> Part:
 
 def _done(part: Part, future: Future) -> Part:
     """The part with the records and states that a worker found; if its process died, all cells have failed."""
+    found = _result(part, future) or [replace(cell, status="failed") for cell in part]
+    for cell, result in zip(part, found, strict=True):
+        cell.record, cell.status = result.record, result.status
+    return part
+
+
+def _result(part: Part, future: Future) -> Part | None:
+    """The part that a worker sends back; None if its process died."""
     try:
-        for cell, result in zip(part, future.result(), strict=True):
-            cell.record, cell.status = result.record, result.status
+        return future.result()
     except Exception as error:  # of the launcher: cells note their own
         log.error("%s, %s: the process died (%s)", part[0].experiment, part[0].column, error)
-        for cell in part:
-            cell.status = "failed"
-    return part
+        return None
 
 
 def is_timed(grid_cell: GridCell) -> bool:

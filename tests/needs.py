@@ -19,6 +19,7 @@ NEEDS = {
         "experiments/test_launchers.py",
         "experiments/test_plan.py::test_the_doctor_names_what_is_missing",
         "experiments/test_plan.py::test_a_plan_tells_every_cell",
+        "experiments/test_plan.py::test_a_worker_that_dies",
         "experiments/test_plan.py::test_several_tables",
         "experiments/test_plan.py::test_states_of_cells",
         "experiments/test_estimate.py::test_disk_is",

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def tracked(
-    tracking: Tracking, folder: Path, name: str, **init: Any
+    tracking: Tracking, folder: Path, run_id: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
     """Open a W&B run for the block. Yields a function that calls its argument on the run, if there is one.
 
@@ -22,7 +22,7 @@ def tracked(
     """
     run = None
     if tracking.mode != "disabled" and distributed.is_main_rank():
-        run = _guarded("start", lambda: _start(tracking, folder, name, init))
+        run = _guarded("start", lambda: _start(tracking, folder, run_id, init))
     try:
         yield lambda action: _guarded("log", lambda: action(run)) if run else None
     finally:
@@ -30,7 +30,7 @@ def tracked(
             _guarded("finish", run.finish)
 
 
-def _start(tracking: Tracking, folder: Path, name: str, init: dict[str, Any]) -> Any:
+def _start(tracking: Tracking, folder: Path, run_id: str, init: dict[str, Any]) -> Any:
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def _start(tracking: Tracking, folder: Path, name: str, init: dict[str, Any]) ->
         project=tracking.project,
         mode=tracking.mode,  # type: ignore[arg-type]  # W&B checks it
         dir=str(folder),
-        id=name,
+        id=run_id,
         settings=settings,
         reinit="create_new",
         **init,

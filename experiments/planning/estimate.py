@@ -3,10 +3,12 @@
 They are for cells that share a network and its data, run one after another, with an empty cache.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.instantiation import as_json, instantiate
 from experiments.methods import method_of
@@ -15,7 +17,9 @@ from experiments.planning.rates import EFFICIENCY, Rates
 from experiments.planning.work import Subject, passes
 from facts.estimators import Estimator
 from facts.estimators.methods.gfwsvd import GFWSVD
+from facts.moments import Moment
 from facts.moments.memory import MAX_PARTS, MemoryPolicy
+from facts.tasks import Task
 
 BYTES = 4  # of a value in float32, the type of stored moments and decompositions
 GFWSVD_STEPS = 17  # of its power iteration, until it changes by 1e-8: the mean over the layers of four small networks
@@ -67,18 +71,21 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
     task = instantiate(configs[0].task[profile])
     memory = MemoryPolicy(**configs[0].hardware.memory)
     network = network_of(recipe, task, memory, tuple(configs[0].excluded_names))
-    estimators = list(dict.fromkeys(filter(None, map(estimator_of, configs))))
-    moments = list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
-    num_passes = task.num_calibration * network.data_passes(moments, memory) if moments else 0
+    shared = list(dict.fromkeys(filter(None, (estimator_of(config) for config in configs if config.cache))))
+    alone = [estimator for config in configs if not config.cache and (estimator := estimator_of(config))]
+    together = [shared, *([estimator] for estimator in alone)]  # those that share a data pass
+    num_passes = task.num_calibration * sum(network.data_passes(moments_of(group), memory) for group in together)
     for config in configs:
         parts = [
             method_of(config),
             *(instantiate(node[profile]) for node in (config.analysis, config.finetuning) if node),
         ]
-        num_passes += task.evaluation_passes + sum(passes(part, Subject(network, task)) for part in parts)
+        subject = Subject(network, task, classifier_share(config, network, task))
+        num_passes += task.evaluation_passes + sum(passes(part, subject) for part in parts)
         num_passes += NUM_COMPARED if config.estimator["_target_"] else 0
-    held = [moment for moment in moments if not moment.on_disk]
-    disk = network.values(moments, task.num_calibration) + len(estimators) * network.decomposition_values()
+    held = [moment for moment in moments_of([*shared, *alone]) if not moment.on_disk]
+    disk = network.values(moments_of(shared), task.num_calibration) + len(shared) * network.decomposition_values()
+    double = (decomposition_operations(each, network, task.num_calibration) for each in [*shared, *alone])
     return Estimate(
         recipe=recipe,
         parameters=BYTES * network.params,
@@ -88,8 +95,23 @@ def estimate(configs: Iterable[DictConfig]) -> Estimate:
         batch_size=task.batch_size,
         passes=num_passes * task.sample_passes,
         flops=network.flops,
-        double=sum(decomposition_operations(estimator, network, task.num_calibration) for estimator in estimators),
+        double=sum(double),
     )
+
+
+def moments_of(estimators: Iterable[Estimator]) -> list[Moment]:
+    return list(dict.fromkeys(moment for estimator in estimators for moment in estimator.moments))
+
+
+def classifier_share(config: DictConfig, network: Network, task: Task) -> float:
+    """Operations of the classifier's pass over those of a sample of the network that is trained on it in stages."""
+    if not config.stages:
+        return 0.0
+    profile = config.profile.name
+    node = OmegaConf.to_container(config.model[profile].classifier, resolve=True)
+    recipe = json.dumps({"_target_": "facts.models.TimmModel", **cast(dict, node)})
+    own = network_of(recipe, instantiate(config.stages.task[profile]), MemoryPolicy(), ())
+    return own.flops / (network.flops * task.sample_passes)
 
 
 def decomposition_operations(estimator: Estimator, network: Network, num_samples: int) -> float:

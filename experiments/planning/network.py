@@ -55,7 +55,8 @@ class Network:
         Forward, backward without weight gradients, forward again if blocks are checkpointed, for each pass over the
         data; and the products that make up the moments, at their share of a forward pass's operations.
         """
-        moments = list(moments)
+        if not (moments := list(moments)):
+            return 0.0
         products = sum(
             2 * rows * math.prod(shape) * symmetric_share(shape)
             for moment in moments

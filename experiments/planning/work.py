@@ -42,10 +42,11 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """The sizes of a network and of its task."""
+    """The sizes of a network and of its task, and the share of its pass that one of its classifier takes, if any."""
 
     network: Network
     task: Sizes
+    classifier_share: float = 0.0
 
 
 @singledispatch
@@ -137,8 +138,7 @@ def _(part: Pruned, subject: Subject) -> float:
 
 @passes.register
 def _(part: Staged, subject: Subject) -> float:
-    """The classifier's samples are taken to be worth as much as the network's of equal size."""
+    """The classifier is compressed by its own data, which takes little beside its retraining."""
     stages = part.stages
-    return passes(stages.training, subject) + passes(
-        stages.retraining, Subject(subject.network, cast(Sizes, stages.task))
-    )
+    retraining = passes(stages.retraining, Subject(subject.network, cast(Sizes, stages.task)))
+    return passes(stages.training, subject) + subject.classifier_share * retraining

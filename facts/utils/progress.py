@@ -1,28 +1,47 @@
-"""Progress bars and timing of long work."""
+"""Progress and timing of long work: a bar on a terminal, lines of the log elsewhere."""
 
+import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import track
 
 from facts.utils import distributed
 
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0  # between two lines of the log
 _hidden = False
 
 
 def hide_progress() -> None:
-    """Show no bar from now on: one terminal has no room for those of several processes."""
+    """Show no bar from now on, but lines: one terminal has no room for the bars of several processes."""
     global _hidden
     _hidden = True
 
 
 def with_progress(batches: Iterable, what: str) -> Iterable:
-    """Yield the batches with a transient progress bar, on the main rank and a terminal alone."""
+    """Yield the batches, on the main rank with a transient bar on a terminal, or a line of the log each 30 seconds."""
     console = Console(stderr=True)
-    shown = distributed.is_main_rank() and console.is_terminal and not _hidden
-    return track(batches, what, transient=True, console=console, disable=not shown)
+    if not distributed.is_main_rank():
+        return batches
+    if console.is_terminal and not _hidden:
+        return track(batches, what, transient=True, console=console)
+    return _with_lines(batches, what)
+
+
+def _with_lines(batches: Iterable, what: str) -> Iterator:
+    total = len(batches) if isinstance(batches, Sized) else None
+    start = last = time.monotonic()
+    for done, batch in enumerate(batches):
+        if done and time.monotonic() - last >= SECONDS:
+            last = time.monotonic()
+            left = timedelta(seconds=round((last - start) / done * (total - done))) if total else "unknown time"
+            log.info("%s: %d of %s, %s left", what, done, total or "?", left)
+        yield batch
 
 
 @contextmanager

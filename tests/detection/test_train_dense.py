@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from hydra.utils import instantiate
 
+from experiments.instantiation import instantiate
 from experiments.preflight import checkpoints, sources
 from experiments.train_dense import train
 from experiments.train_mini import mini_recipe

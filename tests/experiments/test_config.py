@@ -154,7 +154,7 @@ def test_the_shared_files_say_every_field_with_the_default_of_the_library():
     hardware, finetuning = (OmegaConf.load(f"{CONF}/{group}/_base.yaml") for group in ("hardware", "finetuning"))
     assert hardware.memory == asdict(MemoryPolicy())
     assert hardware.timing == asdict(TimingPolicy())
-    chosen = {"_target_": "facts.finetuning.Finetuning", "learning_rate": "???", "seed": "${seed}"}
+    chosen = {"_target_": "facts.finetuning.Finetuning", "learning_rate": "???", "seed": "${seed}", "decay_epochs": []}
     assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
 
 
@@ -243,6 +243,20 @@ def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, m
 @pytest.mark.parametrize("override", ["bounds.params=0.6", "bounds={params:0.6}"])
 def test_further_bounds(cell_config, override):
     assert Cell.of(cell_config(override)).method.budget.ratios == {"params": 0.6, "flops": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["search=cors", "ratio=0.4"], "deit_b · facts · cors · 0.4"),
+        (["form=pivoted", "finetuning=recovery"], "deit_b · facts · uniform · 0.5 · pivoted · recovery"),
+        (["estimator=none", "pruning=isomorphic", "finetuning=pruned"], "deit_b · isomorphic · 0.5 · pruned"),
+        (["estimator=none", "analysis=throughput"], "deit_b · dense · throughput"),
+        (["model=swin_b", "estimator=pela", "analysis=cross_moments"], "swin_b · pela · uniform · 0.5 · cross_moments"),
+    ],
+)
+def test_a_cell_has_a_name_in_words(cell_config, overrides, words):
+    assert Cell.of(cell_config(*overrides)).words == words
 
 
 @pytest.mark.parametrize("target", ["facts.nothing", "math.pi", None])

@@ -72,6 +72,16 @@ def test_moments_are_counted_once_and_decompositions_by_estimator(cell_config):
     assert again.double == one.double and other.double == 2 * one.double
 
 
+def test_a_cell_without_the_cache_has_a_data_pass_of_its_own(cell_config):
+    overrides = [("ratio=0.5",), ("ratio=0.4",)]
+    shared = estimate([cell_config(*each) for each in overrides])
+    alone = estimate([cell_config(*each, "cache=false") for each in overrides])
+    single = estimate([cell_config("cache=false")])
+    assert alone.passes == pytest.approx(2 * single.passes) and alone.passes > shared.passes
+    assert alone.double == 2 * single.double == 2 * shared.double
+    assert alone.disk == 0 < shared.disk and alone.memory == shared.memory
+
+
 def test_gradients_on_disk_take_no_memory(cell_config):
     on_disk, held = (estimate([cell_config("estimator=gfwsvd", f"estimator.store={s}")]) for s in ("disk", "device"))
     assert on_disk.memory < held.memory and on_disk.disk == held.disk

@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -118,6 +119,12 @@ def test_a_run_whose_networks_fail_on_their_device_is_not_started(run, monkeypat
     with pytest.raises(SystemExit, match="nothing was started"):
         run(reproduce, *options)
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_worker_that_dies_ends_the_run_in_one_line(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("experiments.reproduce.run_grid", Mock(side_effect=BrokenExecutor("killed")))
+    with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):
+        run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off")
 
 
 def test_cells_are_shown_by_row_and_column(capsys):

@@ -67,7 +67,7 @@ def logs(results: Path) -> set[Path]:
 def runs(logs: Iterable[Path]) -> Counter[str]:
     """How often each cell was run."""
     text = "\n".join(log.read_text() for log in logs)
-    return Counter(re.findall(r"(\w{16}) runs, attempt", text))
+    return Counter(re.findall(r"\((\w{16})\) runs, attempt", text))
 
 
 @pytest.mark.parametrize(

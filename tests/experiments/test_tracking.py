@@ -17,7 +17,7 @@ def offline(cell_config):
 def test_offline_runs_hold_config_metrics_and_plan(offline, tmp_path):
     record = run_cell(open_cell(offline))
     (log,) = (tmp_path / "results/mini/wandb").glob(f"offline-run-*/run-{record.fingerprint}-1.wandb")
-    texts = (b"facts.estimators.PELA", b"top1", b"plan", b"gflops")
+    texts = (b"facts.estimators.PELA", b"top1", b"plan", b"gflops", "deit_b · pela · uniform · 0.5".encode())
     deadline = time.monotonic() + 60  # W&B's own process writes the file, on a busy machine after the run is over
     while not all(text in log.read_bytes() for text in texts) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,6 @@
-"""Progress bars: on a terminal alone, and on none of those that several processes share."""
+"""Progress: a bar on a terminal of its own, lines of the log elsewhere."""
+
+import itertools
 
 import pytest
 
@@ -20,8 +22,23 @@ def shown(capsys) -> str:
     return captured.err
 
 
-def test_nothing_is_written_where_there_is_no_terminal(capsys):
-    assert shown(capsys) == ""
+def test_what_is_quick_writes_nothing_where_there_is_no_terminal(capsys, caplog):
+    caplog.set_level("INFO")
+    assert shown(capsys) == "" and not caplog.messages
+
+
+def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    clock = itertools.count(step=10)  # seconds, of which a batch takes 10 or, with a line, 20
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    assert list(with_progress(range(8), "counting")) == list(range(8))
+    assert list(with_progress(iter(range(4)), "streaming")) == list(range(4))
+    assert capsys.readouterr().err == ""
+    assert caplog.messages == [
+        "counting: 3 of 8, 0:01:07 left",
+        "counting: 6 of 8, 0:00:27 left",
+        "streaming: 3 of ?, unknown time left",
+    ]
 
 
 def test_a_terminal_shows_a_bar_until_it_is_hidden(capsys, monkeypatch):
