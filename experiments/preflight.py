@@ -1,11 +1,11 @@
 """Preflight: checks before a run starts, of packages, device, checkpoints, data, disk space and tracking."""
 
 import importlib.metadata
-import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
 
 from experiments.cell import results_folder
 from experiments.extras import OF_LAUNCHERS, OF_TASKS, TASKS, how_to_install, missing_packages
@@ -44,11 +43,10 @@ class Finding:
     advice: str = ""
 
 
-def look_first(columns: list[list[GridCell]], force: bool, console: Console) -> None:
-    """Stop before hours of work that cannot succeed; print problems only."""
-    if wrong := [finding for finding in preflight(configs_of(columns)) if finding.level != "fine"]:
-        show_findings(wrong, console)
-    if any(finding.level == "problem" for finding in wrong) and not force:
+def look_first(config: DictConfig, columns: list[list[GridCell]], force: bool, console: Console) -> None:
+    """Stop before hours of work that cannot succeed; print problems only, as they are found."""
+    found = chain(of_machine(config), of_cells(configs_of(columns)))
+    if show_findings((finding for finding in found if finding.level != "fine"), console) and not force:
         raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
 
 
@@ -56,28 +54,27 @@ def configs_of(columns: list[list[GridCell]]) -> list[list[DictConfig]]:
     return [[cell.known_config for cell in column] for column in columns]
 
 
-def preflight(columns: list[list[DictConfig]]) -> list[Finding]:
-    """Check everything that these cells need; they are grouped by network and data."""
-    configs = list(itertools.chain(*columns))
-    found = list(packages(configs))
-    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
-    if not columns:
-        return found
-    configs = list(itertools.chain(*columns))
-    needs = [estimate(column) for column in columns]
-    return [
-        *found,
-        device(configs[0], max(needs, key=lambda need: need.memory)),
-        *compiler(configs[0]),
-        *checkpoints(configs),
-        *data(configs),
-        disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs)),
-        tracking(configs[0]),
-    ]
-
-
-def packages(configs: Iterable[DictConfig]) -> Iterator[Finding]:
+def of_machine(config: DictConfig) -> Iterator[Finding]:
+    """Check what needs no look at cells: packages, device, compiler, tracking."""
     yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    yield device(config)
+    yield from compiler(config)
+    yield tracking(config)
+
+
+def of_cells(columns: list[list[DictConfig]]) -> Iterator[Finding]:
+    """Check everything else that these cells need, what is quick first; they are grouped by network and data."""
+    yield from extras(chain(*columns))
+    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    configs = list(chain(*columns))
+    yield from data(configs)
+    yield from checkpoints(configs)
+    if needs := [estimate(column) for column in columns]:
+        yield memory(configs[0], max(needs, key=lambda need: need.memory))
+        yield disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs))
+
+
+def extras(configs: Iterable[DictConfig]) -> Iterator[Finding]:
     for extra in dict.fromkeys(extra for config in configs for extra in extras_of(config)):
         what, lacking = f"packages of the extra {extra}", missing_packages(extra)
         if lacking:
@@ -100,23 +97,28 @@ def extras_of(config: DictConfig) -> Iterator[str]:
         yield extra
 
 
-def device(config: DictConfig, need: Estimate) -> Finding:
-    """Check that the device exists and has the memory that the largest network needs."""
+def device(config: DictConfig) -> Finding:
+    """Check that the device exists."""
     name = config.hardware.device
-    if name.startswith("cuda"):
-        if not torch.cuda.is_available():
-            return Finding("device", "problem", "torch sees no GPU", "choose hardware=cpu, or install the driver")
-        free, what = torch.cuda.mem_get_info()[0], torch.cuda.get_device_name()
-    else:
-        free, what = _free_memory(), f"{torch.get_num_threads()} CPU threads"
-    detail = f"{what}; {decimal(free)} free, some {decimal(round(need.memory))} needed"
+    if not name.startswith("cuda"):
+        return Finding("device", "fine", f"{torch.get_num_threads()} CPU threads")
+    if torch.cuda.is_available():
+        return Finding("device", "fine", torch.cuda.get_device_name())
+    return Finding("device", "problem", "torch sees no GPU", "choose hardware=cpu, or install the driver")
+
+
+def memory(config: DictConfig, need: Estimate) -> Finding:
+    """Check that the device has the memory that the largest network needs."""
+    on_gpu = config.hardware.device.startswith("cuda") and torch.cuda.is_available()
+    free = torch.cuda.mem_get_info()[0] if on_gpu else _free_memory()
+    detail = f"{decimal(free)} free, some {decimal(round(need.memory))} needed"
     if need.memory < free:
-        return Finding("device", "fine", detail)
-    num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if name.startswith("cuda") else None
+        return Finding("memory", "fine", detail)
+    num_parts = need.num_parts(free, MemoryPolicy(**config.hardware.memory)) if on_gpu else None
     if num_parts:
         detail += f"; batches in parts, here {num_parts}, and moments in main memory would fit"
     advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
-    return Finding("device", "warning", detail, advice)
+    return Finding("memory", "warning", detail, advice)
 
 
 def _free_memory() -> int:
@@ -226,11 +228,15 @@ def tracking(config: DictConfig) -> Finding:
     return Finding("tracking", "problem", "W&B online without an account", "run `wandb login`, or tracking=offline")
 
 
-def show_findings(findings: Iterable[Finding], console: Console) -> None:
-    table = Table(show_lines=True)
-    for heading in ("what", "", "found", "what to do"):
-        table.add_column(heading)
+def show_findings(findings: Iterable[Finding], console: Console) -> bool:
+    """Print each finding when it comes. Returns whether there was a problem."""
+    problems = 0
     for finding in findings:
-        level = f"[{COLORS[finding.level]}]{finding.level}"
-        table.add_row(finding.what, level, escape(finding.detail), escape(finding.advice))
-    console.print(table)
+        problems += finding.level == "problem"
+        console.print(
+            f"[{COLORS[finding.level]}]{finding.level:8}[/] {escape(finding.what)}: {escape(finding.detail)}",
+            soft_wrap=True,
+        )
+        if finding.advice:
+            console.print(f"         to do: {escape(finding.advice)}", soft_wrap=True)
+    return problems > 0

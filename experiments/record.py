@@ -154,6 +154,16 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
     return {**named, "results": "results"}
 
 
+def published_records(experiment: str, folder: Path) -> Iterator[Record]:
+    """The records that `write_records` wrote beside an experiment's table, perhaps elsewhere."""
+    path = folder / "tables" / f"{experiment}.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield RECORD.validate_json(line)
+        except ValidationError:  # of another version
+            continue
+
+
 def read_record(fingerprint: str, folder: Path) -> Record | None:
     """Read a cell's record; None if there is none. One that is damaged is set aside, and its cell runs again."""
     path = folder / f"{fingerprint}.json"

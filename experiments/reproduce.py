@@ -41,7 +41,7 @@ def reproduce(config: DictConfig) -> None:
     if config.plan:
         distributed.on_main_rank(lambda: show_plan(list(experiments.values()), grid, config, console))
         return
-    distributed.on_main_rank(lambda: look_first(by_data(grid), config.force, console))
+    distributed.on_main_rank(lambda: look_first(config, by_data(grid), config.force, console))
     if config.deep and not distributed.on_main_rank(lambda: first_contact(configs_of(by_data(grid)), console)):
         raise SystemExit("nothing was started: the trials above have failed")
     launcher = launcher_of(config)

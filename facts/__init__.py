@@ -1,5 +1,6 @@
 """Shrink pretrained networks by Fisher-weighted SVD."""
 
+import logging
 from typing import TYPE_CHECKING
 
 import lazy_loader
@@ -32,6 +33,9 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.saving.folder import load_compressed as load_compressed
     from facts.saving.folder import save_compressed as save_compressed
     from facts.saving.push import push_to_hub as push_to_hub
+
+# PyTorch's timers warn of a CUDA without a GPU when they are loaded.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 # PyTorch takes seconds to load, and the command line's help need not wait: each name is imported at its first use.
 __getattr__, __dir__, __all__ = lazy_loader.attach(

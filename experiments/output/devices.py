@@ -1,16 +1,13 @@
 """Rows of other devices, beside what was timed on this one: from records of other machines, and from the paper."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.paper import paper_values
-from experiments.record import RECORD, Record, read_records
+from experiments.record import Record, published_records, read_records
 
 # Code is among them, since not every machine is at hand when it changes.
 OWN_TO_A_DEVICE = ("machine", "num_threads", "matmul_precision", "code")
@@ -20,7 +17,7 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
     """One row for each other device on which a cell was run, by its latest record, and each that the paper has."""
     own = [cell for cell in grid if cell.record]
     found: dict[tuple[str, str], GridCell] = {}
-    known = [*earlier_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are whole
+    known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are whole
     for record in sorted((each for each in known if each.status == "done"), key=lambda record: record.time):
         for cell in own:
             assert cell.record
@@ -31,21 +28,11 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
     return [*found.values(), *(GridCell(experiment.name, row, column, None, "done") for row, column in published)]
 
 
-def earlier_records(name: str, folder: Path) -> Iterator[Record]:
-    """Records of the table as it was made before, perhaps elsewhere."""
-    path = folder / "tables" / f"{name}.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield RECORD.validate_json(line)
-        except ValidationError:  # of another version
-            continue
-
-
 def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[Record]:
     """Records for the table's file: those of its cells, and earlier ones of other work or other devices."""
     records = [cell.record for cell in grid if cell.record]
     here = {(work_of(record), device_of(record)) for record in records}
-    earlier = earlier_records(experiment.name, folder)
+    earlier = published_records(experiment.name, folder)
     return [*(each for each in earlier if (work_of(each), device_of(each)) not in here), *records]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
-from experiments.preflight import preflight
+from experiments.preflight import of_cells
 from facts.cost.count import count_cost
 
 SHORT = ["search.ratios=[0.3,0.6]", "task.mini.num_calibration=16"]
@@ -56,7 +56,7 @@ def test_trained_in_stages(cell, column):
 @pytest.mark.parametrize("column", COLUMNS)
 def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tmp_path):
     config = cell_config("profile=paper", *COLUMNS[column], f"task.paper.root={tmp_path}")
-    findings = {finding.what: finding for finding in preflight([[config]])}
+    findings = {finding.what: finding for finding in of_cells([[config]])}
     assert findings["packages of the extra detection"].level == "fine"
     for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
         assert findings[what].level == "problem"

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.extras import MODULES, how_to_install, missing_packages
 from experiments.grid import possible
-from experiments.preflight import packages, preflight
+from experiments.preflight import extras, of_cells
 from experiments.train_mini import mini_recipe
 
 
@@ -24,7 +24,7 @@ def test_a_module_without_its_package_is_missing(monkeypatch):
 
 def test_mmcv_without_operators_is_noticed(cell_config, without_operators):
     assert missing_packages("detection") == ["mmcv's operators"]
-    (_, finding) = packages([cell_config("task=coco", "model=mask_rcnn_swin_b")])
+    (finding,) = extras([cell_config("task=coco", "model=mask_rcnn_swin_b")])
     assert (finding.level, finding.detail) == ("problem", "mmcv's operators missing")
     assert finding.advice == how_to_install("detection") == "make install-detection"
 
@@ -37,10 +37,10 @@ def test_experiments_without_their_packages_are_left_out_and_named(cell_config, 
 
 def test_what_cannot_be_built_is_not_looked_at(cell_config, without_operators):
     columns = [[cell_config("task=coco", "model=mask_rcnn_swin_b")], [cell_config("model=swin_b")]]
-    findings = {finding.what: finding.level for finding in preflight(columns)}
+    findings = {finding.what: finding.level for finding in of_cells(columns)}
     assert findings["weights of swin_b"] == "fine"
     assert "weights of mask_rcnn_swin_b" not in findings
-    assert [finding.level for finding in preflight(columns[:1])] == ["fine", "problem"]
+    assert [finding.level for finding in of_cells(columns[:1])] == ["problem"]
 
 
 def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):

@@ -100,16 +100,17 @@ def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
 
 
 def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):
-    columns = by_data([place(cell_config())])
+    config = cell_config()
+    columns = by_data([place(config)])
     found = [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all of them")]
-    monkeypatch.setattr("experiments.preflight.preflight", lambda columns: found)
+    monkeypatch.setattr("experiments.preflight.of_cells", lambda columns: found)
     with pytest.raises(SystemExit, match="force=true"):
-        look_first(columns, False, Console())
-    look_first(columns, True, Console())
+        look_first(config, columns, False, Console())
+    look_first(config, columns, True, Console())
     printed = capsys.readouterr().out
     assert "clear it" in printed and "all of them" not in printed
-    monkeypatch.setattr("experiments.preflight.preflight", lambda columns: found[1:])
-    look_first(columns, False, Console())
+    monkeypatch.setattr("experiments.preflight.of_cells", lambda columns: found[1:])
+    look_first(config, columns, False, Console())
     assert capsys.readouterr().out == ""
 
 

@@ -5,17 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
-import experiments.preflight as examination
 from experiments.planning.estimate import Estimate
 from experiments.preflight import (
+    Finding,
     checkpoints,
     compiler,
     data,
     device,
     disk,
-    packages,
-    preflight,
+    extras,
+    memory,
+    of_cells,
+    of_machine,
     show_findings,
     size_of_crops,
     tracking,
@@ -28,49 +31,47 @@ def only(findings):
 
 
 def test_the_embedded_default_is_fine(cell_config, capsys):
-    findings = preflight(
-        [[cell_config("estimator=facts"), cell_config("estimator=none")], [cell_config("model=swin_b")]]
-    )
+    columns = [[cell_config("estimator=facts"), cell_config("estimator=none")], [cell_config("model=swin_b")]]
+    findings = [*of_machine(cell_config()), *of_cells(columns)]
     assert {finding.level for finding in findings} == {"fine"}
-    assert {"packages", "device", "weights of deit_b", "weights of swin_b", "disk", "tracking"} <= {
-        finding.what for finding in findings
-    }
+    whats = ["packages", "device", "tracking", "data of classification", "weights of deit_b", "weights of swin_b"]
+    assert [finding.what for finding in findings] == [*whats, "memory", "disk"]
 
 
 def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
     configs = [cell_config("analysis=token_coupling"), cell_config("search=cors", "search.solver=highs")]
     configs.append(cell_config("pruning=isomorphic", "estimator=none"))
-    found = list(packages(configs))
+    found = list(extras(configs))
     assert [finding.what for finding in found] == [
-        "packages",
-        *(f"packages of the extra {extra}" for extra in ("analysis", "highs", "pruning")),
+        f"packages of the extra {extra}" for extra in ("analysis", "highs", "pruning")
     ]
     assert {finding.level for finding in found} == {"fine"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert [(finding.level, finding.advice) for finding in packages(configs)][1:] == [
+    assert [(finding.level, finding.advice) for finding in extras(configs)] == [
         ("problem", "pip install 'facts[analysis]'"),
         ("problem", "pip install 'facts[highs]'"),
         ("problem", "pip install 'facts[pruning]'"),
     ]
-    assert len(list(packages([cell_config()]))) == 1
+    assert not list(extras([cell_config()]))
 
 
 def test_a_gpu_that_is_not_there_and_memory_that_is_too_small(cell_config, monkeypatch):
     sizes = {"disk": 0, "passes": 0, "flops": 0, "double": 0, "batch_size": 64}
     small, large = (Estimate("", 0, moments=size, batch=size, **sizes) for size in (10**6, 2 * 10**10))
     huge = replace(large, batch=10**18)
-    assert device(cell_config(), small).level == "fine"
-    tight = device(cell_config(), huge)
+    assert device(cell_config()).level == memory(cell_config(), small).level == "fine"
+    tight = memory(cell_config(), huge)
     assert tight.level == "warning" and "batch_size" in tight.advice
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    missing = device(cell_config("hardware=cuda"), small)
+    missing = device(cell_config("hardware=cuda"))
     assert missing.level == "problem" and "hardware=cpu" in missing.advice
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
-    assert "batches in parts, here 2," in device(cell_config("hardware=cuda"), large).detail
-    assert "parts" not in device(cell_config("hardware=cuda"), huge).detail
+    assert device(cell_config("hardware=cuda")).detail == "GPU"
+    assert "batches in parts, here 2," in memory(cell_config("hardware=cuda"), large).detail
+    assert "parts" not in memory(cell_config("hardware=cuda"), huge).detail
 
 
 def test_a_compiler_is_looked_for_where_something_is_compiled(cell_config, monkeypatch):
@@ -142,9 +143,16 @@ def test_online_tracking_needs_an_account(cell_config, monkeypatch, key, level):
     assert tracking(cell_config("tracking=offline")).level == "fine"
 
 
-def test_findings_are_printed_as_they_are(capsys):
-    from rich.console import Console
+def test_findings_are_printed_as_they_come_and_as_they_are(capsys):
+    printed = []
 
-    show_findings([examination.Finding("a[b]", "warning", "[red] text", "do [this]")], Console(width=100))
-    printed = capsys.readouterr().out
-    assert "[red] text" in printed and "do [this]" in printed
+    def found():
+        yield Finding("a[b]", "warning", "[red] text " + 40 * "long ", "do [this]")
+        printed.append(capsys.readouterr().out)
+        yield Finding("disk", "problem", "full")
+
+    assert show_findings(found(), Console(width=60))
+    (first,) = printed
+    assert first.splitlines() == ["warning  a[b]: [red] text " + 40 * "long ", "         to do: do [this]"]
+    assert capsys.readouterr().out == "problem  disk: full\n"
+    assert not show_findings([Finding("disk", "warning", "narrow")], Console())

@@ -16,6 +16,7 @@ from experiments.output.report.experiment_result import read_result
 from experiments.output.report.plans import full_ranks, plan_tables
 from experiments.output.results import report_on_all
 from experiments.output.tables import ERRORS
+from experiments.record import published_records
 from experiments.report import main
 from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
@@ -204,6 +205,10 @@ def test_every_experiment_is_reported_whichever_ran(tmp_path):
         assert experiment.title in short
         assert (f"table-{experiment.name}" in page.tables) == bool(experiment.metrics)
     assert page.tables["table-fisher_estimators"][0][1:3] == ["token-local", "act-grad coupling"]
+    tables = "".join(path.read_text() for path in (folder / "tables").glob("*.csv"))
+    published = {record.fingerprint for each in experiments for record in published_records(each.name, folder)}
+    cells = re.search(r"^(\d+) cells, the last one on", short, re.MULTILINE)
+    assert cells and int(cells[1]) == sum(fingerprint in tables for fingerprint in published) > 300
     figures = {line[0] for line in page.tables["table-missing"][1:] if "the figure" in line[2]}
     assert figures == {experiment.name.replace("_", " ") for experiment in experiments if experiment.figure}
 

@@ -10,7 +10,7 @@ from experiments.extras import OF_TASKS, how_to_install, missing_packages
 from experiments.grid import Status
 from experiments.output.tables import PAIRS_APART, RANK_CORRELATION, Entry, notes_of
 from experiments.paper import paper_values
-from experiments.record import Record, read_record
+from experiments.record import Record, published_records, read_record
 
 NUMBERS = ("ours", "paper", "difference", "standard_error", "behind", "count", "p_value")
 
@@ -100,7 +100,10 @@ class ExperimentResult:
 
 
 def read_result(experiment: Experiment, properties: Properties, folder: Path) -> ExperimentResult:
-    """Read the experiment's table and records; cells that the table lacks are missing, or left out on purpose."""
+    """Read the experiment's table and records, those beside the table where a cell did not run here.
+
+    Cells that the table lacks are missing, or left out on purpose.
+    """
     entries = _read_table(folder / "tables" / f"{experiment.name}.csv")
     for row in experiment.rows:
         for column in experiment.columns:
@@ -111,7 +114,12 @@ def read_result(experiment: Experiment, properties: Properties, folder: Path) ->
                 entries.setdefault((row, column, metric), entry)
     figure = folder / "figures" / f"{experiment.name}.png"
     fingerprints = {(row, column): entry.fingerprint for (row, column, _), entry in entries.items()}
-    records = {place: read_record(name, folder / "records") for place, name in fingerprints.items() if name}
+    published = {record.fingerprint: record for record in published_records(experiment.name, folder)}
+    records = {
+        place: read_record(name, folder / "records") or published.get(name)
+        for place, name in fingerprints.items()
+        if name
+    }
     return ExperimentResult(
         experiment,
         properties,
