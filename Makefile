@@ -62,7 +62,7 @@ $(VENV)/bin/python:
 
 # The test environment holds the base one, and that for language models.
 $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[analysis,pruning]'
+	$(PIP) -e '.[analysis,experiments,pruning]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -10,7 +10,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-CONF = str(Path(__file__).parents[1] / "conf")
+PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it lies beside the packages
+CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
 
 
 @dataclass

@@ -3,13 +3,16 @@
 import itertools
 from pathlib import Path
 
-import pandas as pd
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 from rich.table import Table
 
 from facts.compression.pareto_table import ORIGINAL, efficient
+from facts.utils.extras import needing
 from facts.utils.files import replacing
+
+with needing("experiments", "a figure"):
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
 LOWER_IS_BETTER = ("perplexity",)
 # Okabe and Ito's colours, which the colour-blind can tell apart.

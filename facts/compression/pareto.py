@@ -5,9 +5,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import nn
 
@@ -27,6 +26,9 @@ from facts.search import SEARCHES, Search
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def pareto(
     cache: Path | str | None = None,
     file: Path | str | None = None,
     evaluation_key: str = "",
-) -> pd.DataFrame:
+) -> "DataFrame":
     """Compress with every estimator, search, form and ratio, and evaluate; one data pass for moments serves all.
 
     The table has a row for the `original`, and one for each combination: `estimator`, `search`, `form`, `ratio`,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from facts.cost.count import Cost
+from facts.utils.extras import needing
 from facts.utils.files import replacing
+
+with needing("experiments", "a comparison"):
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 

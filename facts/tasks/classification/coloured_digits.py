@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
-from sklearn.datasets import load_digits
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.functional import normalize
 
 from facts.tasks.classification.base import Batch
 from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
+from facts.tasks.classification.digit_images import load_digits
 from facts.tasks.classification.digits import Digits
 from facts.utils.random import seed_of
 

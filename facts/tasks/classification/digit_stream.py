@@ -5,9 +5,9 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor
 
+from facts.tasks.classification.digit_images import load_digits
 from facts.utils.random import seed_of
 
 NUM_CLASSES = 100

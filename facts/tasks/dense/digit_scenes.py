@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from facts.tasks.classification.coloured_digits import Split, split_indices
 from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
+from facts.tasks.classification.digit_images import load_digits
 from facts.utils.files import locked
 
 SIZE = 2 * SIDE

@@ -1,0 +1,15 @@
+"""Imports of packages that only some uses need."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Around imports: if a package is missing, `ModuleNotFoundError` says which extra of this package brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name}: pip install 'facts[{extra}]'", name=error.name
+        ) from error
