@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
 
-.PHONY: reproduce reproduce-all check test lint docs install-detection install-llm
+.PHONY: reproduce reproduce-all check test lint docs wheel install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -31,6 +31,10 @@ lint: $(VENV)/.test
 docs: $(VENV)/.test
 	$(VENV)/bin/python docs/make_api.py
 	$(VENV)/bin/python docs/make_tables.py
+
+# For machines without a clone: `pip install 'dist/facts-....whl[experiments]'`.
+wheel: $(VENV)/bin/python
+	$(RUN) pip wheel -q --no-deps -w dist .
 
 install-detection: $(VENV)/.detection
 

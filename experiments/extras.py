@@ -25,7 +25,7 @@ def missing_packages(extra: str | None) -> list[str]:
 
 
 def how_to_install(extra: str) -> str:
-    return COMMANDS.get(extra, f"pip install 'facts[{extra}]'")
+    return COMMANDS.get(extra, f"pip install -e '.[{extra}]'")
 
 
 def _is_there(module: str) -> bool:

@@ -13,7 +13,7 @@ def load_dcorr() -> type:
     try:
         from hyppo.independence import Dcorr
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("distance correlation needs hyppo: pip install 'facts[analysis]'") from error
+        raise ModuleNotFoundError("distance correlation needs hyppo: pip install -e '.[analysis]'") from error
     return Dcorr
 
 

@@ -183,5 +183,5 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise ImportError(f"language models need transformers ({error}): pip install 'facts[llm]'") from error
+        raise ImportError(f"language models need transformers ({error}): pip install -e '.[llm]'") from error
     return transformers

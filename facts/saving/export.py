@@ -27,7 +27,7 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
     for a network that is not in float32.
     """
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
-        raise ModuleNotFoundError(f"ONNX export needs {', '.join(missing)}: pip install 'facts[export]'")
+        raise ModuleNotFoundError(f"ONNX export needs {', '.join(missing)}: pip install -e '.[export]'")
     import onnxruntime
 
     model, example = _on_cpu(compressed, example)

@@ -116,7 +116,7 @@ def _command(solver: Solver) -> Callable[..., pulp.LpSolver]:
     if solver not in commands:
         raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(commands)}")
     if not commands[solver](msg=False).available():
-        remedy = {"cbc": "pip install 'pulp<4'", "highs": "pip install 'facts[highs]'"}[solver]
+        remedy = {"cbc": "pip install 'pulp<4'", "highs": "pip install -e '.[highs]'"}[solver]
         others = [name for name, command in commands.items() if command(msg=False).available()]
         raise ValueError(f"the solver {solver} is not installed: {remedy}, or choose another one ({', '.join(others)})")
     return commands[solver]

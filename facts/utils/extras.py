@@ -11,5 +11,5 @@ def needing(extra: str, what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{what} needs {error.name}: pip install 'facts[{extra}]'", name=error.name
+            f"{what} needs {error.name}: pip install -e '.[{extra}]'", name=error.name
         ) from error

@@ -161,7 +161,7 @@ def test_without_hyppo_the_error_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_hyppo)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'facts\[analysis\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[analysis\]'"):
         distance_correlations(filled(*tensors()))
 
 

@@ -134,4 +134,4 @@ def test_a_folder_without_weights(run, language_model, texts, tmp_path):
 def test_transformers_is_missing(run, language_model, texts, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     result = run("evaluate", language_model, "--data", texts / "test.txt", code=1)
-    assert "pip install 'facts[llm]'" in result.output
+    assert "pip install -e '.[llm]'" in result.output

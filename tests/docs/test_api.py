@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-pytest.importorskip("griffe2md", reason="the page is made by griffe2md: pip install 'facts[test]'")
+pytest.importorskip("griffe2md", reason="the page is made by griffe2md: pip install -e '.[test]'")
 MAKER = runpy.run_path(str(ROOT / "docs/make_api.py"))
 NAMES = [f"{package}.{name}" for package, names in MAKER["public_names"]() for name in names]
 

@@ -48,9 +48,9 @@ def test_packages_that_a_cell_needs_are_looked_for(cell_config, monkeypatch):
     assert {finding.level for finding in found} == {"fine"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert [(finding.level, finding.advice) for finding in extras(configs)] == [
-        ("problem", "pip install 'facts[analysis]'"),
-        ("problem", "pip install 'facts[highs]'"),
-        ("problem", "pip install 'facts[pruning]'"),
+        ("problem", "pip install -e '.[analysis]'"),
+        ("problem", "pip install -e '.[highs]'"),
+        ("problem", "pip install -e '.[pruning]'"),
     ]
     assert not list(extras([cell_config()]))
 

@@ -13,7 +13,7 @@ from experiments.output.report import write_report
 from experiments.output.results import report_on_all
 from tests.results_folder import BOTH, write_results
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'facts[test]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[test]'")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: apt-get install chromium")
 

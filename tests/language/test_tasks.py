@@ -279,5 +279,5 @@ def test_without_the_hub_benchmarks_are_an_error_at_once(no_hub, model, tmp_path
 
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"benchmarks need lm-eval .*: pip install 'facts\[llm\]'"):
+    with pytest.raises(ImportError, match=r"benchmarks need lm-eval .*: pip install -e '.\[llm\]'"):
         find_benchmarks(["piqa"])

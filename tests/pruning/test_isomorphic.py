@@ -59,5 +59,5 @@ def test_only_the_first_batches_are_read():
 
 def test_without_torch_pruning(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'facts\[pruning\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[pruning\]'"):
         Isomorphic().prune(make_problem())

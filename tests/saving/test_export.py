@@ -178,5 +178,5 @@ def test_a_disk_that_fills_up(target):
 
 def test_without_onnx_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("facts.saving.export.find_spec", lambda name: None if name == "onnx" else name)
-    with pytest.raises(ModuleNotFoundError, match=r"ONNX export needs onnx: pip install 'facts\[export\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"ONNX export needs onnx: pip install -e '.\[export\]'"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx")

@@ -172,7 +172,7 @@ def test_shards_of_other_columns_are_refused(copied):
 
 def test_the_extra_that_reads_shards_is_named(roots, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'facts\[parquet\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[parquet\]'"):
         find_images(roots["shards"], "train")
     assert len(find_images(roots["tars"], "val")) == 2000
 

@@ -20,11 +20,11 @@ facts.pareto
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    named = r"^a dream needs no_such_package: pip install 'facts\[dreams\]'$"
+    named = r"^a dream needs no_such_package: pip install -e '.\[dreams\]'$"
     with pytest.raises(ModuleNotFoundError, match=named), needing("dreams", "a dream"):
         import no_such_package  # noqa: F401
 
 
 def test_a_network_is_compressed_without_what_tables_need():
     done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith("a comparison needs pandas: pip install 'facts[experiments]'")
+    assert done.stderr.splitlines()[-1].endswith("a comparison needs pandas: pip install -e '.[experiments]'")

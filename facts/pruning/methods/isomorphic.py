@@ -87,5 +87,5 @@ def load_torch_pruning() -> ModuleType:
     try:
         import torch_pruning
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("isomorphic pruning needs torch-pruning: pip install 'facts[pruning]'") from error
+        raise ModuleNotFoundError("isomorphic pruning needs torch-pruning: pip install -e '.[pruning]'") from error
     return torch_pruning

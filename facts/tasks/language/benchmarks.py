@@ -69,7 +69,7 @@ def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str |
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise ImportError(f"benchmarks need lm-eval ({error}): pip install 'facts[llm]'") from error
+        raise ImportError(f"benchmarks need lm-eval ({error}): pip install -e '.[llm]'") from error
     names = [task for task in benchmarks if isinstance(task, str)]
     with silence():
         manager = TaskManager(include_path=folder, include_defaults=bool(names) and folder is None)

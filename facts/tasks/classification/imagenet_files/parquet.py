@@ -24,7 +24,7 @@ def arrow() -> ModuleType:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet shards are read with pyarrow: pip install 'facts[parquet]'") from error
+        raise ModuleNotFoundError("parquet shards are read with pyarrow: pip install -e '.[parquet]'") from error
     return pyarrow
 
 
