@@ -25,25 +25,31 @@ class AtOnce(Executor):
 
 @dataclass(frozen=True)
 class Processes:
-    """Processes of this machine, which take turns with its GPUs; for one task at a time, this process alone."""
+    """Processes of this machine; for one task at a time, this process alone. On the `device` cuda, GPUs take turns."""
+
+    device: str = "cpu"
 
     def executor(self, num_tasks: int, prepare: Prepare) -> Executor:
         if num_tasks == 1:
             return AtOnce()
         context = multiprocessing.get_context("spawn")
-        gpus = context.SimpleQueue()
+        gpus, names = context.SimpleQueue(), self._gpus()
         for number in range(num_tasks):
-            gpus.put(number % max(1, torch.cuda.device_count()))
+            gpus.put(names[number % len(names)] if names else None)
         return ProcessPoolExecutor(num_tasks, context, initializer=_begin, initargs=(prepare, gpus))
+
+    def _gpus(self) -> list[str]:
+        if self.device != "cuda":
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _begin(prepare: Prepare, gpus: SimpleQueue) -> None:
     """Watch over the parent, and take a GPU, before CUDA is initialised."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else None
-    number = gpus.get()
-    os.environ["CUDA_VISIBLE_DEVICES"] = names[number] if names else str(number)
+    if gpu := gpus.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     prepare()
 
 

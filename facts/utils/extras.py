@@ -10,6 +10,4 @@ def needing(extra: str, what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{what} needs {error.name}: pip install -e '.[{extra}]'", name=error.name
-        ) from error
+        raise ModuleNotFoundError(f"{what} needs {error.name}: pip install -e '.[{extra}]'", name=error.name) from error

@@ -56,7 +56,7 @@ def test_processes_take_the_gpus_in_turn(monkeypatch, visible, expected):
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with Processes().executor(2, logging.shutdown) as workers:
+    with Processes("cuda").executor(2, logging.shutdown) as workers:
         assert {future.result() for future in [workers.submit(seen_gpu) for _ in range(4)]} == expected
 
 
