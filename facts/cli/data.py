@@ -43,17 +43,23 @@ def data_of(
 
 
 def data_to_calibrate_on(
-    model: nn.Module, data: str, evaluation_text: str | None, num_calibration: int | None, **options: Any
+    model: nn.Module,
+    data: str,
+    evaluation_text: str | None,
+    num_calibration: int | None,
+    num_sensitivity: int | None = None,
+    **options: Any,
 ) -> Data:
-    """`data_of` with `num_calibration` images or windows of text; without a number, all there are, up to a bound.
+    """`data_of` with so many images or windows of text; without a number, all there are, up to a bound.
 
     Raises `ValueError` for a text with fewer windows, or with none left for searches.
     """
-    task = data_of(model, data, evaluation_text, num_calibration=num_calibration, **options)
+    options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
+    task = data_of(model, data, evaluation_text, **options)
     if isinstance(task, ImageFolder):
         return task
     available = len(task.tokens("training", model)) // task.sequence_length
-    num_sensitivity = max(1, min(task.num_sensitivity, num_calibration or available // 2))
+    num_sensitivity = num_sensitivity or max(1, min(task.num_sensitivity, num_calibration or available // 2))
     num_calibration = num_calibration or max(1, min(task.num_calibration, available - num_sensitivity))
     if available < num_sensitivity + num_calibration:
         raise ValueError(

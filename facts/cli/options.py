@@ -50,6 +50,14 @@ NumCalibration = Annotated[
         help="Size of the calibration set; default: up to 512 images or 256 windows of text.",
     ),
 ]
+NumSensitivity = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        rich_help_panel=DATA,
+        help="Images or windows of text that a search compares outputs on; default: up to 512 or 16.",
+    ),
+]
 SequenceLength = Annotated[
     int | None, typer.Option(min=2, rich_help_panel=DATA, help="Tokens in a window of text; default: 2048.")
 ]

@@ -1,5 +1,6 @@
 """A compressed network as a folder of JSON and safetensors: nothing in it is code."""
 
+import pkgutil
 from pathlib import Path
 
 import torch
@@ -60,15 +61,23 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
 
 
 def load_compressed(
-    source: Path | str, model: nn.Module | None = None, *, revision: str | None = None, token: str | None = None
+    source: Path | str,
+    model: nn.Module | None = None,
+    *,
+    architecture: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> CompressionResult:
     """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
     `source` is a folder, or a repository `OWNER/NAME` at Hugging Face; `revision` is its branch, tag or commit, and
     `token` gives access to a private one. `model` is the dense network, for a source without a recipe; the result takes
-    over its tensors. Only data are read: raises `FileNotFoundError` or `ValueError`, before anything is built, if the
-    folder is incomplete, holds a pickle or other code, links outside of itself, or does not fit.
+    over its tensors. In its place, `architecture` may name the function that builds it, as `package.module:function`:
+    it is yours, never the folder's. Only data are read: raises `FileNotFoundError` or `ValueError`, before anything is
+    built, if the folder is incomplete, holds a pickle or other code, links outside of itself, or does not fit.
     """
+    if architecture and model is not None:
+        raise ValueError("model and architecture both say what the dense network is: give one of them")
     folder = _folder(source, revision, token)
     refuse_what_is_not_data(folder)
     manifest = Manifest.read(folder)
@@ -76,6 +85,8 @@ def load_compressed(
     if size <= HASHED_AT_ONCE:
         _refuse_other_weights(folder / WEIGHTS, manifest.fingerprint)
     tensors = read_header(folder / WEIGHTS)
+    if architecture:
+        model = built_by(architecture)
     if model is None:
         recipe = read_recipe(manifest.recipe, folder / MANIFEST)
         with torch.device("meta"), bounded_parameters(DENSE_PER_SAVED * len(tensors)):
@@ -102,6 +113,19 @@ def load_compressed(
         read_beside(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]
     return CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
+
+
+def built_by(architecture: str) -> nn.Module:
+    """The network that a function returns, named as `package.module:function`. Raises `ValueError`."""
+    try:
+        build = pkgutil.resolve_name(architecture)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ValueError(
+            f"there is no function {architecture!r} ({error}): name one as package.module:function"
+        ) from error
+    if not isinstance(model := build(), nn.Module):
+        raise ValueError(f"{architecture} returns a {type(model).__name__}, and is to return the dense network")
+    return model
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:

@@ -17,6 +17,7 @@ from facts.modules.networks import is_transformers
 from facts.saving.manifest import first_fault
 from facts.saving.plans import layouts_of, with_plan
 
+REMEDY = "pass the dense network as model=, or its function as architecture="
 log = logging.getLogger(__name__)
 
 MOST_LAYERS = 10_000  # and entries of a list
@@ -77,10 +78,10 @@ def describe_recipe(recipe: Recipe | None) -> dict[str, Any] | None:
 
 def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
     if fields is None:
-        raise ValueError(f"{path} names no architecture that can be built from JSON; pass the dense network as model=")
+        raise ValueError(f"{path} names no architecture that can be built from JSON; {REMEDY}")
     kind = fields.get("kind")
     if kind not in [*RECIPES]:
-        raise ValueError(f"{path} is of {kind!r}, which this version cannot build; pass the dense network as model=")
+        raise ValueError(f"{path} is of {kind!r}, which this version cannot build; {REMEDY}")
     _refuse_excess(fields, path, SIZES.get(kind, OTHER_SIZES))
     try:
         recipe = RECIPES[kind](**{name: value for name, value in fields.items() if name != "kind"})

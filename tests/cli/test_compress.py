@@ -39,6 +39,20 @@ def test_method_and_data_are_those_that_were_asked_for(run, photos, tmp_path):
     assert "not evaluated: --no-evaluate" in result.output
 
 
+def test_a_search_looks_at_as_many_images_as_it_is_given(run, photos, tmp_path, monkeypatch):
+    seen = []
+    compress = facts.compress
+
+    def noting(*args, sensitivity, **options):
+        seen.append(sum(len(images) for images, _ in sensitivity))
+        return compress(*args, sensitivity=sensitivity, **options)
+
+    monkeypatch.setattr(facts, "compress", noting)
+    options = ["--search", "uniform", "--num-sensitivity", 2, "--num-calibration", 3, "--no-evaluate"]
+    run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
+    assert seen == [2]
+
+
 def test_the_original_teaches_the_result(run, photos, tmp_path):
     out = tmp_path / "vit"
     result = run("compress", *VIT, "--data", photos, "--recover", 0.3, "--out", out, "--cache", tmp_path / "cache")

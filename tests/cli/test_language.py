@@ -97,6 +97,8 @@ def test_without_a_number_the_text_gives_as_much_as_it_has(language_model, texts
     assert task.num_sensitivity == min(16, available // 2)
     assert task.num_sensitivity + task.num_calibration == available
     assert len(task.calibration(model)) == task.num_calibration
+    task = data_to_calibrate_on(model, data, None, 2, 1, sequence_length=length)
+    assert (task.num_calibration, task.num_sensitivity) == (2, 1)
 
 
 def test_a_single_window_is_enough_to_evaluate_and_not_to_compress(run, language_model, texts, tmp_path):

@@ -32,6 +32,28 @@ class TestRoundTrip:
         loaded = facts.load_compressed(tmp_path, model=make_model(torch.float32, seed=5))
         assert_same(loaded, result, (3, 8, 8))
 
+    def test_a_network_of_ones_own_class_by_its_function(self, tmp_path):
+        batches = image_batches([4], dtype=torch.float32)
+        result = facts.compress(make_model(torch.float32), batches, search="uniform", ratio=0.7)
+        facts.save_compressed(result, tmp_path)
+        assert_same(facts.load_compressed(tmp_path, architecture="tests.networks:make_model"), result, (3, 8, 8))
+
+    @pytest.mark.parametrize(
+        ("architecture", "reason"),
+        [
+            ("no_such_module:f", "there is no function 'no_such_module:f' .*: name one as package.module:function"),
+            ("tests.networks:nothing", "there is no function 'tests.networks:nothing'"),
+            ("a b", "there is no function 'a b'"),
+            ("builtins:list", "builtins:list returns a list, and is to return the dense network"),
+        ],
+    )
+    def test_a_function_that_builds_no_network(self, tmp_path, architecture, reason):
+        facts.save_compressed(compressed(*from_recipe()), tmp_path)
+        with pytest.raises(ValueError, match=reason):
+            facts.load_compressed(tmp_path, architecture=architecture)
+        with pytest.raises(ValueError, match="give one of them"):
+            facts.load_compressed(tmp_path, make_model(), architecture=architecture)
+
     def test_pivots_that_are_no_permutation_are_refused(self, tmp_path):
         model, shape = from_recipe()
         result = compressed(model.bfloat16(), shape, form="pivoted")
