@@ -159,7 +159,7 @@ def checkpoints(configs: Iterable[DictConfig]) -> Iterator[Finding]:
 
 
 def sources(name: str, recipe: Recipe) -> str:
-    """Where the weights of a detector or segmenter come from."""
+    """Advice on the source of a detector's or segmenter's weights, empty for other networks."""
     if not isinstance(recipe, OpenMMLabModel):
         return ""
     training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"

@@ -1,1 +1,1 @@
-"""Where the parts of a grid run: in this process or several, on a Ray cluster, in jobs of Slurm."""
+"""Launchers of the parts of a grid: in this process or several, on a Ray cluster, in jobs of Slurm."""

@@ -1,4 +1,4 @@
-"""What a launcher is."""
+"""Protocol of launchers."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor

@@ -37,7 +37,7 @@ def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> 
 
 
 def work_of(record: Record) -> str:
-    """What was run, on whatever device."""
+    """Key of the work of a record, the same on every device."""
     identity: dict[str, Any] = {name: record.identity[name] for name in record.identity if name not in OWN_TO_A_DEVICE}
     return json.dumps([identity, record.model_hash, record.data_hash], sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""How fast this machine is: large matrix products, and a network's own passes where these take a moment only."""
+"""Speed of this machine: large matrix products, and a network's own passes where these take a moment only."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -3,6 +3,7 @@
 import numpy as np
 
 from facts.analysis.token_store import TokenStore
+from facts.utils.extras import needing
 from facts.utils.progress import with_progress
 
 MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-square limit
@@ -10,10 +11,8 @@ MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-squar
 
 def load_dcorr() -> type:
     """Import hyppo's class. Raises `ModuleNotFoundError` that says what to install."""
-    try:
+    with needing("analysis", "distance correlation"):
         from hyppo.independence import Dcorr
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("distance correlation needs hyppo: pip install -e '.[analysis]'") from error
     return Dcorr
 
 

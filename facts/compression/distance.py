@@ -68,7 +68,7 @@ def distance(
 
 
 class _Told:
-    """What class logits tell: the sum over rows of their KL divergence from the mean distribution of all rows."""
+    """Information in class logits: the sum over rows of their KL divergence from the mean distribution of all rows."""
 
     def __init__(self) -> None:
         self.distributions: Tensor | None = None  # the sum of all rows' `[C]`

@@ -34,7 +34,7 @@ def pivoted_layer(
     exact = left @ right
 
     def error(factors: tuple[Tensor, Tensor]) -> float:
-        """Of the product in the arithmetic's type, whose range matters no more than the sizes of the factors."""
+        """Relative error of the product in the arithmetic's type; its range matters no more than the factors' sizes."""
         sizes = [factor.abs().amax().double().clamp(min=torch.finfo(torch.float64).tiny) for factor in factors]
         first, second = ((factor / size).to(arithmetic or dtype) for factor, size in zip(factors, sizes, strict=True))
         return relative_error(first @ second, exact / (sizes[0] * sizes[1]))

@@ -13,6 +13,7 @@ from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
 from facts.pruning.vit import check_vit, note_embedding, token_parameters
+from facts.utils.extras import needing
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -84,8 +85,6 @@ class Isomorphic(Pruner):
 
 def load_torch_pruning() -> ModuleType:
     """Import torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
-    try:
+    with needing("pruning", "isomorphic pruning"):
         import torch_pruning
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("isomorphic pruning needs torch-pruning: pip install -e '.[pruning]'") from error
     return torch_pruning

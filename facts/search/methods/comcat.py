@@ -87,7 +87,7 @@ class ComCatSearch(MILPSearch):
 
 
 class _Training:
-    """What a training has come to after some epochs."""
+    """State of a training after some epochs."""
 
     def __init__(self, search: ComCatSearch, logits: list[Tensor]):
         self.logits, self.num_epochs, self.seconds = logits, 0, 0.0

@@ -71,7 +71,7 @@ class Crops:
 
 
 def decoders() -> list[str]:
-    """What the pixels depend on, besides the transform: the code that decodes, and its libraries."""
+    """Code and libraries that decode; beside the transform, pixels depend on nothing else."""
     return [*map(statements, (Path(pictures.__file__), Path(__file__))), *map(version, ("pillow", "torchvision"))]
 
 

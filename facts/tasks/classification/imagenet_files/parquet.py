@@ -11,6 +11,7 @@ import numpy as np
 
 from facts.tasks.classification.imagenet_files.base import ImageFiles, Split, by_name, first_few, stamp_of, synsets
 from facts.tasks.classification.imagenet_files.slices import LazyFile, Slices
+from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder
 from facts.utils.progress import with_progress
 
@@ -21,10 +22,8 @@ COLUMNS = {"image.path", "image.bytes", "label"}
 
 def arrow() -> ModuleType:
     """Import pyarrow. Raises `ModuleNotFoundError` that says what to install."""
-    try:
+    with needing("parquet", "a folder of parquet shards"):
         import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("parquet shards are read with pyarrow: pip install -e '.[parquet]'") from error
     return pyarrow
 
 
