@@ -1,8 +1,13 @@
 """Allocation problems on a small network, with everything in float64."""
 
+import torch
+from torch import nn
+
 import facts
 from facts.decomposition.layers import decompose_layers
+from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
+from facts.modules.forms import FORMS
 from facts.moments import LayerMoments
 from facts.search import AllocationProblem
 from facts.utils.cache import Cache
@@ -38,3 +43,12 @@ def truncated(problem: AllocationProblem, name: str, rank: int):
     """A layer's weight at one rank."""
     left, right = problem.decompositions[name].truncate(rank)
     return left @ right
+
+
+def losing(losses, ratio=0.5, form="plain"):
+    """A problem of square layers of 20 that lose so much at half of their full rank, and at every other below 20."""
+    layers = {name: nn.Linear(20, 20) for name in losses}
+    energies = {name: torch.tensor([0.0] * 19 + [loss**2], dtype=torch.float64) for name, loss in losses.items()}
+    decompositions = {name: Decomposition(torch.eye(20), torch.eye(20), energies[name]) for name in losses}
+    model = nn.Sequential(*layers.values())
+    return AllocationProblem(model, layers, decompositions, {"params": ratio}, form=FORMS[form])

@@ -9,7 +9,6 @@ import facts
 from facts.search import DobiSVDSearch
 from facts.search.methods.dobi_svd import TruncatedLayer, fitting_plan, leading_subspace, smooth_step
 from facts.search.stable_svd import SmoothTruncation
-from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import UNIFORM, image_batches, make_model
 from tests.search.problems import make_problem
 
@@ -143,27 +142,6 @@ def test_the_decompositions_are_projections_of_the_weights():
             left, right = decomposition.truncate(rank)
             torch.testing.assert_close(left.mT @ left, torch.eye(rank, dtype=torch.float64))
             torch.testing.assert_close(right, left.mT @ layer.weight.detach())
-
-
-def test_it_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
-    """The first batch gives the loss's unit, six epochs of two batches follow, and two batches make the weights."""
-    search = DobiSVDSearch(num_epochs=6)
-    expected = search.allocate(make_problem())
-
-    def batches(reads):
-        calibration = Watched(image_batches([8, 8]), reads)
-        calibration.content_key = "images"
-        return calibration
-
-    with pytest.raises(KeyboardInterrupt):
-        search.allocate(make_problem(calibration=batches(Reads(7, interrupt)), cache=tmp_path))  # in the third epoch
-    for count in (1 + 4 * 2 + 2, 1 + 2):
-        reads = Reads()
-        again = search.allocate(make_problem(calibration=batches(reads), cache=tmp_path))
-        assert reads.count == count and again.saved_seconds > 0
-        assert again.plan == expected.plan
-        for name, decomposition in expected.decompositions.items():
-            assert again.decompositions[name].left.equal(decomposition.left)
 
 
 def test_the_budget_is_kept_though_every_rank_helps():

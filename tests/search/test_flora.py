@@ -13,7 +13,6 @@ from facts.compression.apply import apply_plan
 from facts.search import FLORASearch
 from facts.search.methods.flora import Evolution, by_block, low_ranks_more_often, offered, within_budget
 from facts.search.supernet import Supernet
-from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import UNIFORM, image_batches, make_model, make_vit
 from tests.search.problems import make_problem
 
@@ -175,27 +174,6 @@ def test_children_take_from_their_parents():
 def test_a_layer_outside_all_blocks_is_one_of_its_own():
     problem = make_problem()
     assert by_block(problem, problem.layers) == [[name] for name in problem.layers]
-
-
-def test_it_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
-    """The third epoch of two batches ends early."""
-    search = FLORASearch(num_epochs=6, population=5, num_generations=2)
-    expected = search.allocate(make_problem())
-
-    def batches(reads):
-        calibration = Watched(image_batches([8, 8]), reads)
-        calibration.content_key = "images"
-        return calibration
-
-    with pytest.raises(KeyboardInterrupt):
-        search.allocate(make_problem(calibration=batches(Reads(6, interrupt)), cache=tmp_path))
-    for count in (8, 0):
-        reads = Reads()
-        again = search.allocate(make_problem(calibration=batches(reads), cache=tmp_path))
-        assert reads.count == count and again.saved_seconds > 0
-        assert again.plan == expected.plan
-        for name, decomposition in expected.decompositions.items():
-            assert again.decompositions[name].left.equal(decomposition.left)
 
 
 def test_the_compressed_network_has_the_trained_weights():
