@@ -4,6 +4,7 @@ from itertools import combinations
 from math import inf, sqrt
 
 import numpy as np
+from scipy.stats import rankdata
 from torch import Tensor
 
 APART = 2.0  # standard errors
@@ -36,3 +37,12 @@ def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
 def num_apart(methods: list[np.ndarray]) -> int:
     """Number of pairs of methods that lie more than two standard errors apart."""
     return sum(abs(errors_apart(*pair)) > APART for pair in combinations(methods, 2))
+
+
+def mean_ranks(outcomes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Mean over columns of the ranks of methods `[draws, M]`, 1 for the most accurate; equal ones share a rank.
+
+    `outcomes [M, columns, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
+    """
+    accuracies = np.einsum("mcn,dn->dcm", outcomes.astype(float), counts.astype(float), optimize=True)
+    return rankdata(-accuracies, axis=-1).mean(axis=1)

@@ -13,6 +13,7 @@ from experiments.output.plots.ablation import ablation
 from experiments.output.plots.coupling import motivation, token_couplings
 from experiments.output.plots.cross_moments import cross_moments
 from experiments.output.plots.forms import forms
+from experiments.output.plots.ranking import ranking
 from experiments.output.plots.sensitivity import fisher_prediction, sensitivity_interpolation
 from experiments.output.plots.steps import steps
 from experiments.output.plots.style import STYLE, Drawing
@@ -29,6 +30,7 @@ DRAWINGS: dict[str, Drawing] = {
     "fisher_prediction": fisher_prediction,
     "forms": forms,
     "motivation": motivation,
+    "ranking": ranking,
     "sensitivity_interpolation": sensitivity_interpolation,
     "steps": steps,
     "throughput": throughput,

@@ -6,13 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
+from experiments.outcomes import packed
 from experiments.output.figures import draw_figure
 from experiments.output.plots.ablation import ablation
 from experiments.output.plots.forms import forms
+from experiments.output.plots.ranking import ranking
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
 from experiments.output.plots.steps import steps
 from experiments.record import Record
@@ -242,3 +245,41 @@ def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     curves = [{line.get_label(): list(line.get_xdata()) for line in axes.lines} for axes in figure.axes]
     assert curves[0]["FACTS"] == curves[0]["CoRS"] == [30.0, 60.0] and curves[1]["CoRS"] == [60.0]
     assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 11
+
+
+def judged(num_right: int, minutes: float) -> Record:
+    """The first so many of 200 test images are right."""
+    right = torch.arange(200) < num_right
+    metrics = {"top1": num_right / 2}
+    return make_record(metrics=metrics, outcomes={"top1": packed(right)}, seconds={"search": 60 * minutes})
+
+
+@pytest.fixture
+def ranked() -> tuple[Experiment, dict]:
+    """A slow best, a quick one just behind it, one that is neither, and one that has no record of the second column."""
+    lines = {"Dense": (200, 0), "best": (180, 9), "quick": (179, 1), "poor": (100, 2), "half": (190, 1)}
+    rows: dict[str, list[str]] = {row: [] for row in lines}
+    experiment = Experiment(
+        name="demo", title="Rivals", figure="ranking", ranked_by="top1", columns={"A": [], "B": []}, rows=rows
+    )
+    experiment.metrics, experiment.unranked = {"top1": "Top-1"}, ["Dense"]
+    records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"}
+    return experiment, {**records, ("half", "B"): None}
+
+
+def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ranked):
+    """One image of 200 that tells two methods apart is missing from a third of the draws; eighty never are."""
+    figure, methods = ranking(*ranked)
+    assert methods.method.tolist() == ["best", "quick", "poor"] and methods["rank"].tolist() == [1, 2, 3]
+    assert methods.level.tolist() == [True, True, False]
+    assert methods.rank_low.tolist() == [1, 1.5, 3] and methods.rank_high.tolist() == [1.5, 2, 3]
+    assert methods.fastest.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best", "quick", "poor"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["quick", "best"]
+
+
+def test_a_ranking_of_nothing_says_so(ranked, tmp_path):
+    experiment, records = ranked
+    draw_figure(experiment, [GridCell("demo", *place, None) for place in records], tmp_path)
+    assert_drawn(tmp_path)
+    assert pd.read_csv(tmp_path / "demo.csv").empty

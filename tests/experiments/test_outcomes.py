@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.outcomes import errors_apart, num_apart, packed, standard_error, unpacked
+from experiments.outcomes import errors_apart, mean_ranks, num_apart, packed, standard_error, unpacked
 
 NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
 # The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.
@@ -76,3 +76,17 @@ def test_pairs_are_apart_by_more_than_two_errors():
     assert num_apart([right(200), right(203), right(203), right(300)]) == 3
     assert num_apart([right(0), right(NUM_SAMPLES)]) == 1
     assert num_apart([right(200)]) == 0
+
+
+def test_mean_ranks_are_those_of_the_samples_drawn():
+    """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves out two."""
+    outcomes = np.array(
+        [
+            [[1, 1, 1, 0], [0, 0, 1, 1]],  # 3 and 2; drawn: 2 and 1
+            [[1, 1, 0, 0], [1, 1, 1, 1]],  # 2 and 4; drawn: 2 and 3
+            [[1, 1, 0, 0], [0, 0, 0, 0]],  # 2 and 0; drawn: 2 and 0
+        ],
+        dtype=bool,
+    )
+    counts = np.array([[1, 1, 1, 1], [0, 2, 0, 1]])
+    assert mean_ranks(outcomes, counts).tolist() == [[1.5, 1.75, 2.75], [2.0, 1.5, 2.5]]

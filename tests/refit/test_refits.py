@@ -8,7 +8,7 @@ from torch import nn
 
 import facts
 from facts.compression.prepare import prepare
-from facts.refit import MPIFA, REFITS, Blockwise
+from facts.refit import MPIFA, REFITS, Blockwise, MemViTResidual
 from facts.refit.base import in_order
 from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
 
@@ -81,6 +81,30 @@ def test_mpifa_fits_both_factors_to_a_mixture(chain, share):
         assert error <= (y - x @ first.T @ left.T).square().sum()
 
 
+def test_memvit_gives_back_the_most_that_its_residual_can(chain):
+    """Against reduced-rank regression on the inputs themselves: the principal components of what is fitted."""
+    model, batches = chain
+    residual = MemViTResidual(residual_share=0.3)  # rank 1 of the plan's 2
+    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, residual))
+    for number, name in enumerate(LAYERS):
+        x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
+        weight, (left, right) = model.get_submodule(name).weight.detach(), plain.model.get_submodule(name).factors()
+        main = left[:, :1] @ right[:1]
+        lost = inputs_of(model, batches, name) @ weight.T - x @ main.T
+        fitted = x @ torch.linalg.lstsq(x, lost).solution
+        component = torch.linalg.svd(fitted, full_matrices=False).Vh[:1]
+        weight = torch.matmul(*result.model.get_submodule(name).factors())
+        torch.testing.assert_close(x @ weight.T, x @ main.T + fitted @ component.T @ component)
+
+
+def test_memvit_leaves_layers_of_rank_1_as_they_are(chain):
+    model, batches = chain
+    options = {**OPTIONS, "ratio": 0.25}
+    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **options) for each in (None, "memvit"))
+    assert set(result.plan.values()) == {1}
+    torch.testing.assert_close(result.model(batches[0][0]), plain.model(batches[0][0]))
+
+
 def test_blockwise_decomposes_in_the_metric_of_the_compressed_network(chain):
     """Each layer equals SVD-LLM's of the network whose earlier layers are compressed."""
     model, batches = chain
@@ -145,7 +169,7 @@ def test_what_a_refit_cannot_do():
         facts.compress(model, estimator="pela", refit="blockwise", ratio=0.5)
     with pytest.raises(ValueError, match="MPIFA leaves biases as they are: choose fit_bias=False"):
         facts.compress(model, batches, refit="mpifa", fit_bias=True, ratio=0.5)
-    with pytest.raises(ValueError, match="unknown refit 'gptq'; choose one of blockwise, mpifa, svd_llm"):
+    with pytest.raises(ValueError, match="unknown refit 'gptq'; choose one of blockwise, memvit, mpifa, svd_llm"):
         facts.compress(model, batches, refit="gptq", ratio=0.5)
 
 

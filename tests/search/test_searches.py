@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch import nn
 
 import facts
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import FORMS
 from facts.search import (
     SEARCHES,
@@ -30,11 +30,9 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
-from facts.search.methods.ars import MaskedLayer
 from facts.search.sensitivity.measured import Sensitivity
-from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import LAYERS, image_batches, make_model
-from tests.search.problems import by_weight_alone, make_problem
+from tests.search.problems import by_weight_alone, losing, make_problem
 
 QUICK = {
     "ars": ARSSearch(num_epochs=4, learning_rate=0.01),
@@ -180,23 +178,43 @@ def test_flar_gives_every_layer_the_smallest_rank_under_one_threshold(ratio):
 
 
 @pytest.mark.parametrize("bounds", [{"flops": 0.7}, {"params": 0.5}, {"flops": 0.8, "params": 0.6}])
-def test_memvit_keeps_more_energy_with_every_move(bounds):
-    """From what uniform ranks keep, never above the budget."""
+def test_memvit_of_single_components_removes_those_after_which_least_energy_is_lost(bounds):
+    """So slow a decay leaves one component a step: a layer's losses rise, so all are taken in their order."""
     problem = make_problem(bounds=bounds)
+    plan = {name: problem.full_rank(name) for name in problem.layers}
+    values = {name: problem.decompositions[name].energies.sqrt() for name in plan}
+    removals = sorted(
+        ((values[name][rank:].sum() / values[name].sum()).item(), -rank, name)
+        for name, full in plan.items()
+        for rank in range(1, full)
+    )
+    for _, rank, name in removals:
+        if problem.fits(plan):
+            break
+        plan[name] = -rank
+    assert MemViTSearch(decay=1e9, least_ratio=0).allocate(problem).plan == plan
+    assert problem.fits(plan)
 
-    def energy(plan):
-        values = {name: problem.decompositions[name].energies.sqrt() for name in plan}
-        return sum((values[name][:rank].sum() / values[name].sum()).item() for name, rank in plan.items())
 
-    plans = [MemViTSearch(num_iterations=number).allocate(problem).plan for number in (*range(1, 30), 500)]
-    assert all(problem.fits(plan) for plan in plans)
-    energies = [energy(plan) for plan in (Uniform().allocate(problem).plan, *plans)]
-    assert energies == sorted(energies)
-    assert energies[-1] > energies[0]
+@pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"a": 9, "b": 1}), (0.5, {"a": 5, "b": 5})])
+def test_memvit_cuts_less_and_less(least_ratio, plan):
+    """Half of the cost, ten components, is to go, half of the rest in each step: 5, 3 of 2.5, 2 of 1.25, and 1.
+
+    The second layer loses nothing down to rank 1; what its least rank does not let it give, the first does.
+    """
+    problem = losing({"a": 2.0, "b": 1.0})
+    decay = 1 / math.log(2)
+    energies = {
+        "a": torch.arange(20, 0, -1, dtype=torch.float64).square(),
+        "b": torch.cat([torch.full((1,), 1e6), torch.zeros(19)]).double(),
+    }
+    decompositions = {name: replace(each, energies=energies[name]) for name, each in problem.decompositions.items()}
+    problem = replace(problem, decompositions=decompositions)
+    assert MemViTSearch(decay=decay, least_ratio=least_ratio).allocate(problem).plan == plan
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_memvit_moves_ranks_though_times_do_not_always_rise(form):
+def test_memvit_meets_a_latency_though_times_do_not_always_rise(form):
     """As between the largest measured rank and the full one."""
 
     class Steps:
@@ -238,15 +256,6 @@ def test_fastlrd_removes_the_component_of_least_similarity_for_its_cost(ratio):
     assert FastLRDSearch().allocate(problem).plan == plan
 
 
-def losing(losses, ratio=0.5, form="plain"):
-    """A problem of square layers of 20 that lose so much at half of their full rank, and at every other below 20."""
-    layers = {name: nn.Linear(20, 20) for name in losses}
-    energies = {name: torch.tensor([0.0] * 19 + [loss**2], dtype=torch.float64) for name, loss in losses.items()}
-    decompositions = {name: Decomposition(torch.eye(20), torch.eye(20), energies[name]) for name in losses}
-    model = nn.Sequential(*layers.values())
-    return AllocationProblem(model, layers, decompositions, {"params": ratio}, form=FORMS[form])
-
-
 @pytest.mark.parametrize(
     ("losses", "plan"),
     [
@@ -276,140 +285,11 @@ def test_svd_llm_v2_keeps_the_budget_of_each_type(form, ratio):
     assert more > problem.budget[0]
 
 
-@pytest.mark.parametrize(
-    "search",
-    [
-        ARSSearch(num_epochs=40, learning_rate=0.01, budget_weight=1, alignment_weight=1),
-        ComCatSearch(num_epochs=20, learning_rate=0.1),
-        DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005)),
-        FLORASearch(num_epochs=2),
-    ],
-)
-def test_training_moves_ranks_to_the_layer_that_matters(search):
-    """Of two layers of one shape the outputs of one are all but ignored; the other ends with more of the budget."""
-
-    class Fork(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.ignored = nn.Linear(12, 12), nn.Linear(12, 12)
-
-        def forward(self, images):
-            x = images.flatten(1)[:, :12]
-            return 5 * self.used(x) + 1e-3 * self.ignored(x)
-
-    torch.manual_seed(0)
-    model, batches = Fork(), image_batches([32] * 4, num_classes=12, dtype=torch.float32)
-    batches = [(images, model(images).argmax(dim=1)) for images, _ in batches]
-    plan = facts.compress(model, batches, search=search, ratio=0.6).plan
-    assert (plan["used"] or 12) > (plan["ignored"] or 12)
-
-
-TRAINED = [ARSSearch(num_epochs=6, learning_rate=0.01), ComCatSearch(num_epochs=6, learning_rate=0.1)]
-
-
-@pytest.mark.parametrize("search", TRAINED, ids=["ars", "comcat"])
-def test_training_goes_on_as_if_it_had_not_been_interrupted(search, tmp_path):
-    """The third epoch ends early; of the six of 2 batches each, two need not run again."""
-    expected = search.allocate(make_problem())
-
-    def batches(reads):
-        calibration = Watched(image_batches([8, 8]), reads)
-        calibration.content_key = "images"
-        return calibration
-
-    with pytest.raises(KeyboardInterrupt):
-        search.allocate(make_problem(calibration=batches(Reads(6, interrupt)), cache=tmp_path))
-    reads = Reads()
-    again = search.allocate(make_problem(calibration=batches(reads), cache=tmp_path))
-    assert reads.count == 8 and again.saved_seconds > 0
-    assert again.plan == expected.plan and again.solution == expected.solution
-    assert search.allocate(make_problem(calibration=batches(Reads(1, interrupt)), cache=tmp_path)).plan == expected.plan
-
-
 @pytest.mark.parametrize("name", QUICK)
 def test_a_search_that_trains_wants_data(name):
     search = SEARCHES[name]()
     with pytest.raises(ValueError, match=f"{type(search).__name__} trains on calibration data: give some"):
         search.allocate(make_problem(calibration=None))
-
-
-def test_comcat_is_driven_to_the_budget():
-    """With a loss that no choice changes, what a network costs above its budget alone decides what is probable."""
-    problem = make_problem(bounds={"flops": 0.3}, loss=lambda outputs, targets: 0 * outputs.sum() + len(targets))
-    solution = ComCatSearch(num_epochs=20, learning_rate=0.1).allocate(problem).solution
-    untrained = sum(math.log(len(ranks) + 1) for ranks in problem.ranks_of_ratios(ComCatSearch().ratios).values())
-    assert solution.error < 0.75 * untrained
-
-
-def trained_logits(problem, search, monkeypatch):
-    """The logits of each layer's components up to the full rank, without a solver."""
-    errors = {}
-
-    def solve(self, problem, given):
-        errors.update(given)
-        return dict.fromkeys(problem.layers), None
-
-    monkeypatch.setattr(ARSSearch, "solve", solve)
-    search.allocate(problem)
-    sums = {name: [-each[rank] for rank in sorted(each.keys() - {None})] for name, each in errors.items()}
-    return {name: np.diff(each, prepend=0) for name, each in sums.items()}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_ars_trains_aligned_masks_to_the_budget(form, monkeypatch):
-    """To 10 %, before the solver, with a loss that no mask changes; without the alignment, some masks have gaps."""
-    fields = {"form": FORMS[form], "bounds": {"flops": 0.6, "params": 0.6}}
-    fields["loss"] = lambda outputs, targets: 0 * outputs.sum() + len(targets)
-    problem, options = make_problem(**fields), {"num_epochs": 100, "learning_rate": 0.003}
-    logits = trained_logits(problem, ARSSearch(**options), monkeypatch)
-    kept = {name: each > 0 for name, each in logits.items()}
-    assert all(mask.tolist() == sorted(mask, reverse=True) for mask in kept.values())
-    spent = problem.spent({name: max(1, int(mask.sum())) for name, mask in kept.items()})
-    assert all(cost <= 1.1 * budget for cost, budget in zip(spent, problem.budget, strict=True))
-    assert any(mask.sum() > 1 for mask in kept.values())
-    logits = trained_logits(problem, ARSSearch(**options, alignment_weight=0), monkeypatch)
-    assert any(each.tolist() != sorted(each, reverse=True) for each in logits.values())
-
-
-def test_ars_keeps_the_components_of_the_largest_logits_that_fit(monkeypatch):
-    """Against all plans of two layers: sums of logits of the leading components, or of all for a dense layer."""
-    logits = {"a": torch.linspace(2, -4, 20), "b": torch.linspace(1, -3, 20)}
-    monkeypatch.setattr("facts.search.methods.ars.seeded_hypernetwork", lambda widths, seed: Given(logits.values()))
-    problem = losing(dict.fromkeys(logits, 1.0), ratio=0.4)
-    monkeypatch.setattr(ARSSearch, "train", lambda *arguments: 0.0)
-    plan = ARSSearch(offset=1.0).allocate(problem).plan
-    sums = {name: (each + 1).double().cumsum(0) for name, each in logits.items()}
-    plans = [dict(zip("ab", ranks, strict=True)) for ranks in itertools.product([*range(1, 11), None], repeat=2)]
-    totals = [
-        sum(sums[name][(rank or 20) - 1].item() for name, rank in each.items()) for each in plans if problem.fits(each)
-    ]
-    total = sum(sums[name][(rank or 20) - 1].item() for name, rank in plan.items())
-    assert problem.fits(plan) and total == pytest.approx(max(totals))
-
-
-class Given(nn.Module):
-    """Stands for a hypernetwork."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = nn.ParameterList(logits)
-
-    def forward(self):
-        return [*self.logits]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_an_aligned_mask_costs_what_its_rank_costs(form):
-    """And is not misaligned; a mask whose only one is the last component is so by the first and the last."""
-    problem = make_problem(bounds={"flops": 0.6, "params": 0.6}, form=FORMS[form])
-    layer = MaskedLayer(problem, "windows")
-    for rank in range(1, 11):
-        layer.mask = (torch.arange(10) < rank).float()
-        assert layer.cost().tolist() == pytest.approx(problem.cost("windows", rank))
-        assert layer.misalignment() == 0
-    layer.mask = (torch.arange(10) == 9).float()
-    energies = problem.decompositions["windows"].energies
-    assert layer.misalignment().item() == pytest.approx((1 + energies[9] / energies[0]).item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

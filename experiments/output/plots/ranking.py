@@ -1,0 +1,89 @@
+"""Methods ranked over all networks, and their accuracy against the time they take."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.config import Experiment
+from experiments.outcomes import mean_ranks, unpacked
+from experiments.output.plots.style import BLUE, GREY, VERMILION, WIDTH, Records, say
+
+NUM_DRAWS = 2000
+INTERVAL = (2.5, 97.5)  # percentiles
+INCHES_A_ROW = 0.15
+COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minutes", "fastest"]
+
+
+def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
+
+    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods and columns.
+    Blue are the best method and those whose rank is not apart from its: the interval of the difference holds zero.
+    The line joins methods such that none is both faster and more accurate.
+    """
+    methods = ranked(experiment, records)
+    figure = Figure(figsize=(WIDTH, max(2.6, 0.9 + INCHES_A_ROW * len(methods))), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.set(xlabel="mean rank, 95 % interval")
+    right.set(xlabel="minutes, mean", ylabel=f"{experiment.metrics[experiment.ranked_by]} [%], mean", xscale="log")
+    if methods.empty:
+        say(left)
+        say(right)
+        return figure, methods
+    draw_ranks(left, methods)
+    draw_front(right, methods)
+    return figure, methods
+
+
+def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """A line for each method with outcomes in every column, the best rank first."""
+    metric = experiment.ranked_by
+    lines = {row: [records.get((row, column)) for column in experiment.columns] for row in experiment.rows}
+    known = {row: [record for record in line if record and metric in record.outcomes] for row, line in lines.items()}
+    whole = {
+        row: line
+        for row, line in known.items()
+        if len(line) == len(experiment.columns) and row not in experiment.unranked
+    }
+    if not whole:
+        return pd.DataFrame(columns=COLUMNS)
+    outcomes = np.array([[unpacked(record.outcomes[metric]) for record in line] for line in whole.values()])
+    num_samples = outcomes.shape[-1]
+    draws = np.random.default_rng(0).multinomial(num_samples, np.full(num_samples, 1 / num_samples), size=NUM_DRAWS)
+    (ranks,), drawn = mean_ranks(outcomes, np.ones((1, num_samples))), mean_ranks(outcomes, draws)
+    low, high = np.percentile(drawn, INTERVAL, axis=0)
+    ahead = np.percentile(drawn - drawn[:, [ranks.argmin()]], INTERVAL[0], axis=0)
+    methods = pd.DataFrame(
+        {
+            "method": list(whole),
+            "rank": ranks,
+            "rank_low": low,
+            "rank_high": high,
+            "level": ahead <= 0,
+            "accuracy": [np.mean([record.metrics[metric] for record in line]) for line in whole.values()],
+            "minutes": [np.mean([record.values["total_minutes"] for record in line]) for line in whole.values()],
+        }
+    ).sort_values(["rank", "minutes"], ignore_index=True)
+    by_accuracy = methods.sort_values(["accuracy", "minutes"], ascending=[False, True])
+    return methods.assign(fastest=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+
+
+def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
+    for level, color in ((True, BLUE), (False, GREY)):
+        own = methods[methods.level == level]
+        errors = [own["rank"] - own.rank_low, own.rank_high - own["rank"]]
+        axes.errorbar(own["rank"], own.index, xerr=errors, fmt="o", color=color, markersize=3, elinewidth=0.8)
+    axes.set_yticks(range(len(methods)), methods.method, fontsize=6)
+    axes.invert_yaxis()
+    axes.margins(y=0.02)
+
+
+def draw_front(axes: Axes, methods: pd.DataFrame) -> None:
+    for level, color in ((True, BLUE), (False, GREY)):
+        own = methods[methods.level == level]
+        axes.plot(own.minutes, own.accuracy, "o", color=color, markersize=3)
+    front = methods[methods.fastest].sort_values("minutes")
+    axes.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
+    for method in front.itertuples():
+        axes.annotate(method.method, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=5)
