@@ -9,6 +9,7 @@ from facts.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.compression.compress import compress as compress
+    from facts.compression.cutmix import CutMix as CutMix
     from facts.compression.measure import measure as measure
     from facts.compression.pareto import pareto as pareto
     from facts.compression.prepare import Calibration as Calibration
@@ -48,6 +49,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submodules=["analysis", "estimators", "finetuning", "models", "moments", "pruning", "search", "tasks"],
     submod_attrs={
         "compression.compress": ["compress"],
+        "compression.cutmix": ["CutMix"],
         "compression.measure": ["measure"],
         "compression.pareto": ["pareto"],
         "compression.prepare": ["Calibration", "prepare"],

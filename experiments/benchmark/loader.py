@@ -3,8 +3,10 @@
 import argparse
 import os
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -16,7 +18,6 @@ from experiments.benchmark.setting import MODELS, Setting, add_setting
 from facts.cost.timing import TimingPolicy
 from facts.modules.modes import autocast
 from facts.tasks import ImageNet
-from facts.tasks.classification.image_batches import ImageBatches
 
 FORWARD, DATA_PASS = "forward pass", "data pass of FACTS"
 
@@ -61,12 +62,12 @@ def text(model: str, rates: pd.Series, args: argparse.Namespace) -> str:
     )
 
 
-def photos(args: argparse.Namespace, num_workers: int, model: nn.Module) -> ImageBatches:
+def photos(args: argparse.Namespace, num_workers: int, model: nn.Module) -> Iterable[Any]:
     sizes = {"num_calibration": args.images, "num_sensitivity": 1, "batch_size": args.batch_size}
     return ImageNet(root=args.root, **sizes, num_workers=num_workers).calibration(model)
 
 
-def read(batches: ImageBatches) -> None:
+def read(batches: Iterable[Any]) -> None:
     for _ in batches:
         pass
 

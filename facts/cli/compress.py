@@ -78,6 +78,7 @@ def compress(
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
     num_sensitivity: options.NumSensitivity = None,
+    cutmix: options.CutMix = False,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
@@ -109,7 +110,7 @@ def compress(
     from tabulate import tabulate
 
     import facts
-    from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate, sensitivity_of
+    from facts.cli.data import batches_of, data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.folders import for_result
     from facts.cli.models import build
     from facts.saving.manifest import Metrics
@@ -132,7 +133,7 @@ def compress(
     kind = getattr(torch, precision)
     result = facts.compress(
         network,
-        task.calibration(network),
+        **batches_of(task, network, num_sensitivity, cutmix),
         estimator=estimator,
         search=search,
         form=form,
@@ -146,7 +147,6 @@ def compress(
         error=error,
         device_times=times,
         convolutions=convolutions,
-        sensitivity=sensitivity_of(task, network, num_sensitivity),
         precision=kind,
         memory=facts.MemoryPolicy(
             moments=moments,

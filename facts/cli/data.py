@@ -1,12 +1,12 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from facts.compression.cutmix import CutMix
 from facts.modules.networks import reads_tokens
 from facts.tasks.classification.image_dataset import image_data
 from facts.tasks.classification.image_folder import ImageFolder
@@ -70,9 +70,17 @@ def data_to_calibrate_on(
     return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 
-def sensitivity_of(task: Data, model: nn.Module, num_sensitivity: int | None) -> Iterable[Any] | None:
-    """Data for searches; None for as many of the calibration images as the search takes, if no number is given."""
-    return None if num_sensitivity is None and not isinstance(task, Corpus) else task.sensitivity(model)
+def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix: bool) -> dict[str, Any]:
+    """The arguments `calibration` and `sensitivity` of `facts.compress`; both are mixed by CutMix if wanted.
+
+    Without a number, searches take calibration images, and a language model's take other windows.
+    """
+    batches = {"calibration": task.calibration(model)}
+    if num_sensitivity is not None or isinstance(task, Corpus):
+        batches["sensitivity"] = task.sensitivity(model)
+    if not cutmix:
+        return batches
+    return {use: CutMix(data, num_classes(model), seed=task.seed) for use, data in batches.items()}
 
 
 def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:

@@ -61,6 +61,15 @@ NumSensitivity = Annotated[
         help="Images or windows of text that a search compares outputs on; default: up to 512 or 16.",
     ),
 ]
+CutMix = Annotated[
+    bool,
+    typer.Option(
+        "--cutmix",
+        rich_help_panel=DATA,
+        help="Mix the images to calibrate and to search on: a rectangle of each shows another one, and labels are the "
+        "shares of pixels.",
+    ),
+]
 SequenceLength = Annotated[
     int | None, typer.Option(min=2, rich_help_panel=DATA, help="Tokens in a window of text; default: 2048.")
 ]

@@ -47,6 +47,7 @@ def pareto(
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
     num_sensitivity: options.NumSensitivity = None,
+    cutmix: options.CutMix = False,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
@@ -77,7 +78,7 @@ def pareto(
     import torch
     from rich.console import Console
 
-    from facts.cli.data import data_to_calibrate_on, measured, nothing_to_evaluate, sensitivity_of
+    from facts.cli.data import batches_of, data_to_calibrate_on, measured, nothing_to_evaluate
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
     from facts.compression.pareto import pareto as compare
@@ -102,14 +103,13 @@ def pareto(
     kind = getattr(torch, precision)
     points = compare(
         network,
-        task.calibration(network),
-        lambda each: measured(task, each, kind),
+        evaluate=lambda each: measured(task, each, kind),
+        **batches_of(task, network, num_sensitivity, cutmix),
         estimators=names,
         searches=allocations,
         forms=kinds,  # type: ignore[arg-type]  # names that were checked
         ratios=fractions,
         cost=cost,
-        sensitivity=sensitivity_of(task, network, num_sensitivity),
         precision=kind,
         memory=MemoryPolicy(
             moments=moments,

@@ -88,15 +88,16 @@ def compress(
     """Compress the linear layers of a copy of `model` until `ratio` of their cost remains. GPT-2's `Conv1D` is one too.
 
     `calibration` is a loader of `(inputs, targets)`; of mappings of inputs by name, with `labels`; of inputs alone,
-    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. Methods without data
-    (PELA) need none. `estimator` and `search` are names or instances; the default search is `cors_fisher`, or `uniform`
-    without data. `form` is how a layer of rank k is stored: `plain`, two factors, or `pivoted`, k of its rows or
-    columns and the others' coefficients on them, which takes fewer weights for the same rank, or has a higher rank for
-    the same cost. The default is `pivoted`, but `plain` in half precision, where pivots are slower. With
-    `fit_bias` each bias takes up the mean of what truncation takes from its layer's outputs, and the factors are
-    centred by it; layers without a bias, and methods without data, stay as they are. A `refit` by name or instance then
-    fits the layers anew, block by block or layer by layer, to what the compressed ones before them give. With
-    `recover=Recovery(minutes=10)` the original then teaches the compressed network, as `facts.recover` does.
+    whose labels the network then draws; or, for a language model, of tokens `[N, T]`, unpadded. `facts.CutMix` mixes
+    the images of a loader. Methods without data (PELA) need none. `estimator` and `search` are names or instances; the
+    default search is `cors_fisher`, or `uniform` without data. `form` is how a layer of rank k is stored: `plain`, two
+    factors, or `pivoted`, k of its rows or columns and the others' coefficients on them, which takes fewer weights for
+    the same rank, or has a higher rank for the same cost. The default is `pivoted`, but `plain` in half precision,
+    where pivots are slower. With `fit_bias` each bias takes up the mean of what truncation takes from its layer's
+    outputs, and the factors are centred by it; layers without a bias, and methods without data, stay as they are. A
+    `refit` by name or instance then fits the layers anew, block by block or layer by layer, to what the compressed ones
+    before them give. With `recover=Recovery(minutes=10)` the original then teaches the compressed network, as
+    `facts.recover` does.
 
     The budget: `ratio` (one half if no bound is given) is the remaining fraction of these layers' `cost`: `flops`,
     `params`, or `latency`, the time of the whole network for one batch of the calibration data on this machine,

@@ -39,8 +39,7 @@ class Batches:
         return getattr(self.data, "content_key", None)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = _in_one_order(self.data) if isinstance(self.data, DataLoader) else self.data
-        return (_as_pair(batch, self.model) for batch in batches)
+        return (_as_pair(batch, self.model) for batch in _in_one_order(self.data))
 
     def __length_hint__(self) -> int:
         return length_hint(self.data)
@@ -48,16 +47,18 @@ class Batches:
     def shard(self, rank: int, size: int) -> "Batches":
         """The share of the process `rank`; data with a `shard` of their own leave the other shares unread."""
         own = getattr(self.data, "shard", None)
-        return Batches(own(rank, size) if own else islice(self.data, rank, None, size), self.model)
+        return Batches(own(rank, size) if own else islice(_in_one_order(self.data), rank, None, size), self.model)
 
 
-def _in_one_order(loader: DataLoader) -> Iterator[Any]:
-    """Batches of a loader; one that shuffles yields the same batches in every pass and every process."""
-    if hasattr(loader, "set_epoch"):  # accelerate's loaders, such as the Trainer's, shuffle by the number of the pass
-        loader.set_epoch(0)
+def _in_one_order(data: Iterable[Any]) -> Iterator[Any]:
+    """Batches of the data; a loader that shuffles yields the same batches in every pass and every process."""
+    if not isinstance(data, DataLoader):
+        return iter(data)
+    if hasattr(data, "set_epoch"):  # accelerate's loaders, such as the Trainer's, shuffle by the number of the pass
+        data.set_epoch(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        batches = iter(loader)
+        batches = iter(data)
         first = list(islice(batches, 1))  # the iterator draws the order
     return chain(first, batches)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from facts.utils.batches import described
 from facts.utils.cache import content_key
 
 Loss = Callable[[Any, Any], Tensor]
@@ -50,15 +51,10 @@ def _are_probabilities(targets: Tensor) -> bool:
 
 
 def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
-    shapes = (
-        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor)
-        else type(value).__name__
-        for value in (outputs, targets)
-    )  # fmt: skip
     return ValueError(
-        f"no loss can be inferred from outputs and targets that are {' and '.join(shapes)}: cross-entropy takes logits "
-        "[N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, a function of outputs and "
-        "targets that is the sum over samples of each one's own loss"
+        f"no loss can be inferred from outputs and targets that are {described(outputs)} and {described(targets)}: "
+        "cross-entropy takes logits [N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, "
+        "a function of outputs and targets that is the sum over samples of each one's own loss"
     )
 
 

@@ -43,3 +43,10 @@ def batch_size(inputs: Any) -> int:
         return inputs.shape[0]
     values = inputs.values() if isinstance(inputs, Mapping) else inputs
     return batch_size(next(iter(values)))
+
+
+def described(value: Any) -> str:
+    """The type and shape of a tensor, such as `float32 [4, 10]`; the type's name of anything else."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

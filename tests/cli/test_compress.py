@@ -60,6 +60,33 @@ def test_a_search_looks_at_as_many_images_as_it_is_given(run, photos, tmp_path, 
     assert seen == [2]
 
 
+def test_images_are_mixed(run, photos, tmp_path, monkeypatch):
+    """Those to calibrate on and those of searches; what is measured afterwards is not."""
+    given, compress = [], facts.compress
+
+    def noting(*args, calibration, sensitivity, **options):
+        given.extend([calibration, sensitivity])
+        return compress(*args, calibration=calibration, sensitivity=sensitivity, **options)
+
+    monkeypatch.setattr(facts, "compress", noting)
+    options = ["--cutmix", "--num-calibration", 5, "--num-sensitivity", 3, "--search", "uniform", "--seed", 2]
+    result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
+    assert "top1" in result.output
+    for mixed, size in zip(given, (5, 3), strict=True):
+        ((images, targets),) = mixed
+        ((plain, labels),) = mixed.data
+        assert images.shape == plain.shape and not images.equal(plain)
+        assert targets.shape == (size, 3) and mixed.seed == 2
+        others = targets.scatter(1, labels[:, None], 0.0).amax(dim=1)
+        assert (others > 0).equal(labels != labels.roll(1))
+
+
+def test_images_whose_classes_are_not_the_networks_are_mixed_alone(run, photos, tmp_path):
+    network = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
+    result = run("compress", *network, "--data", photos, "--cutmix", "--out", tmp_path / "vit")
+    assert "not evaluated: the 3 classes" in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "policy"),
     [

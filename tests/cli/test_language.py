@@ -50,6 +50,20 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
         assert figures["perplexity"] == pytest.approx(metrics["perplexity"][which], rel=1e-5)
 
 
+def test_texts_are_not_mixed(run, language_model, texts, tmp_path):
+    arguments = (
+        "compress",
+        language_model,
+        "--data",
+        texts / "train.txt",
+        *SIZES,
+        "--cutmix",
+        "--out",
+        tmp_path / "out",
+    )
+    assert "CutMix mixes images [N, C, H, W], alone or with class indices" in run(*arguments, code=1).output
+
+
 def test_measure(run, language_model, tmp_path):
     run("measure", language_model, "--sequence-length", 16, "--out", tmp_path / "board.json")
     times = json.loads((tmp_path / "board.json").read_text())

@@ -52,6 +52,17 @@ def test_a_second_start_computes_only_what_is_missing(run, photos, tmp_path, cap
     ]
 
 
+def test_points_of_mixed_images_are_others(run, photos, tmp_path):
+    arguments = ("pareto", *VIT, "--data", photos, "--estimators", "svd_llm", "--ratios", "0.4", "--out", tmp_path)
+    tables = []
+    for option in ((), ("--cutmix",)):
+        run(*arguments, *option)
+        tables.append(pd.read_csv(tmp_path / "pareto.csv"))
+    before, after = tables
+    pd.testing.assert_frame_equal(after[: len(before)], before)
+    assert len(before) == 2 and len(after) == 4  # the original beside each
+
+
 def test_labels_are_needed(run, photos, tmp_path):
     network = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
     result = run("pareto", *network, "--data", photos, "--out", tmp_path / "out", code=1)

@@ -149,6 +149,15 @@ def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass():
     assert torch.random.get_rng_state().equal(state)  # nobody else's numbers have changed
 
 
+def test_processes_share_the_batches_of_a_loader_that_shuffles():
+    """Batch k of the one order belongs to process k % 2, in every pass."""
+    loader = DataLoader(TensorDataset(torch.arange(20.0), torch.arange(20)), batch_size=4, shuffle=True)
+    batches = as_batches(loader, nn.Identity())
+    expected = [images.tolist() for images, _ in batches]
+    for rank in (0, 1, 0, 1):
+        assert [images.tolist() for images, _ in batches.shard(rank, 2)] == expected[rank::2]
+
+
 def test_targets_that_do_not_follow():
     model = make_causal_lm()
     for targets in (TOKENS, torch.ones_like(TOKENS)):

@@ -12,7 +12,16 @@ import torch
 from experiments.config import CONF
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import relative_error
-from tests.parallel.together import ACCUMULATE, SEVERAL, cell_record, factors_of_all, finetuned, plans, recovered
+from tests.parallel.together import (
+    ACCUMULATE,
+    SEVERAL,
+    cell_record,
+    energies_on_mixed_images,
+    factors_of_all,
+    finetuned,
+    plans,
+    recovered,
+)
 
 ROOT = Path(CONF).parent
 # float64 sums in another order. Lanczos: a relative residual of 1e-9. Errors of a network in float32: sums in another
@@ -54,6 +63,11 @@ def test_two_processes_give_the_factors_of_one(together, expected_factors, kind,
         for ours, theirs in zip(together[kind][name][layer], expected, strict=True):
             assert (ours is None) == (theirs is None)
             assert ours is None or relative_error(ours, theirs) < tolerance
+
+
+def test_two_processes_mix_the_images_that_one_would(together):
+    for layer, expected in energies_on_mixed_images().items():
+        assert relative_error(together["mixed"][layer], expected) < EXACT
 
 
 def test_two_processes_give_the_plans_of_one(together, tmp_path):

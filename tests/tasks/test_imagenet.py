@@ -80,9 +80,11 @@ def test_augmented_calibration_changes_the_key_and_feeds_the_loss(root, network,
     assert task(root).loss(network(images), targets).isfinite()
 
 
-def test_cutmix_leaves_out_an_image_without_a_partner(root, network, task):
+def test_cutmix_mixes_odd_batches_without_smoothing_labels(root, network, task):
     batches = task(root, augmentation="train_cutmix", num_calibration=11).calibration(network)
-    assert [len(images) for images, _ in batches] == [8, 2]
+    targets = [targets for _, targets in batches]
+    assert [len(part) for part in targets] == [8, 3]
+    assert (torch.cat(targets) > 0).sum(dim=1).max() == 2
 
 
 def test_the_key_of_the_calibration_images_is_theirs_alone(root, network, task):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import timm.data
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -67,7 +66,6 @@ class ImageBatches:
 
     make_loader: Callable[[int, int], DataLoader]
     content_key: str
-    mixup: timm.data.Mixup | None = None
     rank: int = 0
     size: int = 1
     corrupt: set[str] = field(default_factory=set)
@@ -88,16 +86,8 @@ class ImageBatches:
         for batch, corrupt in self.loader:
             total = len(self.loader.dataset) * self.size  # type: ignore[arg-type]  # nearly: shares are almost alike
             note_corrupt(corrupt, self.corrupt, total)
-            if batch is None:
-                continue
-            yield mixed(batch, self.mixup)
-
-
-def mixed(batch: Batch, mixup: timm.data.Mixup | None) -> Batch:
-    """Mix the images of a batch in pairs, if `mixup` is given; an image without a partner is dropped."""
-    images, labels = batch
-    even = len(images) // 2 * 2
-    return mixup(images[:even], labels[:even]) if mixup else batch
+            if batch is not None:
+                yield batch
 
 
 def note_corrupt(names: list[str], known: set[str], total: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
+from facts.compression.cutmix import CutMix
 from facts.tasks.classification.base import Classification, Count, balanced
 from facts.tasks.classification.crops import Crops
 from facts.tasks.classification.image_batches import Decoded, ImageBatches, collate
@@ -41,10 +42,10 @@ class ImageNet(Classification):
     are shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the
     factors (paper, section 5.1). `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for
     another input size; `timm` takes the evaluation transform of the checkpoint, for a network of
-    transformers its image processor. `augmentation: train` calibrates on
-    timm's training transform instead, `train_cutmix` with CutMix on top. `training_augmentation` is for finetuning,
-    which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or
-    CutMix; `crop` crops, flips and jitters colours.
+    transformers its image processor. `augmentation: train` calibrates on timm's training transform instead,
+    `train_cutmix` with `facts.CutMix` on top. `training_augmentation` is for finetuning, which uses all training
+    images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix; `crop` crops, flips
+    and jitters colours.
 
     The loader has `num_workers` processes (default: one for each processor, up to 16).
 
@@ -94,8 +95,9 @@ class ImageNet(Classification):
         files = (self.training_images.content_key, self.validation_images.content_key)
         return content_key(*files, settings, preprocessing_key(model))
 
-    def calibration(self, model: nn.Module) -> ImageBatches:
-        return self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
+    def calibration(self, model: nn.Module) -> ImageBatches | CutMix:
+        batches = self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
+        return CutMix(batches, num_classes(model), seed=self.seed) if self.augmentation == "train_cutmix" else batches
 
     def sensitivity(self, model: nn.Module) -> ImageBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["sensitivity"])
@@ -150,10 +152,6 @@ class ImageNet(Classification):
         """Batches of the images at `indices`, or of all images in the order that is quickest to read."""
         config = data_config(model)
         how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)
-        mixup = None
-        if augmentation == "train_cutmix":
-            mixup = timm.data.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, num_classes=num_classes(model))
-
         own = processed_for(model) if (self.transform, augmentation) == ("timm", "none") else None
         transform, crops = own or make_transform(config, self.transform, augmentation), None
         if self.crops and augmentation == "none" and own is None:
@@ -178,7 +176,7 @@ class ImageNet(Classification):
                 generator=torch.Generator().manual_seed(self.seed),
             )
 
-        return ImageBatches(loader, content_key(images.content_key, indices, *how), mixup)
+        return ImageBatches(loader, content_key(images.content_key, indices, *how))
 
 
 def make_transform(config: dict, transform: Transform, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:

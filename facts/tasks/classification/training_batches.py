@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from facts.tasks.classification.base import Batch
-from facts.tasks.classification.image_batches import Decoded, collate, mixed, note_corrupt
+from facts.tasks.classification.image_batches import Decoded, collate, note_corrupt
 from facts.tasks.classification.imagenet_files import ImageFiles
 from facts.tasks.classification.imagenet_files.base import first_few
 from facts.utils.random import seed_of, seeded
@@ -47,7 +47,13 @@ class AugmentedBatches(Dataset):
                     f"no image of a training batch can be decoded: {first_few(corrupt)}; fetch them again, or raise "
                     "batch_size"
                 )
-            return mixed(batch, self.mixup), corrupt
+            return self._mixed(batch), corrupt
+
+    def _mixed(self, batch: Batch) -> Batch:
+        """Mix the images in pairs, if there is a `mixup`; an image without a partner is dropped."""
+        images, labels = batch
+        even = len(images) // 2 * 2
+        return self.mixup(images[:even], labels[:even]) if self.mixup else batch
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,200 @@
+"""Calibration on images mixed by CutMix."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.utils.data import DataLoader, TensorDataset
+
+import facts
+from facts.compression.data import as_batches
+from facts.moments import GradGram, InputGram, SampleGradEnergy
+from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.utils.cache import calibration_key
+from tests.networks import KeyedBatches, Runs, image_batches, make_model, relative_error
+
+SIZES = [5, 4, 1]  # an odd batch, and an image without another
+SHARE = 1e-6  # float32 holds shares of pixels to 6e-8 of themselves
+EXACT = 1e-12  # sums in float64 in another order
+
+
+@pytest.fixture
+def batches():
+    return image_batches(SIZES)
+
+
+def same(first, second):
+    pairs = zip(first, second, strict=True)
+    return all(one.equal(other) for batch, again in pairs for one, other in zip(batch, again, strict=True))
+
+
+def weights_of(result):
+    return torch.cat([tensor.flatten() for tensor in result.model.state_dict().values()])
+
+
+def masks_of(batches, mixed):
+    """Where each image shows the one before it, `[N, H, W]` a batch. All other pixels are its own."""
+    for (images, _), (seen, _) in zip(batches, mixed, strict=True):
+        own, other = (seen == images).all(dim=1), (seen == images.roll(1, dims=0)).all(dim=1)
+        assert (own | other).all()
+        yield ~own
+
+
+def test_images_have_a_rectangle_of_the_one_before_and_labels_are_shares_of_pixels(batches):
+    mixed = list(facts.CutMix(batches, 4, seed=1))
+    masks = list(masks_of(batches, mixed))
+    for (_, labels), (_, targets), of_batch in zip(batches, mixed, masks, strict=True):
+        expected = torch.zeros(len(labels), 4, dtype=torch.float64)
+        for k, mask in enumerate(of_batch):
+            rows, columns = mask.any(dim=1), mask.any(dim=0)
+            assert mask.equal(rows[:, None] & columns)
+            assert all(side.int().diff().abs().sum() <= 2 for side in (rows, columns))  # without gaps
+            share = float(mask.double().mean())
+            expected[k, labels[k]] += 1 - share
+            expected[k, labels[k - 1]] += share
+        torch.testing.assert_close(targets.double(), expected, rtol=0, atol=SHARE)
+    areas = [int(of_batch[0].sum()) for of_batch in masks]
+    assert 0 != areas[0] != areas[1] != areas[2] == 0  # a rectangle for each batch; a single image has none
+
+
+def test_alpha_is_that_of_the_beta_distribution():
+    """A huge one draws squares of half an image, √(1/2) · 8 = 5.7 pixels a side, rounded to 4."""
+    batches = image_batches([2] * 40)
+    largest = {
+        alpha: max(int(mask[0].sum()) for mask in masks_of(batches, facts.CutMix(batches, 4, alpha=alpha)))
+        for alpha in (1e6, 1.0)
+    }
+    assert largest[1e6] == 16 < largest[1.0]
+
+
+def test_every_pass_is_the_same_and_nothing_else_changes(batches):
+    mixed, before = facts.CutMix(batches, 4), [images.clone() for images, _ in batches]
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    first = list(mixed)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]
+    assert torch.get_rng_state().equal(states[2])
+    assert all(images.equal(old) for (images, _), old in zip(batches, before, strict=True))
+    assert same(mixed, first)
+    assert not same(facts.CutMix(batches, 4, seed=1), first)
+
+
+def test_a_loader_that_shuffles_and_data_that_can_be_read_once(batches):
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    loader = DataLoader(TensorDataset(images, labels), batch_size=4, shuffle=True)
+    for mixed in (facts.CutMix(loader, 4), facts.CutMix(iter(batches), 4)):
+        first = list(mixed)
+        assert len(first) == 3 and same(mixed, first)
+
+
+def test_mappings_and_arrays_are_mixed_as_pairs_are(batches):
+    mappings = [{"labels": labels, "pixel_values": images} for images, labels in batches]
+    arrays = [(images.numpy(), labels.numpy().astype("int32")) for images, labels in batches]
+    expected = list(facts.CutMix(batches, 4))
+    assert same(facts.CutMix(arrays, 4), expected)
+    assert same(((inputs["pixel_values"], targets) for inputs, targets in facts.CutMix(mappings, 4)), expected)
+
+
+def test_processes_mix_their_shares_as_one_would(batches):
+    mixed = facts.CutMix(batches, 4)
+    whole, calibration = list(mixed), as_batches(mixed, make_model())
+    for rank in (0, 1):
+        assert same(mixed.shard(rank, 2), whole[rank::2])
+        assert same(calibration.shard(rank, 2), whole[rank::2])
+
+
+class TestCompression:
+    def test_moments_are_those_of_the_same_tensors(self, batches):
+        mixed, model, wanted = facts.CutMix(batches, 4), make_model(), [InputGram(), GradGram(), SampleGradEnergy()]
+        found, expected = (facts.prepare(model, data).moments(wanted) for data in (mixed, list(mixed)))
+        unmixed = facts.prepare(model, batches).moments(wanted)
+        for layer, moments in expected.items():
+            for moment in wanted:
+                assert found[layer][moment][0].equal(moments[moment][0])
+                assert not unmixed[layer][moment][0].equal(moments[moment][0])
+
+    def test_batches_in_parts_give_the_moments_of_whole_ones(self, batches):
+        """A network on a device with memory for two samples."""
+        limited = make_model()
+
+        def refuse(module, args):
+            if len(args[0]) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        limited.register_forward_pre_hook(refuse)
+        mixed, wanted = facts.CutMix(batches, 4), [InputGram(), SampleGradEnergy()]
+        options = {"input_shape": (1, 3, 8, 8)}
+        found, expected = (facts.prepare(model, mixed, **options).moments(wanted) for model in (limited, make_model()))
+        for layer, moments in expected.items():
+            for moment in wanted:
+                assert relative_error(found[layer][moment][0], moments[moment][0]) < EXACT
+
+    def test_searches_and_recovery_see_the_mixed_images(self, batches):
+        mixed = facts.CutMix(batches, 4)
+        options = {"search": "cors", "recover": facts.Recovery(epochs=1, batch_size=2)}
+        results = [facts.compress(make_model(), data, **options) for data in (mixed, list(mixed))]
+        assert weights_of(results[0]).equal(weights_of(results[1]))
+        assert results[0].summary.recovery.after == results[1].summary.recovery.after
+
+    def test_labels_are_drawn_for_the_mixed_images(self, batches):
+        drawn = SampledLabels(summed_cross_entropy)
+        expected = weights_of(facts.compress(make_model(), list(facts.CutMix(batches, 4)), loss=drawn))
+        assert weights_of(facts.compress(make_model(), facts.CutMix(batches, 4), loss=drawn)).equal(expected)
+        images = facts.CutMix([images for images, _ in batches], 4)
+        assert all(targets is None for _, targets in images)
+        assert weights_of(facts.compress(make_model(), images)).equal(expected)
+
+    def test_the_cache_tells_mixtures_apart(self, batches):
+        for kind in (list, KeyedBatches):
+            data = kind(batches)
+            others = ({"num_classes": 5}, {"alpha": 0.3}, {"seed": 1})
+            keys = [calibration_key(facts.CutMix(data, **{"num_classes": 4} | fields)) for fields in ({}, {}, *others)]
+            assert len({*keys, calibration_key(data)}) == 5 and keys[0] == keys[1]
+
+    def test_a_second_call_finds_the_moments(self, batches, tmp_path):
+        data = KeyedBatches(batches)
+        calls = [facts.prepare(make_model(), facts.CutMix(data, 4), cache=tmp_path) for _ in range(2)]
+        reads = []
+        for prepared in calls:
+            before = data.num_reads
+            prepared.moments([InputGram()])
+            reads.append(data.num_reads - before)
+        assert reads == [1, 0]
+
+
+IMAGES, LABELS = image_batches([4])[0]
+UNFIT = {
+    "soft targets": (
+        [(IMAGES, torch.eye(4))],
+        r"alone or with class indices \[N\], got float64 .* with float32 \[4, 4\]$",
+    ),
+    "too few labels": ([(IMAGES, LABELS[:3])], r"got float64 \[4, 3, 8, 8\] with int64 \[3\]$"),
+    "labels in floating point": ([(IMAGES, LABELS.double())], r"with float64 \[4\]$"),
+    "tokens": ([(LABELS[None], LABELS[None])], r"got int64 \[1, 4\] with int64 \[1, 4\]$"),
+    "two tensors": ([({"pixel_values": IMAGES, "mask": IMAGES}, LABELS)], r"got dict with int64 \[4\]$"),
+    "other classes": ([(IMAGES, LABELS + 4)], "labels from 4 to 5 do not fit num_classes=4: give the number of the"),
+    "nothing": ([(IMAGES, LABELS - 200)], "labels from -200 to -199 do not fit"),
+    "batches of one": ([(IMAGES[:1], LABELS[:1])] * 4, "the first has only one: give batches of two or more$"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_cannot_be_mixed_is_refused_before_any_work(case):
+    data, message = UNFIT[case]
+    model = make_model()
+    runs = Runs(model.grid)
+    with pytest.raises(ValueError, match=message) as caught:
+        facts.compress(model, facts.CutMix(data, 4))
+    assert "\n" not in str(caught.value) and runs.number == 0
+
+
+def test_more_classes_than_the_network_has(batches):
+    with pytest.raises(ValueError, match=r"outputs and targets that are float64 \[5, 4\] and float32 \[5, 9\]"):
+        facts.compress(make_model(), facts.CutMix(batches, 9))
+
+
+@pytest.mark.parametrize("fields", [{"num_classes": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"seed": "one"}])
+def test_fields_out_of_range(batches, fields):
+    with pytest.raises(ValidationError, match=f"CutMix\n{next(iter(fields))}"):
+        facts.CutMix(batches, **{"num_classes": 4} | fields)
