@@ -274,8 +274,8 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.level.tolist() == [True, True, False]
     assert methods.rank_low.tolist() == [1, 1.5, 3] and methods.rank_high.tolist() == [1.5, 2, 3]
     assert methods.fastest.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best", "quick", "poor"]
-    assert [text.get_text() for text in figure.axes[1].texts] == ["quick", "best"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
+    assert [text.get_text() for text in figure.axes[1].texts] == ["2", "1"]
 
 
 def test_a_ranking_of_nothing_says_so(ranked, tmp_path):

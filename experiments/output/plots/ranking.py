@@ -20,7 +20,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
 
     Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods and columns.
     Blue are the best method and those whose rank is not apart from its: the interval of the difference holds zero.
-    The line joins methods such that none is both faster and more accurate.
+    The line joins methods such that none is both faster and more accurate, each with its place.
     """
     methods = ranked(experiment, records)
     figure = Figure(figsize=(WIDTH, max(2.6, 0.9 + INCHES_A_ROW * len(methods))), layout="constrained")
@@ -74,7 +74,8 @@ def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
         own = methods[methods.level == level]
         errors = [own["rank"] - own.rank_low, own.rank_high - own["rank"]]
         axes.errorbar(own["rank"], own.index, xerr=errors, fmt="o", color=color, markersize=3, elinewidth=0.8)
-    axes.set_yticks(range(len(methods)), methods.method, fontsize=6)
+    labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
+    axes.set_yticks(range(len(methods)), labels, fontsize=6)
     axes.invert_yaxis()
     axes.margins(y=0.02)
 
@@ -85,5 +86,5 @@ def draw_front(axes: Axes, methods: pd.DataFrame) -> None:
         axes.plot(own.minutes, own.accuracy, "o", color=color, markersize=3)
     front = methods[methods.fastest].sort_values("minutes")
     axes.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
-    for method in front.itertuples():
-        axes.annotate(method.method, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=5)
+    for place, method in zip(front.index + 1, front.itertuples(), strict=True):
+        axes.annotate(place, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=6)
