@@ -185,7 +185,7 @@ def wide_table(
                 entry = by_place.get((row, column, metric))
                 line[f"{column} {title}"] = ours_as_text(entry)
                 if metric == experiment.ranked_by and published:
-                    line[f"{column} {title} (paper)"] = number(entry.paper if entry else None)
+                    line[f"{column} {title} ({experiment.source})"] = number(entry.paper if entry else None)
                     if comparable:
                         line[f"{column} {title} (difference)"] = number(entry.difference if entry else None)
         lines.append(line)
@@ -198,9 +198,9 @@ def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
 
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
-    """Make a table of the ranked metric alone, ours and in brackets the paper's: narrow enough for a terminal."""
+    """Make a table of the ranked metric alone, ours and in brackets the published one: narrow enough for a terminal."""
     by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
-    brackets = ", in brackets the paper's" if in_paper(entries) else ""
+    brackets = f", in brackets the {experiment.source}'s" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
     table.add_column(experiment.axis_title or "Method", no_wrap=True)
     for column in experiment.columns:

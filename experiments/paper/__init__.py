@@ -1,4 +1,4 @@
-"""Values printed in the paper: one CSV an experiment, one line a value."""
+"""Published values, of the paper or of an experiment's own `source`: one CSV an experiment, one line a value."""
 
 import csv
 from functools import cache
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def paper_values(experiment: str) -> dict[tuple[str, str, str], float]:
-    """Read the paper's values by row, column and metric; empty for an experiment without a file, such as your own."""
+    """Read the published values by row, column and metric; empty for an experiment without a file, such as your own."""
     path = FOLDER / f"{experiment}.csv"
     return _read(path) if path.exists() else {}
 

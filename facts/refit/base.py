@@ -75,10 +75,11 @@ class Compressing:
 class Refit(ABC):
     """A way to fit low-rank layers to a network whose earlier layers are compressed already.
 
-    It goes from block to block, or, unless `by_block`, from layer to layer. It heeds `fit_bias`, or leaves biases as
-    they are.
+    It goes from block to block, or, unless `by_block`, from layer to layer; a refit that needs no data takes all layers
+    at once. It heeds `fit_bias`, or leaves biases as they are.
     """
 
+    needs_data: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
     fits_bias: ClassVar[bool] = False
 
@@ -89,7 +90,7 @@ class Refit(ABC):
     def check(self, fit_bias: bool, has_data: bool) -> None:
         """Raises `ValueError` if there are no data, or if biases are to be fitted and this refit leaves them."""
         name = type(self).__name__
-        if not has_data:
+        if self.needs_data and not has_data:
             raise ValueError(f"{name} runs the network on calibration data: give some, or no refit")
         if fit_bias and not self.fits_bias:
             raise ValueError(f"{name} leaves biases as they are: choose fit_bias=False with it, or the refit blockwise")
@@ -104,16 +105,20 @@ class Refit(ABC):
     ) -> dict[str, Decomposition]:
         """Fit all layers of a plan in the order in which they run."""
         work = Compressing(calibration, estimator, plan, dict(decompositions), form)
-        groups = in_order(calibration, plan, self.by_block)
+        groups = in_order(calibration, plan, self.by_block) if self.needs_data else [low_rank_layers(plan)]
         for number, names in enumerate(groups, start=1):
             log.info("refit %d of %d: %s", number, len(groups), ", ".join(names))
             work.put(self.refitted(work, names))
         return work.decompositions
 
 
+def low_rank_layers(plan: Plan) -> list[str]:
+    return [name for name, rank in plan.items() if rank is not None]
+
+
 def in_order(calibration: Calibration, plan: Plan, by_block: bool) -> list[list[str]]:
     """Names of the low-rank layers in the order in which they first run, in groups: one for each block or layer."""
-    names = {calibration.layers[name]: name for name, rank in plan.items() if rank is not None}
+    names = {calibration.layers[name]: name for name in low_rank_layers(plan)}
     blocks = blocks_of(calibration.model, names) if by_block else []
     owners = dict(zip(names, names, strict=True)) | {layer: block for block in blocks for layer in block.modules()}
     groups: defaultdict[nn.Module, dict[str, None]] = defaultdict(dict)

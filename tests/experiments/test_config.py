@@ -64,6 +64,7 @@ PUBLISHED = {
     "convnext_s": "timm/convnext_small.fb_in22k_ft_in1k",
     "deit_b": "timm/deit_base_distilled_patch16_224.fb_in1k",
     "deit_b_plain": "timm/deit_base_patch16_224.fb_in1k",
+    "deit_iii_l": "timm/deit3_large_patch16_224.fb_in22k_ft_in1k",
     "deit_s": "timm/deit_small_patch16_224.fb_in1k",
     "mambavision_b": "nvidia/MambaVision-B-1K",
     "mambavision_l": "nvidia/MambaVision-L-1K",

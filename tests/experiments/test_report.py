@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -103,6 +104,17 @@ def test_differences_are_shown_where_the_data_are_the_papers(tmp_path):
     rows = {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
     assert rows[PLAIN][:6] == ["1.0", "10.0", "−9.0", "61.5± 2.4", "56.5", "+5.0"]
     assert "no difference is computed" not in page.text
+
+
+def test_values_of_another_source_are_called_by_it(tmp_path):
+    write_results(tmp_path)
+    other = replace(EXPERIMENTS[1], source="README")
+    page = written(tmp_path, [EXPERIMENTS[0], other])
+    assert page.tables["table-demo_40"][2] == ["ours", "paper"] * 4
+    assert page.tables["table-demo_50"][2] == ["ours", "README"] * 4
+    assert "correlation with the README by" in page.text
+    before, _, after = page.text.rpartition("Tables beyond the paper")
+    assert "Tables of the paper" in before and other.title in after and EXPERIMENTS[0].title not in after
 
 
 def test_what_is_missing_is_said_with_the_reason(page):

@@ -10,7 +10,7 @@ from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.results import properties_of
-from experiments.output.tables import ERRORS, Entry, entries_of, ours_as_text, write_tables
+from experiments.output.tables import ERRORS, Entry, entries_of, ours_as_text, screen_table, write_tables
 from tests.records import make_record
 from tests.results_folder import outcomes, write_paper
 
@@ -159,6 +159,14 @@ def test_properties_of_the_estimators_stand_beside_their_rows(experiment, tmp_pa
 def config(row: str):
     targets = {"A": "facts.estimators.FACTS", "B": "facts.estimators.KFACReduce"}
     return OmegaConf.create({"estimator": {"_target_": targets.get(row)}})
+
+
+def test_values_of_another_source_are_called_by_it(experiment, tmp_path):
+    experiment.source = "README"
+    entries = entries_of(experiment, places({"A": 12.5}), comparable=False)
+    write_tables(experiment, entries, tmp_path, {})
+    assert "Net Top-1 (README)" in (tmp_path / "demo.md").read_text()
+    assert "in brackets the README's" in str(screen_table(experiment, entries).title)
 
 
 def test_a_table_that_the_paper_does_not_have_has_no_column_for_it(experiment, tmp_path):

@@ -112,8 +112,11 @@ def asvd(batches: Batches, statistic="mean", alpha=0.5):
     return torch.diag((scale**alpha + 1e-6) ** 2), None
 
 
-def fwsvd(batches: Batches, exponent=1.0):
-    diagonal = mean(s.D**2 for s in every(batches))
+def fwsvd(batches: Batches, exponent=1.0, gradients="sample"):
+    if gradients == "sample":
+        diagonal = mean(s.D**2 for s in every(batches))
+    else:
+        diagonal = sum(mean(s.D for s in batch) ** 2 for batch in batches) / len(every(batches))
     return torch.diag(diagonal.sum(dim=0) ** exponent), None
 
 

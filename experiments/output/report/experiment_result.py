@@ -46,7 +46,7 @@ class ExperimentResult:
 
     @property
     def agreement(self) -> dict[str, Entry]:
-        """Spearman's correlation of our ranking of the methods with the paper's, by column."""
+        """Spearman's correlation of our ranking of the methods with the published one, by column."""
         return self._extra(RANK_CORRELATION)
 
     @property

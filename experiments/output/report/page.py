@@ -70,11 +70,15 @@ def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
     """Group the experiments under headings, the paper's tables first."""
     tables = [result for result in results if result.experiment.metrics]
     chosen = {
-        "Tables of the paper": [result for result in tables if in_paper(result.entries.values())],
-        "Tables beyond the paper": [result for result in tables if not in_paper(result.entries.values())],
+        "Tables of the paper": [result for result in tables if is_of_the_paper(result)],
+        "Tables beyond the paper": [result for result in tables if not is_of_the_paper(result)],
         "Figures": [result for result in results if not result.experiment.metrics],
     }
     return {heading: members for heading, members in chosen.items() if members}
+
+
+def is_of_the_paper(result: ExperimentResult) -> bool:
+    return result.experiment.source == "paper" and in_paper(result.entries.values())
 
 
 def groups(result: ExperimentResult) -> list[Group]:

@@ -4,25 +4,42 @@ A = squared weight gradients, summed over outputs, on the diagonal
 B = I
 """
 
-from typing import Annotated
+from dataclasses import dataclass as plain_dataclass
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from facts.estimators.base import Estimator, KroneckerFactors
-from facts.moments import LayerMoments, SampleGradEnergy
+from facts.moments import LayerMoments, Moment, SampleGradEnergy
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class FWSVD(Estimator):
-    """A = diag(f^exponent) with f_j the mean over samples and outputs of the squared weight gradient; B = I."""
+    """A = diag(f^exponent), f_j up to a constant the mean over outputs of the squared weight gradient; B = I.
+
+    Gradients are those of single samples, or of each batch's mean loss. Their squares are averaged.
+    """
 
     exponent: Annotated[float, Field(ge=0)] = 1.0
+    gradients: Literal["sample", "batch"] = "sample"
 
     @property
     def moments(self):
-        return (SampleGradEnergy(),)
+        return (SampleGradEnergy() if self.gradients == "sample" else BatchGradEnergy(),)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        (energy,) = moments[SampleGradEnergy()]
+        (energy,) = moments[self.moments[0]]
         return KroneckerFactors(A=((energy / moments.num_samples) ** self.exponent).diag())
+
+
+@plain_dataclass(frozen=True)
+class BatchGradEnergy(Moment):
+    """Σ over batches of Σ_i D̄[i, j]² `[n]`, D̄ the mean weight gradient of the batch's samples."""
+
+    def shapes(self, d_in, d_out):
+        return ((d_in,),)
+
+    def add(self, total, batch):
+        gradient = batch.g.flatten(0, 1).T @ batch.x.flatten(0, 1) / batch.num_samples
+        total[0].add_(gradient.square().sum(dim=0))

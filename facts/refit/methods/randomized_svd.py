@@ -1,0 +1,43 @@
+"""Randomized SVD: the SVD by random projection in place of the exact one, without oversampling (Halko et al., 2011).
+
+As many random vectors as the rank, and power iterations, as in PyTorch's `svd_lowrank`. Needs no data.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from facts.decomposition.truncation import Decomposition
+from facts.refit.base import Compressing, Refit
+from facts.utils.random import seeded
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class RandomizedSVD(Refit):
+    """The factors that `torch.svd_lowrank(whitened weight, q=rank)` gives, with a draw for each layer and rank."""
+
+    needs_data = False
+    fits_bias = True
+
+    num_iterations: Annotated[int, Field(ge=0)] = 2
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
+        return {name: self._randomized(name, work.decompositions[name], work.plan[name]) for name in names}
+
+    def _randomized(self, name: str, exact: Decomposition, rank: int | None) -> Decomposition:
+        """Of U diag(s) Vᵀ: the Gaussian vectors are alike in any basis, so the draw can be made of diag(s) alone."""
+        s = exact.energies.double().cpu().sqrt()
+        with seeded(self.seed, name, rank):
+            u, values, v = torch.svd_lowrank(s.diag(), q=rank, niter=self.num_iterations)
+        undone = torch.where(s > 0, s.rsqrt(), 0)[:, None]  # each exact factor holds the root of s
+        left, right = ((undone * basis * values.sqrt()).to(exact.left.device) for basis in (u, v))
+        return replace(
+            exact,
+            left=(exact.left.double() @ left).to(exact.left),
+            right=(right.T @ exact.right.double()).to(exact.right),
+            energies=values.square().to(exact.energies),
+        )
