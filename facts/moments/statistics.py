@@ -16,6 +16,7 @@ from torch import Tensor
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
 from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
+from facts.utils.sources import code_of
 
 GradClip = float | Literal["median"] | None
 Normalize = Literal["none", "batch"]
@@ -36,8 +37,8 @@ class Moment(ABC):
 
     @property
     def key(self) -> str:
-        """File name of this moment with its fields."""
-        return f"{type(self).__name__}-{content_key(self)}"
+        """File name of this moment with its fields and its code, which may be a user's."""
+        return f"{type(self).__name__}-{content_key(self, code_of(type(self)))}"
 
     @abstractmethod
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:

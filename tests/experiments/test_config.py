@@ -43,6 +43,17 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
     assert options("refit") == sorted(REFITS)
 
 
+def test_every_method_is_among_the_rivals(cell_config):
+    """Estimators with uniform ranks and with CoRS, searches and refits at least once; `randomized_svd` is no rival."""
+    rows = [set(overrides) for overrides in cell_config("experiment=rivals").experiment.rows.values()]
+    facts = {"estimator=facts"}
+    estimators = [row | facts if not any("estimator" in each for each in row) else row for row in rows]
+    for name in ESTIMATORS:
+        assert {f"estimator={name}"} in estimators and {f"estimator={name}", "search=cors"} in estimators
+    for group, known in (("search", set(SEARCHES) - {"uniform"}), ("refit", set(REFITS) - {"randomized_svd"})):
+        assert not {f"{group}={name}" for name in known} - set().union(*rows)
+
+
 @pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES), ("refit", REFITS)])
 def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
     for name, cls in known.items():
