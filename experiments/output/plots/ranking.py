@@ -72,8 +72,8 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
 def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
     for level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == level]
-        errors = [own["rank"] - own.rank_low, own.rank_high - own["rank"]]
-        axes.errorbar(own["rank"], own.index, xerr=errors, fmt="o", color=color, markersize=3, elinewidth=0.8)
+        axes.hlines(own.index, own.rank_low, own.rank_high, color=color, linewidth=0.8)
+        axes.plot(own["rank"], own.index, "o", color=color, markersize=3)
     labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
     axes.set_yticks(range(len(methods)), labels, fontsize=6)
     axes.invert_yaxis()
