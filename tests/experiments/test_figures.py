@@ -247,10 +247,10 @@ def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 11
 
 
-def judged(num_right: int, minutes: float) -> Record:
-    """The first so many of 200 test images are right."""
-    right = torch.arange(200) < num_right
-    metrics = {"top1": num_right / 2}
+def judged(num_right: int, minutes: float, size: int = 200) -> Record:
+    """The first so many of the test images are right."""
+    right = torch.arange(size) < num_right
+    metrics = {"top1": 100 * num_right / size}
     return make_record(metrics=metrics, outcomes={"top1": packed(right)}, seconds={"search": 60 * minutes})
 
 
@@ -276,6 +276,13 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.fastest.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
     assert [text.get_text() for text in figure.axes[1].texts] == ["2", "1"]
+
+
+def test_columns_of_a_ranking_may_have_test_sets_of_other_sizes(ranked):
+    experiment, records = ranked
+    records |= {(row, "B"): judged(30 - place, 1, size=40) for place, row in enumerate(("poor", "quick", "best"))}
+    _, methods = ranking(experiment, records)
+    assert dict(zip(methods.method, methods["rank"], strict=True)) == {"best": 2, "quick": 2, "poor": 2}
 
 
 def test_an_interval_of_a_rank_need_not_hold_it(ranked):

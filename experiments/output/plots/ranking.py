@@ -18,9 +18,10 @@ COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minu
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
-    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods and columns.
-    Blue are the best method and those whose rank is not apart from its: the interval of the difference holds zero.
-    The line joins methods such that none is both faster and more accurate, each with its place.
+    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods, and for
+    all columns with as many images. An interval need not hold its rank: a narrow lead is lost in most draws. Blue are
+    the best method and those whose rank is not apart from its: the interval of the difference holds zero. The line
+    joins methods such that none is both faster and more accurate, each with its place.
     """
     methods = ranked(experiment, records)
     figure = Figure(figsize=(WIDTH, max(2.6, 0.9 + INCHES_A_ROW * len(methods))), layout="constrained")
@@ -48,10 +49,14 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     }
     if not whole:
         return pd.DataFrame(columns=COLUMNS)
-    outcomes = np.array([[unpacked(record.outcomes[metric]) for record in line] for line in whole.values()])
-    num_samples = outcomes.shape[-1]
-    draws = np.random.default_rng(0).multinomial(num_samples, np.full(num_samples, 1 / num_samples), size=NUM_DRAWS)
-    (ranks,), drawn = mean_ranks(outcomes, np.ones((1, num_samples))), mean_ranks(outcomes, draws)
+    outcomes = [
+        np.array([unpacked(record.outcomes[metric]) for record in column])
+        for column in zip(*whole.values(), strict=True)
+    ]
+    sizes = [column.shape[1] for column in outcomes]
+    draws = {size: resamples(size) for size in sizes}
+    (ranks,) = mean_ranks(outcomes, [np.ones((1, size)) for size in sizes])
+    drawn = mean_ranks(outcomes, [draws[size] for size in sizes])
     low, high = np.percentile(drawn, INTERVAL, axis=0)
     ahead = np.percentile(drawn - drawn[:, [ranks.argmin()]], INTERVAL[0], axis=0)
     methods = pd.DataFrame(
@@ -67,6 +72,11 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     ).sort_values(["rank", "minutes"], ignore_index=True)
     by_accuracy = methods.sort_values(["accuracy", "minutes"], ascending=[False, True])
     return methods.assign(fastest=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+
+
+def resamples(size: int) -> np.ndarray:
+    """How often each test image is drawn, `[draws, size]`."""
+    return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=NUM_DRAWS)
 
 
 def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
