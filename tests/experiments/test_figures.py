@@ -285,6 +285,16 @@ def test_columns_of_a_ranking_may_have_test_sets_of_other_sizes(ranked):
     assert dict(zip(methods.method, methods["rank"], strict=True)) == {"best": 2, "quick": 2, "poor": 2}
 
 
+def test_a_row_that_took_no_time_is_ranked_but_not_on_the_line(ranked):
+    """As the dense network is where `unranked` does not name it."""
+    experiment, records = ranked
+    experiment.unranked = []
+    records |= {("Dense", column): replace(records["Dense", column], seconds={}) for column in "AB"}
+    _, methods = ranking(experiment, records)
+    assert methods.method.tolist() == ["Dense", "best", "quick", "poor"] and methods.minutes.isna().sum() == 1
+    assert methods.fastest.tolist() == [False, True, True, False]
+
+
 def test_an_interval_of_a_rank_need_not_hold_it(ranked):
     """A lead of one image in each of four columns, all on images of their own, is lost in nearly every draw."""
     experiment, _ = ranked

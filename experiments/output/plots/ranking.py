@@ -67,10 +67,13 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
             "rank_high": high,
             "level": ahead <= 0,
             "accuracy": [np.mean([record.metrics[metric] for record in line]) for line in whole.values()],
-            "minutes": [np.mean([record.values["total_minutes"] for record in line]) for line in whole.values()],
+            "minutes": [
+                np.mean([record.values.get("total_minutes", np.nan) for record in line]) for line in whole.values()
+            ],
         }
     ).sort_values(["rank", "minutes"], ignore_index=True)
-    by_accuracy = methods.sort_values(["accuracy", "minutes"], ascending=[False, True])
+    timed = methods.fillna({"minutes": np.inf})  # the original takes none
+    by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
     return methods.assign(fastest=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
 
 
