@@ -58,13 +58,14 @@ class GridCell:
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column. If a choice does not exist yet, its cell has no configuration."""
     grid = []
-    own = experiment.mini if experiment.mini and compose().profile.name == "mini" else []
+    chosen = f"experiment={experiment.option or experiment.name}"
+    own = experiment.mini if experiment.mini and compose(chosen).profile.name == "mini" else []
     for row, row_overrides in experiment.rows.items():
         for column, column_overrides in experiment.columns.items():
             if column in experiment.not_applicable.get(row, {}):
                 grid.append(GridCell(experiment.name, row, column, None, status="n.a."))
                 continue
-            overrides = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
+            overrides = [chosen, f"task={experiment.task}"]
             overrides += [*experiment.overrides, *column_overrides, *own, *row_overrides]
             try:
                 config = compose(*overrides)

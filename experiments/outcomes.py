@@ -1,5 +1,6 @@
 """Outcomes of single test samples: their place in a record, and what they tell about differences between methods."""
 
+from collections.abc import Sequence
 from itertools import combinations
 from math import inf, sqrt
 
@@ -39,10 +40,10 @@ def num_apart(methods: list[np.ndarray]) -> int:
     return sum(abs(errors_apart(*pair)) > APART for pair in combinations(methods, 2))
 
 
-def mean_ranks(outcomes: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
     """Mean over columns of the ranks of methods `[draws, M]`, 1 for the most accurate; equal ones share a rank.
 
-    `outcomes [M, columns, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
+    Of each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
     """
-    accuracies = np.einsum("mcn,dn->dcm", outcomes.astype(float), counts.astype(float), optimize=True)
-    return rankdata(-accuracies, axis=-1).mean(axis=1)
+    numbers = (drawn.astype(float) @ column.T for column, drawn in zip(outcomes, counts, strict=True))
+    return np.mean([rankdata(-number, axis=-1) for number in numbers], axis=0)

@@ -156,6 +156,14 @@ def test_other_experiments_have_no_axis(chosen, choice):
         chosen(f"experiment={choice}", *SHRINKAGE)
 
 
+def test_the_command_line_adds_a_row_to_a_table_with_settings_of_its_own_in_mini(chosen):
+    """The profile is to be found though `experiment.rows` is a field of the experiment alone."""
+    (experiment,) = chosen("experiment=model_sizes", "+experiment.rows.Mine=['estimator=pela']")
+    assert experiment.mini
+    mine = [cell.config for cell in grid_of(experiment) if cell.row == "Mine"]
+    assert {config.estimator._target_ for config in mine} == {"facts.estimators.PELA"}
+
+
 @pytest.mark.parametrize("name", CARRIED)
 def test_the_committed_records_are_those_of_the_rows(chosen, name):
     (experiment,) = chosen(f"experiment={name}")

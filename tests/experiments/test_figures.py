@@ -247,10 +247,10 @@ def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 11
 
 
-def judged(num_right: int, minutes: float) -> Record:
-    """The first so many of 200 test images are right."""
-    right = torch.arange(200) < num_right
-    metrics = {"top1": num_right / 2}
+def judged(num_right: int, minutes: float, size: int = 200) -> Record:
+    """The first so many of the test images are right."""
+    right = torch.arange(size) < num_right
+    metrics = {"top1": 100 * num_right / size}
     return make_record(metrics=metrics, outcomes={"top1": packed(right)}, seconds={"search": 60 * minutes})
 
 
@@ -276,6 +276,42 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.fastest.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
     assert [text.get_text() for text in figure.axes[1].texts] == ["2", "1"]
+
+
+def test_columns_of_a_ranking_may_have_test_sets_of_other_sizes(ranked):
+    experiment, records = ranked
+    records |= {(row, "B"): judged(30 - place, 1, size=40) for place, row in enumerate(("poor", "quick", "best"))}
+    _, methods = ranking(experiment, records)
+    assert dict(zip(methods.method, methods["rank"], strict=True)) == {"best": 2, "quick": 2, "poor": 2}
+
+
+def test_a_row_that_took_no_time_is_ranked_but_not_on_the_line(ranked):
+    """As the dense network is where `unranked` does not name it."""
+    experiment, records = ranked
+    experiment.unranked = []
+    records |= {("Dense", column): replace(records["Dense", column], seconds={}) for column in "AB"}
+    _, methods = ranking(experiment, records)
+    assert methods.method.tolist() == ["Dense", "best", "quick", "poor"] and methods.minutes.isna().sum() == 1
+    assert methods.fastest.tolist() == [False, True, True, False]
+
+
+def test_an_interval_of_a_rank_need_not_hold_it(ranked):
+    """A lead of one image in each of four columns, all on images of their own, is lost in nearly every draw."""
+    experiment, _ = ranked
+    experiment.columns, experiment.rows = {column: [] for column in "ABCD"}, {row: [] for row in "uvwxyz"}
+    records = {}
+    for k, row in enumerate(experiment.rows):
+        for number, column in enumerate(experiment.columns):
+            right = torch.ones(200, dtype=torch.bool)
+            right[20 * k : 20 * k + (20 if k else 19)] = False
+            right = right[torch.randperm(200, generator=torch.Generator().manual_seed(number))]
+            outcomes = {"top1": packed(right)}
+            records[row, column] = make_record(metrics={"top1": 90.0}, outcomes=outcomes, seconds={"search": 60})
+    figure, methods = ranking(experiment, records)
+    best = methods.iloc[0]
+    assert best["method"] == "u" and best["rank"] == 1 < best.rank_low
+    segments = [segment for lines in figure.axes[0].collections for segment in lines.get_segments()]
+    assert [segment[:, 0].tolist() for segment in segments] == methods[["rank_low", "rank_high"]].to_numpy().tolist()
 
 
 def test_a_ranking_of_nothing_says_so(ranked, tmp_path):

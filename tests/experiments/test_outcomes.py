@@ -79,14 +79,13 @@ def test_pairs_are_apart_by_more_than_two_errors():
 
 
 def test_mean_ranks_are_those_of_the_samples_drawn():
-    """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves out two."""
-    outcomes = np.array(
-        [
-            [[1, 1, 1, 0], [0, 0, 1, 1]],  # 3 and 2; drawn: 2 and 1
-            [[1, 1, 0, 0], [1, 1, 1, 1]],  # 2 and 4; drawn: 2 and 3
-            [[1, 1, 0, 0], [0, 0, 0, 0]],  # 2 and 0; drawn: 2 and 0
-        ],
-        dtype=bool,
-    )
-    counts = np.array([[1, 1, 1, 1], [0, 2, 0, 1]])
+    """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves others out.
+
+    The second column has a sample more.
+    """
+    outcomes = [
+        np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 0, 0]], dtype=bool),  # 3, 2, 2; drawn: 2, 2, 2
+        np.array([[0, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=bool),  # 2, 4, 0; drawn: 1, 3, 0
+    ]
+    counts = [np.array([[1, 1, 1, 1], [0, 2, 0, 1]]), np.array([[1, 1, 1, 1, 1], [0, 2, 0, 1, 2]])]
     assert mean_ranks(outcomes, counts).tolist() == [[1.5, 1.75, 2.75], [2.0, 1.5, 2.5]]

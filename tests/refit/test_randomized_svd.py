@@ -69,6 +69,19 @@ def test_it_is_as_far_off_as_the_same_of_the_whitened_weight(problem, num_iterat
         assert abs(ours.mean() - theirs.mean()) < 4 * spread  # standard errors
 
 
+@pytest.mark.parametrize("shape", [(9, 12), (12, 9)])
+def test_it_projects_the_side_that_pytorch_projects(shape):
+    """A weight W becomes W P or P W, P the projection onto the rows or columns of what is left."""
+    weight = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u, s, v = torch.svd_lowrank(weight, q=4)
+    ours = randomized(decompose(weight, KroneckerFactors()), 4)
+    for found in (u * s @ v.T, ours):
+        inverse = torch.linalg.pinv(found, rtol=1e-9)
+        errors = [relative_error(each, found) for each in (weight @ inverse @ found, found @ inverse @ weight)]
+        same, other = errors if shape[0] < shape[1] else errors[::-1]
+        assert same < 1e-9 < 1e-3 < other  # rounding; a real difference
+
+
 def test_directions_that_a_root_drops_stay_out(problem):
     weight, A, _, _ = problem
     A[:, :3] = A[:3] = 0

@@ -18,9 +18,10 @@ COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minu
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
-    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods and columns.
-    Blue are the best method and those whose rank is not apart from its: the interval of the difference holds zero.
-    The line joins methods such that none is both faster and more accurate, each with its place.
+    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods, and for
+    all columns with as many images. An interval need not hold its rank: a narrow lead is lost in most draws. Blue are
+    the best method and those whose rank is not apart from its: the interval of the difference holds zero. The line
+    joins methods such that none is both faster and more accurate, each with its place.
     """
     methods = ranked(experiment, records)
     figure = Figure(figsize=(WIDTH, max(2.6, 0.9 + INCHES_A_ROW * len(methods))), layout="constrained")
@@ -48,10 +49,14 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     }
     if not whole:
         return pd.DataFrame(columns=COLUMNS)
-    outcomes = np.array([[unpacked(record.outcomes[metric]) for record in line] for line in whole.values()])
-    num_samples = outcomes.shape[-1]
-    draws = np.random.default_rng(0).multinomial(num_samples, np.full(num_samples, 1 / num_samples), size=NUM_DRAWS)
-    (ranks,), drawn = mean_ranks(outcomes, np.ones((1, num_samples))), mean_ranks(outcomes, draws)
+    outcomes = [
+        np.array([unpacked(record.outcomes[metric]) for record in column])
+        for column in zip(*whole.values(), strict=True)
+    ]
+    sizes = [column.shape[1] for column in outcomes]
+    draws = {size: resamples(size) for size in sizes}
+    (ranks,) = mean_ranks(outcomes, [np.ones((1, size)) for size in sizes])
+    drawn = mean_ranks(outcomes, [draws[size] for size in sizes])
     low, high = np.percentile(drawn, INTERVAL, axis=0)
     ahead = np.percentile(drawn - drawn[:, [ranks.argmin()]], INTERVAL[0], axis=0)
     methods = pd.DataFrame(
@@ -62,18 +67,26 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
             "rank_high": high,
             "level": ahead <= 0,
             "accuracy": [np.mean([record.metrics[metric] for record in line]) for line in whole.values()],
-            "minutes": [np.mean([record.values["total_minutes"] for record in line]) for line in whole.values()],
+            "minutes": [
+                np.mean([record.values.get("total_minutes", np.nan) for record in line]) for line in whole.values()
+            ],
         }
     ).sort_values(["rank", "minutes"], ignore_index=True)
-    by_accuracy = methods.sort_values(["accuracy", "minutes"], ascending=[False, True])
+    timed = methods.fillna({"minutes": np.inf})  # the original takes none
+    by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
     return methods.assign(fastest=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+
+
+def resamples(size: int) -> np.ndarray:
+    """How often each test image is drawn, `[draws, size]`."""
+    return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=NUM_DRAWS)
 
 
 def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
     for level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == level]
-        errors = [own["rank"] - own.rank_low, own.rank_high - own["rank"]]
-        axes.errorbar(own["rank"], own.index, xerr=errors, fmt="o", color=color, markersize=3, elinewidth=0.8)
+        axes.hlines(own.index, own.rank_low, own.rank_high, color=color, linewidth=0.8)
+        axes.plot(own["rank"], own.index, "o", color=color, markersize=3)
     labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
     axes.set_yticks(range(len(methods)), labels, fontsize=6)
     axes.invert_yaxis()

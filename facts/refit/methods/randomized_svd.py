@@ -33,6 +33,8 @@ class RandomizedSVD(Refit):
         s = exact.energies.double().cpu().sqrt()
         with seeded(self.seed, name, rank):
             u, values, v = torch.svd_lowrank(s.diag(), q=rank, niter=self.num_iterations)
+        if len(exact.left) < exact.right.shape[1]:  # svd_lowrank projects the longer side of a matrix
+            u, v = v, u
         undone = torch.where(s > 0, s.rsqrt(), 0)[:, None]  # each exact factor holds the root of s
         left, right = ((undone * basis * values.sqrt()).to(exact.left.device) for basis in (u, v))
         return replace(
