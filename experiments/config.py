@@ -89,7 +89,7 @@ class Experiment:
     `axis_title` is their title. `option` is the file of an experiment whose name the command line completes.
     `properties` are attributes of the estimators, with their titles, that the table shows beside their rows. With
     `by_device`, rows of other devices follow, and the paper's values are those of its devices. `not_applicable` holds,
-    by row and column, the reasons why cells are left out. `source` is where the values to compare with were published.
+    by row and column, the reasons why cells are left out. `published_in` says where the values to compare with come from.
     """
 
     name: str = MISSING
@@ -109,7 +109,7 @@ class Experiment:
     columns: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, list[str]] = field(default_factory=dict)
     unranked: list[str] = field(default_factory=list)
-    source: str = "paper"
+    published_in: str = "paper"
     not_applicable: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

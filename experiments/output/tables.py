@@ -1,4 +1,4 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with the paper's values beside ours."""
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values beside ours."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +27,7 @@ ERRORS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One value of a table; `difference` is ours minus the paper's, only on the paper's data.
+    """One value of a table; `difference` is ours minus the published one, only on the same data.
 
     For a share of test samples there are its standard error and, for methods, how far the best of the column is ahead,
     in standard errors of the difference. A rank correlation has the number of methods and its p-value.
@@ -119,7 +119,7 @@ def pairs_apart(experiment: Experiment, grid: list[GridCell]) -> list[Entry]:
 
 
 def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[Entry]:
-    """Spearman's correlation of our ranking of five methods or more with the paper's, one for each column."""
+    """Spearman's correlation of our ranking of five methods or more with the published one, one for each column."""
     table = pd.DataFrame(map(asdict, entries))
     ranked = table[(table.metric == experiment.ranked_by) & ~table.row.isin(experiment.unranked)]
     correlations = []
@@ -167,7 +167,7 @@ def write_tables(
 def wide_table(
     experiment: Experiment, entries: list[Entry], properties: Mapping[str, Mapping[str, str]]
 ) -> pd.DataFrame:
-    """Make one line a row of the paper's table; for each column and metric, ours and the paper's as text.
+    """Make one line a row; for each column and metric, ours and the published value as text.
 
     The ranked metric also has its difference to the paper, if any is known.
     """
@@ -185,7 +185,7 @@ def wide_table(
                 entry = by_place.get((row, column, metric))
                 line[f"{column} {title}"] = ours_as_text(entry)
                 if metric == experiment.ranked_by and published:
-                    line[f"{column} {title} ({experiment.source})"] = number(entry.paper if entry else None)
+                    line[f"{column} {title} ({experiment.published_in})"] = number(entry.paper if entry else None)
                     if comparable:
                         line[f"{column} {title} (difference)"] = number(entry.difference if entry else None)
         lines.append(line)
@@ -200,7 +200,7 @@ def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """Make a table of the ranked metric alone, ours and in brackets the published one: narrow enough for a terminal."""
     by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
-    brackets = f", in brackets the {experiment.source}'s" if in_paper(entries) else ""
+    brackets = f", in brackets the {experiment.published_in}'s" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
     table.add_column(experiment.axis_title or "Method", no_wrap=True)
     for column in experiment.columns:

@@ -15,6 +15,10 @@ from facts.finetuning.recovery import NUM_EPOCHS
 from facts.pruning.methods.disp_llm import DISP
 from facts.pruning.methods.isomorphic import Isomorphic
 from facts.pruning.methods.nvit import NViT
+from facts.refit.methods.blockwise import Blockwise
+from facts.refit.methods.memvit import MemViTResidual
+from facts.refit.methods.mpifa import MPIFA
+from facts.refit.methods.svd_llm import SVDLLMUpdate
 from facts.search.methods.aafm import AAFMSearch
 from facts.search.methods.ars import ARSSearch
 from facts.search.methods.asvd import ASVDSearch
@@ -33,6 +37,7 @@ MIXTURE = 1.6  # of a layer with factors of full rank, in dense layers: 1 + the 
 PROJECTED = 4  # a training pass whose layers' outputs are projected, without gradients of weights
 SMALL = 0.5  # of a network, on average, that runs with ranks drawn at random
 COMPONENTS = 1.3  # of a layer as all its components, in dense layers, on average over a transformer's block
+LAYERS_OF_A_BLOCK = 4  # of a transformer
 TIMED_CALLS = 10  # of a network, in each turn
 SINGLE = 8  # samples of a batch, in whose time a sample alone runs
 
@@ -100,6 +105,23 @@ def _(part: ARSSearch, subject: Subject) -> float:
 
 
 @passes.register
+def _(part: Blockwise, subject: Subject) -> float:
+    """Gradients included, which some estimators do not need."""
+    return subject.task.num_calibration * BACKWARD * len(subject.network.layers) / LAYERS_OF_A_BLOCK
+
+
+@passes.register
+def _(part: SVDLLMUpdate, subject: Subject) -> float:
+    """Of two networks, as for the next ones."""
+    return subject.task.num_calibration * 2 * len(subject.network.layers) / LAYERS_OF_A_BLOCK
+
+
+@passes.register
+def _(part: MPIFA | MemViTResidual, subject: Subject) -> float:
+    return subject.task.num_calibration * 2 * len(subject.network.layers)
+
+
+@passes.register
 def _(part: Finetuning, subject: Subject) -> float:
     return part.num_epochs * subject.task.epoch_size * TAUGHT
 
@@ -152,7 +174,7 @@ def _(part: Throughput, subject: Subject) -> float:
 
 @passes.register
 def _(part: LowRank, subject: Subject) -> float:
-    return passes(part.search, subject)
+    return passes(part.search, subject) + passes(part.refit, subject)
 
 
 @passes.register

@@ -61,6 +61,8 @@ class CutMix:
     @cached_property
     def _batches(self) -> Batches:
         batches = as_batches(self.data, nn.Identity())  # for which classes are targets, and not tokens
+        if batches is None:
+            raise ValueError("CutMix mixes the images of data, and got none: give batches of images")
         assert isinstance(batches, Batches)
         return batches
 
@@ -82,7 +84,7 @@ class CutMix:
         are_images = len(images) == 1 and isinstance(images[0], Tensor) and images[0].ndim == 4
         if are_images and labels is None:
             return torch.zeros(len(images[0]), dtype=torch.int64)
-        are_indices = isinstance(labels, Tensor) and not labels.is_floating_point()
+        are_indices = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex())
         if not are_images or not are_indices or labels.shape != images[0].shape[:1]:
             raise ValueError(
                 "CutMix mixes images [N, C, H, W], alone or with class indices [N], got "

@@ -106,13 +106,14 @@ class Refit(ABC):
         """Fit all layers of a plan in the order in which they run."""
         work = Compressing(calibration, estimator, plan, dict(decompositions), form)
         groups = in_order(calibration, plan, self.by_block) if self.needs_data else [low_rank_layers(plan)]
-        for number, names in enumerate(groups, start=1):
+        for number, names in enumerate(filter(None, groups), start=1):
             log.info("refit %d of %d: %s", number, len(groups), ", ".join(names))
             work.put(self.refitted(work, names))
         return work.decompositions
 
 
 def low_rank_layers(plan: Plan) -> list[str]:
+    """Names of the layers that have a rank."""
     return [name for name, rank in plan.items() if rank is not None]
 
 

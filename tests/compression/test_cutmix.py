@@ -171,6 +171,8 @@ UNFIT = {
     ),
     "too few labels": ([(IMAGES, LABELS[:3])], r"got float64 \[4, 3, 8, 8\] with int64 \[3\]$"),
     "labels in floating point": ([(IMAGES, LABELS.double())], r"with float64 \[4\]$"),
+    "complex labels": ([(IMAGES, LABELS * 1j)], r"with complex64 \[4\]$"),
+    "no data": (None, "CutMix mixes the images of data, and got none: give batches of images$"),
     "tokens": ([(LABELS[None], LABELS[None])], r"got int64 \[1, 4\] with int64 \[1, 4\]$"),
     "two tensors": ([({"pixel_values": IMAGES, "mask": IMAGES}, LABELS)], r"got dict with int64 \[4\]$"),
     "other classes": ([(IMAGES, LABELS + 4)], "labels from 4 to 5 do not fit num_classes=4: give the number of the"),

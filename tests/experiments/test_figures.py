@@ -273,7 +273,7 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.method.tolist() == ["best", "quick", "poor"] and methods["rank"].tolist() == [1, 2, 3]
     assert methods.level.tolist() == [True, True, False]
     assert methods.rank_low.tolist() == [1, 1.5, 3] and methods.rank_high.tolist() == [1.5, 2, 3]
-    assert methods.fastest.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
+    assert methods.on_front.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
     assert [text.get_text() for text in figure.axes[1].texts] == ["2", "1"]
 
@@ -292,7 +292,7 @@ def test_a_row_that_took_no_time_is_ranked_but_not_on_the_line(ranked):
     records |= {("Dense", column): replace(records["Dense", column], seconds={}) for column in "AB"}
     _, methods = ranking(experiment, records)
     assert methods.method.tolist() == ["Dense", "best", "quick", "poor"] and methods.minutes.isna().sum() == 1
-    assert methods.fastest.tolist() == [False, True, True, False]
+    assert methods.on_front.tolist() == [False, True, True, False]
 
 
 def test_an_interval_of_a_rank_need_not_hold_it(ranked):

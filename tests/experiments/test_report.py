@@ -108,7 +108,7 @@ def test_differences_are_shown_where_the_data_are_the_papers(tmp_path):
 
 def test_values_of_another_source_are_called_by_it(tmp_path):
     write_results(tmp_path)
-    other = replace(EXPERIMENTS[1], source="README")
+    other = replace(EXPERIMENTS[1], published_in="README")
     page = written(tmp_path, [EXPERIMENTS[0], other])
     assert page.tables["table-demo_40"][2] == ["ours", "paper"] * 4
     assert page.tables["table-demo_50"][2] == ["ours", "README"] * 4

@@ -162,7 +162,7 @@ def config(row: str):
 
 
 def test_values_of_another_source_are_called_by_it(experiment, tmp_path):
-    experiment.source = "README"
+    experiment.published_in = "README"
     entries = entries_of(experiment, places({"A": 12.5}), comparable=False)
     write_tables(experiment, entries, tmp_path, {})
     assert "Net Top-1 (README)" in (tmp_path / "demo.md").read_text()

@@ -9,10 +9,10 @@ from experiments.config import Experiment
 from experiments.outcomes import mean_ranks, unpacked
 from experiments.output.plots.style import BLUE, GREY, VERMILION, WIDTH, Records, say
 
-NUM_DRAWS = 2000
+NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
 INCHES_A_ROW = 0.15
-COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minutes", "fastest"]
+COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minutes", "on_front"]
 
 
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -74,7 +74,7 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
     ).sort_values(["rank", "minutes"], ignore_index=True)
     timed = methods.fillna({"minutes": np.inf})  # the original takes none
     by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
-    return methods.assign(fastest=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+    return methods.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
 
 
 def resamples(size: int) -> np.ndarray:
@@ -97,7 +97,7 @@ def draw_front(axes: Axes, methods: pd.DataFrame) -> None:
     for level, color in ((True, BLUE), (False, GREY)):
         own = methods[methods.level == level]
         axes.plot(own.minutes, own.accuracy, "o", color=color, markersize=3)
-    front = methods[methods.fastest].sort_values("minutes")
+    front = methods[methods.on_front].sort_values("minutes")
     axes.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
     for place, method in zip(front.index + 1, front.itertuples(), strict=True):
         axes.annotate(place, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=6)

@@ -78,7 +78,7 @@ def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
 
 
 def is_of_the_paper(result: ExperimentResult) -> bool:
-    return result.experiment.source == "paper" and in_paper(result.entries.values())
+    return result.experiment.published_in == "paper" and in_paper(result.entries.values())
 
 
 def groups(result: ExperimentResult) -> list[Group]:

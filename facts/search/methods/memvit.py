@@ -1,4 +1,4 @@
-"""MemViT: the layer that has lost the least energy is cut, by less and less (Azizi et al., 2024)."""
+"""MemViT: the layer that has lost the least energy is cut next, in ever smaller steps (Azizi et al., 2024)."""
 
 import itertools
 import math
@@ -18,8 +18,8 @@ class MemViTSearch(Search):
     """From ranks at which layers cost as much as dense, one layer is cut at a time until the budget is met.
 
     Step t is to remove as much cost as takes the total from N* + (N0 - N*) exp(-t / decay) to the same of t + 1, N*
-    being the budget, but at least one component. It cuts the layer that would have lost the least energy after it: the
-    share of its singular values (not squared). A layer keeps `least_ratio` of its full rank, or its uniform rank if
+    being the budget, but at least one component. It cuts the layer that would have lost the least energy after the cut:
+    the share of its singular values (not squared). A layer keeps `least_ratio` of its full rank, or its uniform rank if
     that is lower.
     """
 
@@ -29,15 +29,15 @@ class MemViTSearch(Search):
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         lost = {name: _lost_energy(problem, name) for name in problem.layers}
         full = {name: problem.full_rank(name) for name in problem.layers}
-        component = {name: problem.share(name, rank) / rank for name, rank in full.items()}
+        cost = {name: [problem.share(name, rank) for rank in range(1, full[name] + 1)] for name in full}
         uniform = Uniform().ranks(problem)
         least = {name: min(uniform[name], max(1, int(self.least_ratio * rank))) for name, rank in full.items()}
-        surplus = sum(1 - ratio for ratio in problem.bounds.values())
+        surplus = sum(1 - budget / dense for budget, dense in zip(problem.budget, problem.dense, strict=True))
         ranks = dict(full)
         for step in itertools.count():
             portion = surplus * (math.exp(-step / self.decay) - math.exp(-(step + 1) / self.decay))
             lower = {
-                name: max(least[name], rank - max(1, math.ceil(portion / component[name])))
+                name: lowered(rank, least[name], cost[name], portion)
                 for name, rank in ranks.items()
                 if rank > least[name]
             }
@@ -46,6 +46,11 @@ class MemViTSearch(Search):
             layer = min(lower, key=lambda name: lost[name][lower[name]])
             ranks[layer] = lower[layer]
         return SearchResult(dict(ranks))
+
+
+def lowered(rank: int, least: int, cost: list[float], portion: float) -> int:
+    """The next rank that costs less by a portion, from the costs of the ranks 1, 2, ...; `least` if none does."""
+    return next((lower for lower in range(rank - 1, least, -1) if cost[rank - 1] - cost[lower - 1] >= portion), least)
 
 
 def _lost_energy(problem: AllocationProblem, name: str) -> list[float]:
