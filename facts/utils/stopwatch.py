@@ -63,17 +63,19 @@ def stopwatch() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Make the block a stage of the stopwatch that runs, if there is one."""
+    """Make the block a stage of the stopwatch that runs, if there is one; within another stage it is a part of that."""
     own = _current.get()
-    if own is None:
+    if own is None or own.running:
         yield
         return
     own.running = name
     own.show(name)
-    with timed(own.seconds, name):
-        yield
-    own.show(name, 1, 1)
-    own.running = ""
+    try:
+        with timed(own.seconds, name):
+            yield
+        own.show(name, 1, 1)
+    finally:
+        own.running = ""
 
 
 def waiting(batches: Iterable[T]) -> Iterator[T]:

@@ -102,6 +102,17 @@ class TestStopwatch:
         with stopwatch() as later:
             assert later == {}
 
+    def test_a_stage_within_another_is_a_part_of_it(self):
+        """Seconds add up to those of the clock: the inner stage does not look at it."""
+        with stopwatch() as seconds:
+            with stage("outer"), stage("inner"):
+                pass
+            with pytest.raises(ZeroDivisionError), stage("outer"):
+                _ = 1 / 0
+            with stage("next"):
+                pass
+        assert seconds == {"outer": 1, "next": 1}
+
     def test_waiting_for_data_is_reading(self):
         """Three looks for data, of which the last finds none; a second each, and one between each and the next."""
         with stopwatch() as seconds, stage("pass"):
