@@ -1,6 +1,7 @@
 """Preparation of a network for compression: its layers, its data and its loss, in one object."""
 
 import itertools
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -45,7 +46,7 @@ from facts.utils.batches import to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
 from facts.utils.files import locked
 from facts.utils.sources import shared_code
-from facts.utils.stopwatch import stage, waiting
+from facts.utils.stopwatch import add_saved, stage, waiting
 
 
 @dataclass(frozen=True)
@@ -142,18 +143,25 @@ class Calibration:
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
-        with stage("decomposition"):
-            known = load_decompositions(self.cache, estimator, self.layers)
-        if known is not None:
-            return known
         if self.cache is None:
             return self._decompose(estimator)
-        with distributed.held_by_main_rank(locked(self.cache.folder / f"{file_name(estimator)}.lock")):
-            known = load_decompositions(self.cache, estimator, self.layers)
-            return self._decompose(estimator) if known is None else known
+        known = self._load(estimator)
+        if known is None:
+            with distributed.held_by_main_rank(locked(self.cache.folder / f"{file_name(estimator)}.lock")):
+                known = self._load(estimator)  # by now another process may have them
+                known = self._decompose(estimator) if known is None else known
+        return known
+
+    def _load(self, estimator: Estimator) -> dict[str, Decomposition] | None:
+        """The decompositions that the cache holds; their seconds count as if they were spent now."""
+        with stage("decomposition"):
+            decompositions, seconds = load_decompositions(self.cache, estimator, self.layers) or (None, 0.0)
+            add_saved(seconds)
+        return decompositions
 
     def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
         decompositions: dict[str, Decomposition] = {}
+        seconds = 0.0
         for names in self.groups():
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
             if estimator.moments:
@@ -161,10 +169,12 @@ class Calibration:
                     last, moments = see_data(estimator, partial(self.moments, only=names))
             layers = {name: self.layers[name] for name in names}
             fit_bias = self.fit_bias and bool(estimator.moments)
+            start = time.perf_counter()
             with stage("decomposition"):
                 decompositions |= decompose_layers(layers, last, moments, fit_bias)
+            seconds += time.perf_counter() - start
         with stage("decomposition"):
-            save_decompositions(self.cache, estimator, decompositions)
+            save_decompositions(self.cache, estimator, decompositions, seconds)
         distributed.on_main_rank(lambda: self._delete(moment for moment in estimator.moments if not moment.is_kept))
         return decompositions
 

@@ -1,6 +1,6 @@
 """Every estimator, search and refit on two published networks and real photos.
 
-`pytest tests/photos/test_rivals.py --write-results` measures for three hours and writes `results/photos/rivals`.
+`pytest tests/photos/test_rivals.py --write-results` measures for three hours and writes `results/photos/rivals*`.
 """
 
 import shutil
@@ -13,7 +13,12 @@ import pytest
 from tests.photos.data import DATA, RESULTS
 
 TASK = ["--config-dir", "tests/photos/conf", "profile=paper", "task=photos", f"checkpoints={DATA}", "tracking=off"]
-WRITTEN = ("tables/rivals_tiny.md", "tables/rivals_tiny.csv", "figures/rivals_tiny.png", "figures/rivals_tiny.csv")
+WRITTEN = {
+    "tables/rivals_tiny.md": "rivals.md",
+    "tables/rivals_tiny.csv": "rivals.csv",
+    "figures/rivals_tiny.png": "rivals_ranking.png",
+    "figures/rivals_tiny.csv": "rivals_ranking.csv",
+}
 
 
 def run(module, *arguments, folder):
@@ -32,7 +37,6 @@ def test_every_method_has_its_place(tmp_path, pytestconfig):
     if not pytestconfig.getoption("--write-results"):
         pytest.skip("takes three hours: only with --write-results")
     run("reproduce", "experiment=rivals_tiny", "workers=2", "hardware.num_threads=1", folder=tmp_path)
-    for file in WRITTEN:
-        (RESULTS / "photos" / "rivals" / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(tmp_path / "paper" / file, RESULTS / "photos" / "rivals" / file)
-    assert set(pd.read_csv(RESULTS / "photos" / "rivals" / WRITTEN[1]).status) == {"done", "n.a."}
+    for written, name in WRITTEN.items():
+        shutil.copy(tmp_path / "paper" / written, RESULTS / "photos" / name)
+    assert set(pd.read_csv(RESULTS / "photos" / "rivals.csv").status) == {"done", "n.a."}
