@@ -22,6 +22,7 @@ from facts.refit.methods.svd_llm import SVDLLMUpdate
 from facts.search.methods.aafm import AAFMSearch
 from facts.search.methods.ars import ARSSearch
 from facts.search.methods.asvd import ASVDSearch
+from facts.search.methods.asvd_plus import ASVDPlusSearch
 from facts.search.methods.comcat import ComCatSearch
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
@@ -70,6 +71,12 @@ def passes(part: Any, subject: Subject) -> float:
 @passes.register
 def _(part: CoRS | ASVDSearch | AAFMSearch, subject: Subject) -> float:
     return subject.task.num_sensitivity * len(subject.network.layers) * len(part.ratios) * SUFFIX
+
+
+@passes.register
+def _(part: ASVDPlusSearch, subject: Subject) -> float:
+    trials = subject.task.num_sensitivity * (1 + part.num_trials * SMALL)
+    return passes(ASVDSearch(ratios=part.ratios), subject) + trials
 
 
 @passes.register

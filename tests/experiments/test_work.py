@@ -14,6 +14,7 @@ CELLS = {
     "CoRS": ["estimator=svd_llm", "search=cors", "task.mini.num_sensitivity=16"],
     "CoRS-Fisher": ["estimator=facts", "search=cors_fisher"],
     "ASVD's search": ["estimator=svd_llm", "search=asvd", "task.mini.num_sensitivity=16"],
+    "ASVD+'s search": ["estimator=svd_llm", "search=asvd_plus", "task.mini.num_sensitivity=16"],
     "FLAR's search": ["estimator=flar", "search=flar", "task.mini.num_sensitivity=16"],
     "ComCat": ["estimator=svd_llm", "search=comcat", "search.num_epochs=2"],
     "AAFM's search": ["estimator=svd_llm", "search=aafm", "task.mini.num_sensitivity=16"],

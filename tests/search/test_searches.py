@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import facts
+from facts.compression.apply import apply_plan
 from facts.cost.ranks import candidate_ranks, ranks_between
 from facts.modules.forms import FORMS
 from facts.search import (
@@ -18,6 +20,7 @@ from facts.search import (
     AAFMSearch,
     AllocationProblem,
     ARSSearch,
+    ASVDPlusSearch,
     ASVDSearch,
     ComCatSearch,
     CoRS,
@@ -30,6 +33,7 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
+from facts.search.methods.asvd_plus import block_numbers, block_weights
 from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import by_weight_alone, losing, make_problem
@@ -93,7 +97,7 @@ def test_a_search_is_repeatable_and_leaves_all_of_it_dense_where_that_fits(name)
     assert compress(name, ratio=1).plan == dict.fromkeys(LAYERS)
 
 
-@pytest.mark.parametrize("name", ["cors", "cors_fisher", "aafm", "asvd", "flar"])
+@pytest.mark.parametrize("name", ["cors", "cors_fisher", "aafm", "asvd", "asvd_plus", "flar"])
 def test_errors_that_decided_are_told(name):
     profile, problem = compress(name).summary.profile, make_problem()
     assert list(profile) == list(LAYERS)
@@ -134,7 +138,7 @@ def test_a_budget_that_no_plan_meets_is_told_with_the_smallest_that_one_does():
     assert problem.spent(result.plan) == (smallest,)
 
 
-@pytest.mark.parametrize("name", ["uniform", "aafm", "asvd", "fastlrd", "flar", "memvit", "svd_llm_v2"])
+@pytest.mark.parametrize("name", ["uniform", "aafm", "asvd", "asvd_plus", "fastlrd", "flar", "memvit", "svd_llm_v2"])
 @pytest.mark.parametrize("ratio", [0.05, 1e-9])
 def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name, ratio):
     budget = make_problem(bounds={"flops": ratio}).budget[0]
@@ -142,19 +146,67 @@ def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name, ratio):
         compress(name, ratio=ratio)
 
 
+def plans_of_all_cuts(problem, profile):
+    """Behind each cut through the sorted errors, the smallest rank of each layer."""
+    entries = sorted(
+        ((error, name, rank) for name, errors in profile.items() for rank, error in errors.items()),
+        key=lambda entry: -entry[0],
+    )
+    for cut in range(len(entries) + 1):
+        behind = entries[cut:]
+        yield {n: min((r for _, m, r in behind if m == n), default=None) for n in problem.layers}
+
+
 def test_asvd_takes_the_best_cut_through_the_sorted_errors():
     problem = make_problem(bounds={"flops": 0.6})
     result = ASVDSearch().allocate(problem)
-    entries = sorted(
-        ((error, name, rank) for name, errors in result.profile.items() for rank, error in errors.items()),
-        key=lambda entry: -entry[0],
-    )
-    plans = []
-    for cut in range(len(entries) + 1):
-        behind = entries[cut:]
-        plans.append({n: min((r for _, m, r in behind if m == n), default=None) for n in problem.layers})
+    plans = list(plans_of_all_cuts(problem, result.profile))
     fitting = [plan for plan in plans if problem.fits(plan)]
     assert result.plan == fitting[-1] and len(fitting) < len(plans)
+
+
+def test_asvd_plus_takes_the_plan_of_the_nearest_outputs():
+    """Among the best cuts through errors times 1 + γ h(b), each network built and run; three layers in three blocks."""
+    problem = wide_problem(bounds={"flops": 0.6})
+    result = ASVDPlusSearch(seed=1).allocate(problem)
+    rng, plans, errors = random.Random(1), [], []
+    for _ in range(10):
+        decay, bias = rng.uniform(0, 3), rng.uniform(0, 7)
+        sums = [sum((k + 1) ** -decay for k in range(b, 3)) for b in range(3)]
+        weights = [1 + bias * (each - sums[2]) / (sums[0] - sums[2]) for each in sums]
+        raised = {
+            name: {rank: weight * error for rank, error in profile.items()}
+            for weight, (name, profile) in zip(weights, result.profile.items(), strict=True)
+        }
+        plans.append([plan for plan in plans_of_all_cuts(problem, raised) if problem.fits(plan)][-1])
+        network = apply_plan(problem.model, problem.decompositions, plans[-1], problem.form)
+        errors.append(sum(problem.output_error(problem.model(x), network(x)).item() for x, _ in problem.sensitivity))
+    assert result.plan == plans[np.argmin(errors)]
+    assert max(errors) > 1.01 * min(errors)  # they differ
+    assert result.profile == ASVDSearch().allocate(problem).profile
+
+
+def test_asvd_plus_without_a_bias_is_asvd():
+    problem = make_problem(bounds={"flops": 0.6})
+    assert ASVDPlusSearch(max_bias=0).allocate(problem) == ASVDSearch().allocate(problem)
+
+
+def test_blocks_are_numbered_in_the_networks_order():
+    stages = nn.ModuleList(nn.ModuleDict({"reduction": nn.Linear(2, 2), "blocks": two_mlps()}) for _ in range(2))
+    model = nn.ModuleDict({"embedding": nn.Linear(2, 2), "stages": stages, "head": nn.Linear(2, 2)})
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert list(block_numbers(model, layers).values()) == [0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5]
+    assert set(block_numbers(model, {"head": layers["head"]}).values()) == {0}
+
+
+def two_mlps():
+    return nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(2, 2), "fc2": nn.Linear(2, 2)}) for _ in range(2))
+
+
+def test_weights_fall_from_the_first_block_to_the_last():
+    assert block_weights(1, 2.0, 5.0).tolist() == [1.0]
+    assert block_weights(4, 0.0, 6.0).tolist() == pytest.approx([7.0, 5.0, 3.0, 1.0], rel=1e-15)  # h is linear
+    assert block_weights(4, 60.0, 6.0).tolist() == pytest.approx([7.0, 1.0, 1.0, 1.0], rel=1e-15)
 
 
 @pytest.mark.parametrize("ratio", [0.4, 0.6, 0.8])
