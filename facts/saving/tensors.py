@@ -7,7 +7,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-MOST_HEADER = 2**23  # bytes: some 60,000 tensors
+MOST_HEADER = 2**23  # bytes
+MOST_TENSORS = 2**16
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BYTES = {"I8": torch.int8, "U8": torch.uint8}  # of quantized weights
 
@@ -18,14 +19,17 @@ class SavedTensor(NamedTuple):
 
 
 def read_header(path: Path) -> dict[str, SavedTensor]:
-    """Read names, shapes and types. Raises `ValueError` if the file is incomplete, or its header too large."""
+    """Read names, shapes and types. Raises `ValueError` if the file is incomplete or lists too many tensors."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if MOST_HEADER < size <= path.stat().st_size:
         raise ValueError(f"{path} has a header of {size:,} bytes, and {MOST_HEADER:,} are allowed: fetch it again")
     try:
         with safe_open(path, "pt") as file:
-            slices = ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118
+            names = file.keys()
+            if len(names) > MOST_TENSORS:
+                raise ValueError(f"{path} has {len(names):,} tensors, and {MOST_TENSORS:,} are allowed: fetch it again")
+            slices = ((name, file.get_slice(name)) for name in names)
             return {name: SavedTensor(tuple(part.get_shape()), part.get_dtype()) for name, part in slices}
     except (SafetensorError, RuntimeError) as error:  # the latter if it cannot be mapped into memory
         raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error

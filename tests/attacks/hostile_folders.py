@@ -294,12 +294,12 @@ HEADERS = {
     "no text": raw_header(b"\xff" * 100),
     "no tensors": raw_header(b"{}"),
     "32 MiB of spaces": raw_header(b"{" + b" " * 2**25),
-    "a million names": raw_header(
-        json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(10**6)}).encode()
-    ),
-    "100,000 names": raw_header(
-        json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(10**5)}).encode()
-    ),
+    **{
+        f"{number:,} names": raw_header(
+            json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(number)}).encode()
+        )
+        for number in (10**6, 10**5, 60_000)
+    },
     **{f"dtype {dtype!r}": tensor(dtype=dtype) for dtype in ("O", "F31", "", None, 32, "I64", "BOOL", "F64")},
     **{
         f"shape {shape}": tensor(shape=shape)
