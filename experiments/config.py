@@ -89,8 +89,8 @@ class Experiment:
     `axis_title` is their title. `option` is the file of an experiment whose name the command line completes.
     `properties` are attributes of the estimators, with their titles, that the table shows beside their rows. With
     `by_device`, rows of other devices follow, and the paper's values are those of its devices. `not_applicable` holds,
-    by row and column, the reasons why cells are left out. `published_in` says where the values to
-    compare with come from.
+    by row and column, the reasons why cells are left out. `published_in` says where the values to compare with come
+    from.
     """
 
     name: str = MISSING
