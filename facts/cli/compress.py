@@ -148,11 +148,7 @@ def compress(
         device_times=times,
         convolutions=convolutions,
         precision=kind,
-        memory=facts.MemoryPolicy(
-            moments=moments,
-            checkpoint_blocks=options.CHECKPOINTS[checkpoint_blocks],
-            layers_at_once=layers_at_once,
-        ),
+        memory=options.memory_policy(moments, checkpoint_blocks, layers_at_once),
         input_shape=task.input_shape(network),
         cache=cache,
     )

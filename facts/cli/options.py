@@ -1,11 +1,14 @@
 """Arguments and options shared by several commands."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from facts.cli.choices import ESTIMATORS, FORMS, REFITS, SEARCHES, completed, explained, networks_after
+
+if TYPE_CHECKING:
+    from facts.moments.memory import MemoryPolicy
 
 METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
 
@@ -102,7 +105,6 @@ Moments = Annotated[
         help="Where moments grow: on the device, in main memory, or on the device until half of its memory is taken.",
     ),
 ]
-CHECKPOINTS: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
 CheckpointBlocks = Annotated[
     Literal["auto", "on", "off"],
     typer.Option(
@@ -169,3 +171,13 @@ SearchName = Annotated[
         autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
     ),
 ]
+
+
+def memory_policy(
+    moments: Moments, checkpoint_blocks: CheckpointBlocks, layers_at_once: LayersAtOnce
+) -> "MemoryPolicy":
+    """The policy that these options choose."""
+    from facts.moments.memory import MemoryPolicy
+
+    blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
+    return MemoryPolicy(moments=moments, checkpoint_blocks=blocks[checkpoint_blocks], layers_at_once=layers_at_once)

@@ -82,7 +82,6 @@ def pareto(
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
     from facts.compression.pareto import pareto as compare
-    from facts.moments.memory import MemoryPolicy
     from facts.utils.files import writable_folder
 
     writable_folder(out)
@@ -111,11 +110,7 @@ def pareto(
         ratios=fractions,
         cost=cost,
         precision=kind,
-        memory=MemoryPolicy(
-            moments=moments,
-            checkpoint_blocks=options.CHECKPOINTS[checkpoint_blocks],
-            layers_at_once=layers_at_once,
-        ),
+        memory=options.memory_policy(moments, checkpoint_blocks, layers_at_once),
         cache=cache or out / "cache",
         file=out / "pareto.csv",
         evaluation_key=task.content_key(network),
