@@ -1,4 +1,4 @@
-"""Published values, of the paper or of what an experiment is `published_in`: one CSV an experiment, one line a value."""
+"""Published values, from the paper or where an experiment is `published_in`: one CSV an experiment, a line a value."""
 
 import csv
 from functools import cache

@@ -113,6 +113,12 @@ def raw_header(text: bytes, size: int | None = None) -> Attack:
     return weights(struct.pack("<Q", len(text) if size is None else size) + text)
 
 
+def names(number: int) -> Attack:
+    """So many empty tensors."""
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    return raw_header(json.dumps({f"t{n}": empty for n in range(number)}).encode())
+
+
 def unix_socket(path: str) -> None:
     here = os.getcwd()
     os.chdir(Path(path).parent)  # such paths may have 108 letters
@@ -294,12 +300,7 @@ HEADERS = {
     "no text": raw_header(b"\xff" * 100),
     "no tensors": raw_header(b"{}"),
     "32 MiB of spaces": raw_header(b"{" + b" " * 2**25),
-    **{
-        f"{number:,} names": raw_header(
-            json.dumps({f"t{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(number)}).encode()
-        )
-        for number in (10**6, 10**5, 60_000)
-    },
+    **{f"{number:,} names": names(number) for number in (10**6, 10**5, 60_000)},
     **{f"dtype {dtype!r}": tensor(dtype=dtype) for dtype in ("O", "F31", "", None, 32, "I64", "BOOL", "F64")},
     **{
         f"shape {shape}": tensor(shape=shape)
