@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cell import PROFILES, Cell
@@ -136,8 +136,6 @@ def check_values(overrides: list[str]) -> None:
     """Raises `ValueError` for a value that its field refuses."""
     try:
         Cell.of(compose("hardware.device=cpu", *overrides))  # whether there is a GPU is no matter of values
-    except MissingConfigException as error:
-        raise ValueError(f"{error.missing_cfg_file} is none of {', '.join(error.options or ())}") from error
     except HydraException as error:
         raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
 

@@ -1,10 +1,15 @@
 """Composition of configurations, with the overrides of the command line or without them."""
 
+from pathlib import Path
+
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
+
+from experiments.config import CONF
 
 
 def given_overrides() -> list[Override]:
@@ -13,6 +18,22 @@ def given_overrides() -> list[Override]:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """Compose a cell's configuration: the overrides of the command line, then those of the table."""
+    """Compose a cell's configuration: the overrides of the command line, then those of the table.
+
+    Raises `ValueError` for a choice that no group has.
+    """
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
-    return hydra.compose("config", overrides=[*given, *overrides])
+    try:
+        return hydra.compose("config", overrides=[*given, *overrides])
+    except MissingConfigException as error:
+        raise ValueError(f"{error.missing_cfg_file} is none of {', '.join(error.options or ())}") from error
+
+
+def refuse_hidden_files() -> None:
+    """Raises `ValueError` if a folder of the user's has a file that the package has too, which Hydra reads instead."""
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.schema == "file" and source.provider != "main":
+            folder = Path(source.path)
+            files = sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
+            if hidden := next((file for file in files if Path(CONF, file).exists()), None):
+                raise ValueError(f"{folder / hidden} would not be read: the package has {hidden} too; rename yours")

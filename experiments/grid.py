@@ -9,7 +9,6 @@ from typing import Literal
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.ablation import ablation_of, with_rows
@@ -26,7 +25,7 @@ Status = Literal["done", "failed", "missing", "n.a."]
 
 @dataclass
 class GridCell:
-    """One row and column of one experiment: its configuration, if there is one, and, after the run, its record."""
+    """One row and column of one experiment: its configuration, unless it is n.a., and, after the run, its record."""
 
     experiment: str
     row: str
@@ -56,7 +55,7 @@ class GridCell:
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Make a cell for every row and column. If a choice does not exist yet, its cell has no configuration."""
+    """Make a cell for every row and column. Raises `ValueError` for a row or column with a choice that no group has."""
     grid = []
     chosen = f"experiment={experiment.option or experiment.name}"
     own = experiment.mini if experiment.mini and compose(chosen).profile.name == "mini" else []
@@ -69,9 +68,8 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
             overrides += [*experiment.overrides, *column_overrides, *own, *row_overrides]
             try:
                 config = compose(*overrides)
-            except MissingConfigException as error:
-                log.debug("%s, %s, %s: %s", experiment.name, row, column, error)
-                config = None
+            except ValueError as error:
+                raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
             grid.append(GridCell(experiment.name, row, column, config))
     return grid
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from experiments.cell import results_folder
+from experiments.composition import refuse_hidden_files
 from experiments.config import CONF
 from experiments.errors import in_one_line
 from experiments.first_contact import first_contact
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 def main(config: DictConfig) -> None:
     distributed.join()
     with in_one_line():
+        refuse_hidden_files()
         reproduce(config)
 
 

@@ -36,7 +36,7 @@ def pytest_terminal_summary(terminalreporter):
         outcome: sum(
             dict(report.user_properties).get("attacks", 1)
             for report in terminalreporter.stats.get(outcome, [])
-            if "attack" in report.keywords and (report.when == "call" or outcome == "error")
+            if "attack" in getattr(report, "keywords", ()) and (report.when == "call" or outcome == "error")
         )
         for outcome in ("passed", "failed", "error")
     }

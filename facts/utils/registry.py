@@ -38,6 +38,7 @@ def describe_methods(package: str) -> dict[str, Description]:
         text = ast.get_docstring(ast.parse((_folder(package) / f"{name}.py").read_text(encoding="utf-8"))) or ""
         first, _, rest = text.partition("\n")
         summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
+        assert summary, f"the docstring of {name}.py is to begin with `NAME: summary (source).`"
         descriptions[name] = Description(summary, rest.strip())
     return descriptions
 

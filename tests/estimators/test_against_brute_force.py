@@ -29,6 +29,7 @@ NORMALIZED = [
     for grad_clip in (None, "median", 0.3)
     for normalize in ("none", "batch")
 ]
+assert ESTIMATORS.keys() == ORACLES.keys(), "each estimator has a reference in ORACLES of tests/oracles/factors.py"
 VARIANTS = {
     **{name: (estimator(), ORACLES[name], {}) for name, estimator in ESTIMATORS.items()},
     **{
