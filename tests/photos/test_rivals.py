@@ -1,6 +1,6 @@
 """Every estimator, search and refit on two published networks and real photos.
 
-`pytest tests/photos/test_rivals.py --write-results` measures for an hour and a half and writes `results/photos/rivals*`.
+`pytest tests/photos/test_rivals.py --write-results` measures for 90 minutes and writes `results/photos/rivals*`.
 """
 
 import shutil
@@ -35,7 +35,7 @@ def test_the_task_judges_a_dense_network_as_the_other_tests_do(network, top1, tm
 
 def test_every_method_has_its_place(tmp_path, pytestconfig):
     if not pytestconfig.getoption("--write-results"):
-        pytest.skip("takes an hour and a half: only with --write-results")
+        pytest.skip("takes 90 minutes: only with --write-results")
     run("reproduce", "experiment=rivals_tiny", "workers=2", "hardware.num_threads=1", folder=tmp_path)
     for written, name in WRITTEN.items():
         shutil.copy(tmp_path / "paper" / written, RESULTS / "photos" / name)
