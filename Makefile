@@ -16,7 +16,7 @@ reproduce-all: install-detection install-llm
 
 # The inner loop: style, types, and the tests of units and components, in a few minutes.
 check: lint
-	$(PYTEST) -m 'not system and not external' --max-seconds 3
+	$(PYTEST) -m 'not system and not external' --durations 5
 
 # All tests, and the share of the code that they run. What may take minutes starts first.
 test: lint

@@ -14,7 +14,7 @@ from experiments.instantiation import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
-from facts.compression.prepare import Calibration, prepare
+from facts.calibration.prepare import Calibration, prepare
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from experiments.extras import OF_TASKS, missing_packages
 from experiments.instantiation import instantiate
+from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
-from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS
 from facts.finetuning import recover
 from facts.models import Recipe

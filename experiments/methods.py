@@ -10,12 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from experiments.instantiation import checked, instantiate
+from facts.calibration.prepare import Calibration, prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
-from facts.compression.prepare import Calibration, prepare
-from facts.compression.result import Summary
 from facts.cost.count import Cost, count_cost
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.apply import Plan
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
@@ -24,7 +24,8 @@ from facts.moments.execution import Execution
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
 from facts.refit import Refit
-from facts.search.base import Plan, Search
+from facts.result import Summary
+from facts.search.base import Search
 from facts.tasks import Task
 from facts.utils import distributed
 from facts.utils.stopwatch import timed

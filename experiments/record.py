@@ -18,7 +18,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch.utils._pytree import tree_map_only
 
-from facts.compression.result import Summary
+from facts.result import Summary
 from facts.utils.files import replacing
 from facts.utils.processors import processor
 from facts.utils.version import __version__

@@ -8,15 +8,13 @@ import lazy_loader
 from facts.utils.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; the same names as below
+    from facts.calibration.cutmix import CutMix as CutMix
+    from facts.calibration.prepare import Calibration as Calibration
+    from facts.calibration.prepare import prepare as prepare
     from facts.compression.compress import compress as compress
-    from facts.compression.cutmix import CutMix as CutMix
     from facts.compression.measure import measure as measure
     from facts.compression.pareto import pareto as pareto
-    from facts.compression.prepare import Calibration as Calibration
-    from facts.compression.prepare import prepare as prepare
     from facts.compression.quantization import quantize as quantize
-    from facts.compression.result import CompressionResult as CompressionResult
-    from facts.compression.result import Summary as Summary
     from facts.cost.count import Cost as Cost
     from facts.cost.count import count_cost as count_cost
     from facts.cost.device_times import DeviceTimes as DeviceTimes
@@ -33,6 +31,8 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.moments.losses import SampledLabels as SampledLabels
     from facts.moments.losses import next_tokens as next_tokens
     from facts.moments.memory import MemoryPolicy as MemoryPolicy
+    from facts.result import CompressionResult as CompressionResult
+    from facts.result import Summary as Summary
     from facts.saving.auto import AutoCompressed as AutoCompressed
     from facts.saving.export import export_onnx as export_onnx
     from facts.saving.export import export_program as export_program
@@ -49,12 +49,12 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submodules=["analysis", "estimators", "finetuning", "models", "moments", "pruning", "search", "tasks"],
     submod_attrs={
         "compression.compress": ["compress"],
-        "compression.cutmix": ["CutMix"],
+        "calibration.cutmix": ["CutMix"],
         "compression.measure": ["measure"],
         "compression.pareto": ["pareto"],
-        "compression.prepare": ["Calibration", "prepare"],
+        "calibration.prepare": ["Calibration", "prepare"],
         "compression.quantization": ["quantize"],
-        "compression.result": ["CompressionResult", "Summary"],
+        "result": ["CompressionResult", "Summary"],
         "cost.count": ["Cost", "count_cost"],
         "cost.device_times": ["DeviceTimes"],
         "cost.onnx_times": ["onnx_times"],

@@ -3,8 +3,8 @@
 from typing import Any
 
 from experiments.record import Record
-from facts.compression.result import Summary
 from facts.cost.count import Cost
+from facts.result import Summary
 
 
 def make_summary(**fields: Any) -> Summary:

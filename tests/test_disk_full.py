@@ -8,12 +8,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import facts
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
 from facts.utils.cache import Cache
 from facts.utils.files import needing_room, replacing
 from tests.disk import room_for
 from tests.networks import UNIFORM
+
+pytestmark = pytest.mark.attack
 
 
 @pytest.fixture

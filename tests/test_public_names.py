@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import facts
 
 SUBMODULES = {"analysis", "estimators", "finetuning", "models", "moments", "pruning", "search", "tasks"}
@@ -30,6 +32,7 @@ def test_submodules_are_there():
         assert getattr(facts, name).__name__ == f"facts.{name}"
 
 
+@pytest.mark.system
 def test_importing_the_package_does_not_import_pytorch():
     code = "import sys, facts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.modules.modes import autocast

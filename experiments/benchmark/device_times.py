@@ -10,7 +10,7 @@ from sklearn.ensemble import GradientBoostingRegressor
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
-from facts.compression.prepare import prepare
+from facts.calibration.prepare import prepare
 from facts.cost.latency import Shape, Times, between
 from facts.cost.predicted import LinearModel
 from facts.modules.forms import FORMS, Form

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmark.results import show
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.layers import decompose_layer
 from facts.estimators import ESTIMATORS, Estimator

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from experiments.instantiation import instantiate
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.count import count_cost, meta_input
 from facts.models import Recipe
 from facts.modules.networks import run

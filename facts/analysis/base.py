@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from facts.compression.prepare import Calibration
+from facts.calibration.prepare import Calibration
 from facts.estimators import Estimator
 
 

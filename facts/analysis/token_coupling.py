@@ -10,7 +10,7 @@ from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_token import cross_token_coupling
 from facts.analysis.dependence import distance_correlations, load_dcorr
 from facts.analysis.token_store import collect_tokens
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.estimators import Estimator
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.compression.cutmix import CutMix
+from facts.calibration.cutmix import CutMix
 from facts.modules.networks import reads_tokens
 from facts.tasks.classification.image_dataset import image_data
 from facts.tasks.classification.image_folder import ImageFolder

@@ -7,14 +7,14 @@ from functools import partial
 
 from torch import nn
 
-from facts.compression.apply import apply_plan
 from facts.cost.latency import LatencyTable, MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.apply import Plan, apply_plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.lowrank import LowRankLayer
-from facts.search.base import Plan, Search, SearchResult
+from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.utils import distributed
 

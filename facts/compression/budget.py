@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 
-from facts.compression.prepare import Calibration
+from facts.calibration.prepare import Calibration
 from facts.cost.count import COST_NAMES, CostName
 from facts.cost.latency import LatencyTable
 

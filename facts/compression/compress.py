@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.compression.advice import advice
+from facts.calibration.data import Batch, FirstSamples, as_batches
+from facts.calibration.distance import distance
+from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
 from facts.compression.allocation import AllocatedNetwork, allocate_ranks
-from facts.compression.apply import apply_plan
 from facts.compression.budget import Budget
-from facts.compression.data import Batch, FirstSamples, as_batches
-from facts.compression.distance import distance
-from facts.compression.hub_methods import with_hub_methods
-from facts.compression.prepare import Calibration, prepare, refuse_without_weights
 from facts.compression.quality import check_error, smallest_within
-from facts.compression.result import CompressionResult, Summary
+from facts.compression.summarize import summarize
 from facts.cost.count import CostName
 from facts.cost.device_times import DeviceTimes, precision_name
 from facts.cost.latency import LatencyTable
@@ -28,6 +25,7 @@ from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.cost.trace import has_row_per_sample
+from facts.decomposition.apply import apply_plan
 from facts.decomposition.layers import file_name
 from facts.estimators import ESTIMATORS, Estimator
 from facts.estimators.base import TwoSidedEstimator
@@ -36,6 +34,8 @@ from facts.moments.execution import Execution
 from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
 from facts.refit import REFITS, Refit
+from facts.result import CompressionResult
+from facts.saving.hub_methods import with_hub_methods
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
@@ -179,7 +179,7 @@ def compress(
             elif error is None:
                 result = with_distance(result, prepared, NUM_COMPARED)
             if result.summary.is_far:
-                log.warning("%s; %s", result.summary.distance, advice(result.summary))
+                log.warning("%s; %s", result.summary.distance, result.summary.advice)
     return with_hub_methods(result)
 
 
@@ -274,7 +274,7 @@ def compress_prepared(
         if refit:
             with stage("refit"):
                 allocated = refitted(refit, calibration, estimator, problem, allocated)
-        summary = Summary.of(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
+        summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
     return CompressionResult(
         allocated.model,
         allocated.result.plan,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from facts.calibration.prepare import prepare
 from facts.compression.compress import default_form
-from facts.compression.prepare import prepare
 from facts.cost.count import meta_input
 from facts.cost.device_times import DeviceTimes, LayerTimes, precision_name
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form

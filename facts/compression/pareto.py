@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from facts.calibration.data import Batch, as_batches
+from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared, default_form, default_search
-from facts.compression.data import Batch, as_batches
 from facts.compression.pareto_table import ORIGINAL, ParetoTable, table_row
-from facts.compression.prepare import prepare
 from facts.cost.count import CostName
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.estimators import ESTIMATORS, Estimator

@@ -5,8 +5,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 
-from facts.compression.result import CompressionResult
 from facts.cost.count import CostName
+from facts.result import CompressionResult
 
 log = logging.getLogger(__name__)
 

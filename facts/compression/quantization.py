@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.compression.hub_methods import with_hub_methods
-from facts.compression.result import CompressionResult, Summary
 from facts.cost.count import Cost, count_params
 from facts.modules.linear import linear_layer
 from facts.modules.linear_calls import copy_with, replace_submodule
@@ -20,6 +18,8 @@ from facts.modules.pivoted import PivotedLinear
 from facts.modules.pivots import pivoted_layer
 from facts.modules.pointwise import PointwiseConvolution
 from facts.modules.quantized import QuantizedWeight, Weights, matrices, packed, quantization_of, quantize_weight
+from facts.result import CompressionResult, Summary
+from facts.saving.hub_methods import with_hub_methods
 from facts.utils.extras import needing
 from facts.utils.silence import silence
 

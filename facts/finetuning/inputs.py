@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.compression.data import Batch
-from facts.compression.distance import distance
+from facts.calibration.data import Batch
+from facts.calibration.distance import distance
 from facts.cost.trace import has_row_per_sample
 from facts.finetuning.views import are_photos, random_views
 from facts.moments.losses import OutputError

@@ -10,15 +10,15 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from facts.compression.data import as_batches
-from facts.compression.hub_methods import with_hub_methods
-from facts.compression.result import CompressionResult, RecoverySummary
+from facts.calibration.data import as_batches
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.precision import HALVES, Precision, fast_precision, in_float32
 from facts.finetuning.recipe import Count, Finetuning, NotNegative, Positive
 from facts.finetuning.training import Outcome, finetune
 from facts.modules.linear_calls import copy_with
 from facts.moments.losses import OutputError, kl_divergence
+from facts.result import CompressionResult, RecoverySummary
+from facts.saving.hub_methods import with_hub_methods
 from facts.utils import distributed
 from facts.utils.batches import batch_size
 

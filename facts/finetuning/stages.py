@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from facts.compression.result import CompressionResult
+from facts.decomposition.apply import Plan
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
 from facts.models.transplant import untrained
-from facts.search.base import Plan
+from facts.result import CompressionResult
 from facts.tasks import Task
 from facts.utils.stopwatch import timed
 

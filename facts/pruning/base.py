@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.compression.prepare import Calibration
+from facts.calibration.prepare import Calibration
 from facts.cost.count import count_cost, count_params
 from facts.modules.modes import autocast
 from facts.utils.batches import batch_size, to_device

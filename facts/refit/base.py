@@ -14,8 +14,8 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from facts.compression.apply import low_rank_layer
-from facts.compression.prepare import Calibration
+from facts.calibration.prepare import Calibration
+from facts.decomposition.apply import Plan, low_rank_layer
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
 from facts.modules.forms import Form
@@ -23,7 +23,6 @@ from facts.modules.linear_calls import copy_with, replace_submodule
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.moments.checkpointing import blocks_of
-from facts.search.base import Plan
 from facts.utils.batches import to_device
 
 log = logging.getLogger(__name__)

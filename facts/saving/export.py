@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from facts.compression.result import CompressionResult
 from facts.cost.onnx_times import onnx_call
+from facts.result import CompressionResult
 from facts.utils.files import staging
 
 OPSET = 20  # torch's own default; read by ONNX Runtime since 1.17 and by TensorRT since 10.0

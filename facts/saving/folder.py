@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from facts.compression.hub_methods import with_hub_methods
-from facts.compression.result import CompressionResult
 from facts.models.from_transformers import read_beside, write_beside
 from facts.models.weights import refuse_misfits, sha256
 from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import Quantization, quantization_of
+from facts.result import CompressionResult
+from facts.saving.hub_methods import with_hub_methods
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics, checked_metrics, versions
 from facts.saving.model_card import write_card
 from facts.saving.plans import layouts_of, refuse_non_permutations, with_plan

@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from facts.compression.result import Summary
 from facts.modules.networks import is_transformers
 from facts.modules.pivoted import Layout
 from facts.modules.quantized import Quantization
+from facts.result import Summary
 from facts.saving.validation import read_settings
 from facts.utils.version import __version__
 

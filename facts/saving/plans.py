@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from facts.decomposition.apply import Plan
 from facts.modules.linear_calls import replace_submodule, with_linear_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear
 from facts.modules.pointwise import is_pointwise
 from facts.modules.quantized import Quantization, quantized_empty
-from facts.search import Plan
 
 
 def with_plan(

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import EntryNotFoundError
 
-from facts.compression.result import CompressionResult
+from facts.result import CompressionResult
 from facts.saving.folder import save_compressed
 from facts.saving.manifest import Metrics
 from facts.saving.model_card import CARD, is_unchanged, write_card

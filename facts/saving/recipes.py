@@ -9,12 +9,12 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from facts.compression.result import CompressionResult
 from facts.models import RECIPES, CausalLM, ImageClassifier, Recipe, TimmModel
 from facts.models.image_classifier import LABELS
 from facts.models.timm_options import options_beside
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
+from facts.result import CompressionResult
 from facts.saving.manifest import first_fault
 from facts.saving.plans import layouts_of, with_plan
 

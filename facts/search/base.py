@@ -9,12 +9,10 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.search.allocation import Allocation
 from facts.search.problem import AllocationProblem
-
-Plan = dict[str, int | None]
-"""Layer name to rank, or None for a layer left dense."""
 
 Profile = dict[str, dict[int | None, float]]
 """Layer name to the error at each rank; the dense layer (None) has none unless it is listed."""

@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from facts.decomposition.apply import Plan
 from facts.search.allocation import Allocation, Solver, allocate
-from facts.search.base import Plan, Profile, Search
+from facts.search.base import Profile, Search
 from facts.search.problem import AllocationProblem
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import autocast, frozen, replaced_forwards
 from facts.modules.networks import run
-from facts.search.base import Plan
 from facts.search.problem import AllocationProblem
 from facts.utils import distributed
 from facts.utils.batches import to_device

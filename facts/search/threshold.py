@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 
-from facts.search.base import Plan, Profile
+from facts.decomposition.apply import Plan
+from facts.search.base import Profile
 from facts.search.problem import AllocationProblem
 
 

@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 import facts
 from facts.analysis import Subject, TokenCoupling, TokenStore, collect_tokens, cross_token_coupling
 from facts.analysis.dependence import distance_correlations
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.moments.batch import LayerBatch
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import image_batches, make_model

@@ -3,7 +3,7 @@ import torch
 
 import facts
 from facts.analysis.variants import VARIANTS
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.count import count_params
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy

@@ -12,6 +12,8 @@ import facts
 from facts.estimators import FACTS
 from tests.networks import image_batches, make_model
 
+pytestmark = [pytest.mark.attack, pytest.mark.system]
+
 BATCHES = image_batches([8, 8], dtype=torch.float32)
 IMAGES, LABELS = BATCHES[0]
 

@@ -16,6 +16,8 @@ from tests.attacks.faults import failing
 from tests.disk import room_for
 from tests.networks import image_batches, make_model
 
+pytestmark = [pytest.mark.attack, pytest.mark.system]
+
 BATCHES = image_batches([8] * 4)
 RECOVERY = facts.Recovery(epochs=2, num_warmups=0, batch_size=4, views=False, save_every=3)
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EACCES)

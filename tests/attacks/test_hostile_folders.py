@@ -6,6 +6,8 @@ import pytest
 
 from tests.attacks.hostile_folders import ATTACKS, RAN
 
+pytestmark = [pytest.mark.attack, pytest.mark.system]
+
 SECONDS, MEBIBYTES = 1, 100
 
 

@@ -8,6 +8,8 @@ from PIL import Image
 
 from facts.tasks.classification.pictures import decode
 
+pytestmark = [pytest.mark.attack, pytest.mark.system]
+
 GREY = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
 COLOURS = Image.fromarray(np.random.default_rng(0).integers(256, size=(48, 64, 3), dtype=np.uint8))
 

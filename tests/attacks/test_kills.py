@@ -1,6 +1,10 @@
 """A table comes out alike, byte for byte, however often its makers are killed; `kills.py` does it for an hour."""
 
+import pytest
+
 from tests.attacks.kills import attack, tables
+
+pytestmark = [pytest.mark.attack, pytest.mark.system]
 
 KILLS = 3
 WORK = (

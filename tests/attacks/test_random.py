@@ -18,6 +18,8 @@ from experiments.config import CONF
 from facts.saving.manifest import MANIFEST
 from tests.attacks.test_hostile_folders import MEBIBYTES, SECONDS
 
+pytestmark = [pytest.mark.attack, pytest.mark.system]
+
 CHOICES = (
     (),
     ("search=cors",),

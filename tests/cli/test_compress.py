@@ -109,6 +109,7 @@ def test_memory_is_used_as_the_options_say(run, photos, tmp_path, monkeypatch, o
     assert given == [policy]
 
 
+@pytest.mark.system
 def test_the_original_teaches_the_result(run, photos, tmp_path):
     out = tmp_path / "vit"
     result = run("compress", *VIT, "--data", photos, "--recover", 0.3, "--out", out, "--cache", tmp_path / "cache")

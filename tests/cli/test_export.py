@@ -2,8 +2,10 @@
 
 import numpy as np
 import onnxruntime
+import pytest
 
 
+@pytest.mark.system
 def test_a_file_and_both_times(run, compressed, tmp_path):
     _, folder = compressed
     out = tmp_path / "vit.onnx"
@@ -16,6 +18,7 @@ def test_a_file_and_both_times(run, compressed, tmp_path):
     assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
 
 
+@pytest.mark.system
 def test_the_original_by_its_function(run, compressed, tmp_path):
     architecture = "tests.networks:make_three_classes"
     result = run("export", compressed[1], "--out", tmp_path / "vit.onnx", "--architecture", architecture)

@@ -81,6 +81,7 @@ def test_arguments_that_are_wrong_in_themselves(run, arguments, message):
     assert message in result.output
 
 
+@pytest.mark.system
 def test_an_error_is_one_line_and_no_traceback(tmp_path):
     """As a person sees it."""
     command = [*FACTS, "inspect", str(tmp_path)]
@@ -93,6 +94,7 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.system
 def test_a_reader_that_has_seen_enough_is_no_error(compressed):
     """A pipe whose other end is closed, as after `head`."""
     reading, writing = os.pipe()

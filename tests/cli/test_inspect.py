@@ -55,6 +55,7 @@ def test_what_others_wrote_is_shown_as_it_is(run, compressed, tmp_path):
     assert "\x1b" not in text and "\x9b" not in text
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

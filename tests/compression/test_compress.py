@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression.data import FirstSamples
-from facts.compression.selection import select_layers
+from facts.calibration.data import FirstSamples
+from facts.calibration.selection import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS
 from facts.search import Uniform
 from tests.networks import LAYERS, UNIFORM, image_batches, make_model, relative_error

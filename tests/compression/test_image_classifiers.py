@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import facts
-from facts.compression.data import Batches
+from facts.calibration.data import Batches
 from facts.modules.networks import run
 from tests.networks import IMAGE_CLASSIFIERS, make_image_classifier
 

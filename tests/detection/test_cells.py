@@ -9,6 +9,8 @@ from experiments.runner import run_cell
 from experiments.preflight import of_cells
 from facts.cost.count import count_cost
 
+pytestmark = pytest.mark.external
+
 SHORT = ["search.ratios=[0.3,0.6]", "task.mini.num_calibration=16"]
 COLUMNS = {
     "detection": ["model=mask_rcnn_swin_b", "task=coco"],

@@ -13,11 +13,13 @@ from omegaconf import OmegaConf
 
 from experiments.train_mini import FILES, mini_recipe
 from facts.cost.count import count_cost
-from facts.compression.reasons import EXCLUDED_NAMES
-from facts.compression.selection import select_layers
+from facts.calibration.reasons import EXCLUDED_NAMES
+from facts.calibration.selection import select_layers
 from facts.models.feature_network import SelfAttention
 from facts.models.openmmlab import library_network
 from facts.modules.forms import FORMS
+
+pytestmark = pytest.mark.external
 
 NAMES = ("mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b")
 

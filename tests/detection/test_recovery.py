@@ -1,8 +1,11 @@
 """A compressed detector learns from the original, without boxes."""
 
-from tests.detection import installed  # noqa: F401, I001
+import pytest
 
 import facts
+from tests.detection import installed  # noqa: F401
+
+pytestmark = pytest.mark.external
 
 
 def test_a_detector_recovers(detection, detector):

@@ -10,6 +10,8 @@ import torch
 
 import facts
 
+pytestmark = pytest.mark.external
+
 PREDICT = """
 import sys, torch, facts
 from mmdet.structures import DetDataSample

@@ -12,10 +12,12 @@ from mmengine.structures import InstanceData
 from pycocotools.coco import COCO
 from torch.nn import functional as F
 
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.moments.data_pass import DataPass
 from facts.tasks.dense.ade20k import ADE20K
 from facts.tasks.dense.coco import Coco
+
+pytestmark = pytest.mark.external
 
 
 @pytest.fixture(params=["detection", "segmentation"])

@@ -9,6 +9,8 @@ from experiments.preflight import checkpoints, sources
 from experiments.train_dense import train
 from experiments.train_mini import mini_recipe
 
+pytestmark = pytest.mark.external
+
 pytest.importorskip("mmdet", reason="the extra `detection` is not installed: make install-detection")
 
 

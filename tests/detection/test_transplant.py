@@ -16,6 +16,8 @@ from facts.models.transplant import transplant, untrained
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 
+pytestmark = pytest.mark.external
+
 
 def drawn(name, size=64):
     """A recipe, and its classifier for images of a size, with every parameter drawn, norms and biases too."""

@@ -28,6 +28,8 @@ from tests.finetuning.setting import SIZES, Given, make_student, recipe
 from tests.networks import image_batches, make_causal_lm, make_convnext, make_model, make_swin, make_vit
 from tests.pruning import problems as pruning_problems
 
+pytestmark = pytest.mark.system
+
 BATCHES = image_batches([4, 4, 4])
 RECOVERY = {"epochs": 1, "num_warmups": 0, "batch_size": 4, "views": False}
 HASTY = TimingPolicy(num_turns=2, min_seconds=0)

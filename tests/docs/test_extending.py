@@ -4,8 +4,11 @@ import json
 import shutil
 
 import pandas as pd
+import pytest
 
 from tests.docs.pages import ROOT, marked, run, section_of, write_files
+
+pytestmark = pytest.mark.system
 
 PAGE = "docs/extending.md"
 

@@ -23,6 +23,7 @@ assert torch.equal(model(images), outputs)
 """
 
 
+@pytest.mark.system
 def test_a_network_is_compressed_saved_and_loaded_in_another_process(tmp_path):
     write_files(section_of("README.md", "Compress your own network"), tmp_path)
     for name, look in (("compress_mine.py", BEFORE), ("load_mine.py", AFTER)):

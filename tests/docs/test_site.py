@@ -10,6 +10,8 @@ import pytest
 from tests.browser import WIDTHS, chromium
 from tests.docs.pages import PAGES, ROOT, run
 
+pytestmark = pytest.mark.system
+
 for module in ("material", "mkdocstrings_handlers.python"):
     pytest.importorskip(module, reason="the extra `docs` is not installed: pip install -e '.[docs]'")
 

@@ -5,7 +5,7 @@ import torch
 from curvlinops import KFACLinearOperator
 from torch import nn
 
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.estimators import KFACExpand, KFACReduce
 from facts.moments import collect_moments
 from tests.networks import image_batches, make_convnext, relative_error

@@ -19,6 +19,8 @@ from experiments.instantiation import instantiate
 from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
 
+pytestmark = pytest.mark.system
+
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 

@@ -187,6 +187,7 @@ def test_the_carried_ones_are_made_with_all_others_and_the_open_one_is_not(chose
     assert {*CARRIED, "search_methods"} < {*every_experiment()} and "ablation" not in every_experiment()
 
 
+@pytest.mark.system
 def test_a_table_and_a_plot_of_a_field(tmp_path):
     small = ["model=deit_s", "model.mini.weights=random", "task.mini.num_calibration=64"]
     command = [sys.executable, "-m", "experiments.reproduce", "experiment=ablation", *SHRINKAGE, *small]

@@ -21,7 +21,7 @@ from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from facts import compress
 from facts.analysis import Analysis
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
@@ -230,6 +230,7 @@ def test_stages_want_a_compression(cell_config):
         method_of(cell_config("model=mask_rcnn_swin_b", "task=coco", "stages=pela", "refit=mpifa"))
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

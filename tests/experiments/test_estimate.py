@@ -11,7 +11,7 @@ from experiments.planning.estimate import estimate
 from experiments.planning.network import kept_bytes
 from experiments.planning.rates import Rates
 from experiments.runner import open_cell
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.cost.trace import trace_network
 from facts.estimators import ESTIMATORS
 from facts.moments import GroupGradients, InputGram, SampleGradGrams, collect_moments
@@ -27,6 +27,7 @@ def test_a_network_is_measured_without_its_weights_and_data(cell_config):
     assert need.flops == pytest.approx(35e9, rel=0.05)  # 33.9 GFLOPs and attention's products
 
 
+@pytest.mark.external
 @pytest.mark.parametrize("model", ["swin_l", "convnext_l", "mambavision_l"])
 def test_the_largest_networks_fit_a_gpu_of_24_gb(cell_config, model):
     """All ten estimators at once, in float32, with batches of 64: half of the memory for moments, parts of batches."""
@@ -51,6 +52,7 @@ def sizes(folder):
     return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.system
 def test_disk_is_what_the_cache_takes(cell_config):
     """Headers of the files aside."""
     names = ("facts", "gfwsvd", "shampoo2", "svd_llm", "pela")

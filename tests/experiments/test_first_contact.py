@@ -8,6 +8,8 @@ import experiments.first_contact
 from experiments.first_contact import PRECISIONS, STEPS, first_contact, trials_of
 from tests.devices.pretended import pretended_cuda
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def config(cell_config):

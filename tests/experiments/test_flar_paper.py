@@ -9,9 +9,9 @@ import facts
 from experiments.cell import Cell
 from experiments.instantiation import instantiate
 from experiments.paper import paper_values
+from facts.calibration.selection import select_layers
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
-from facts.compression.selection import select_layers
 from facts.estimators import ASVD, FLAR, FWSVD, PELA, SVDLLM
 from facts.refit import Blockwise, RandomizedSVD
 from facts.search import ASVDSearch, FLARSearch, Uniform

@@ -14,6 +14,8 @@ from hydra.utils import instantiate
 from experiments.launchers.processes import Processes
 from experiments.launchers.submitit import Continued
 
+pytestmark = pytest.mark.system
+
 LAUNCHERS = ("processes", "ray", "submitit_local")
 
 

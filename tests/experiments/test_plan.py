@@ -40,6 +40,7 @@ def run(monkeypatch, capsys):
     return call
 
 
+@pytest.mark.system
 def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_path):
     printed = run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off", "plan=true")
     assert printed.count("to do") == 10
@@ -47,12 +48,14 @@ def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_p
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 
 
+@pytest.mark.system
 def test_several_tables_are_kept_apart(run, tmp_path):
     names = "motivation_layers,fisher_estimators"  # whose fields do not go together
     printed = run(reproduce, f"experiment=[{names}]", f"results={tmp_path}", "tracking=off", "plan=true")
     assert printed.count("to do") == 3 + 14
 
 
+@pytest.mark.system
 def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
     options = ["experiment=sensitivity_interpolation", "profile=paper", f"results={tmp_path}"]
     options += [f"task.paper.root={tmp_path}"]
@@ -73,6 +76,7 @@ def state(config) -> str:
     return found
 
 
+@pytest.mark.system
 def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     config = cell_config("estimator=pela")
     assert state(config) == "to do"
@@ -122,6 +126,7 @@ def test_a_run_whose_networks_fail_on_their_device_is_not_started(run, monkeypat
     assert not list(tmp_path.rglob("*.json"))
 
 
+@pytest.mark.system
 def test_a_worker_that_dies_ends_the_run_in_one_line(run, monkeypatch, tmp_path):
     monkeypatch.setattr("experiments.reproduce.run_grid", Mock(side_effect=BrokenExecutor("killed")))
     with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):

@@ -7,6 +7,7 @@ from experiments.runner import open_cell, run_cell
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
+@pytest.mark.system
 def test_a_cell_prunes_finetunes_and_times(cell_config):
     timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     pruned = run_cell(open_cell(cell_config(*PRUNING, *timing)))

@@ -17,6 +17,8 @@ from experiments.output.results import link_of, show
 from experiments.runner import open_cell, run_cell
 from tests.offline_runs import read_offline_run
 
+pytestmark = pytest.mark.system
+
 EXPERIMENT = Experiment(
     name="demo",
     title="A demonstration",

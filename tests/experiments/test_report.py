@@ -204,6 +204,7 @@ def test_the_same_folder_gives_the_same_page(tmp_path):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.system
 def test_every_experiment_is_reported_whichever_ran(tmp_path):
     folder = tmp_path / "mini"
     shutil.copytree(RESULTS / "tables", folder / "tables")
@@ -225,6 +226,7 @@ def test_every_experiment_is_reported_whichever_ran(tmp_path):
     assert figures == {experiment.name.replace("_", " ") for experiment in experiments if experiment.figure}
 
 
+@pytest.mark.system
 def test_the_command_writes_the_report_anew_from_what_is_there(tmp_path, monkeypatch, capsys):
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     monkeypatch.setattr(sys, "argv", ["report", f"results={tmp_path}", *quiet])

@@ -14,6 +14,8 @@ from experiments.output.results import report_on_all
 from tests.browser import WIDTHS, chromium
 from tests.results_folder import BOTH, write_results
 
+pytestmark = pytest.mark.system
+
 RESULTS = Path(CONF).parent / "results/mini"
 SCHEMES = ("light", "dark")
 

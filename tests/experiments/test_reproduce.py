@@ -24,6 +24,8 @@ from experiments.output.tables import entries_of, write_tables
 from experiments.runner import open_cell
 from facts.moments.collect import MomentPass
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(CONF).parent
 NUM_CELLS = 2 * 7
 
@@ -62,6 +64,7 @@ def is_alive_in(group: int, stat: Path) -> bool:
     return state != "Z" and int(own_group) == group
 
 
+@pytest.mark.attack
 def test_killed_at_any_moment_and_started_again_nothing_is_lost_or_repeated(tmp_path):
     results = tmp_path / "results"
     for enough in (1, 6):

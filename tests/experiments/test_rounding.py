@@ -13,6 +13,8 @@ from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
 from facts.decomposition import truncation
 
+pytestmark = pytest.mark.system
+
 POINTS = 0.2  # of top-1: six of 3,000 samples
 # Many of its factors are near-singular: without a floor on eigenvalues, this cell differed by 11 points.
 CELL = ("model=convnext_b", "estimator=gfwsvd", "ratio=0.5", "task.mini.num_calibration=512")

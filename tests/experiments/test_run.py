@@ -23,6 +23,7 @@ def record_files(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "results/mini/records").glob("*.json"))
 
 
+@pytest.mark.system
 def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, tmp_path):
     record = run_cell(open_cell(cell_config("model=deit_b", "estimator=facts", "ratio=0.5")))
     assert record.status == "done"
@@ -38,6 +39,7 @@ def test_a_cell_leaves_a_record_of_what_was_run_and_what_came_out(cell_config, t
     assert json.loads(path.read_text()) == json.loads(json.dumps(asdict(record)))
 
 
+@pytest.mark.system
 def test_the_dense_network_is_a_cell_and_scores_more(cell_config):
     dense = run_cell(open_cell(cell_config("estimator=none")))
     small = run_cell(open_cell(cell_config("estimator=pela", "ratio=0.3")))
@@ -52,6 +54,7 @@ def test_a_finished_cell_is_not_run_again(cell_config, monkeypatch):
     assert run_cell(open_cell(cell_config("estimator=pela"))) == first
 
 
+@pytest.mark.system
 def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_config, tmp_path):
     base = open_cell(cell_config()).fingerprint
     weights = shutil.copy(CHECKPOINTS / "mini_deit.safetensors", tmp_path / "copy.safetensors")
@@ -90,6 +93,7 @@ def test_a_failing_cell_is_recorded_raised_and_tried_again(cell_config, monkeypa
     assert again.status == "done" and again.attempt == 2
 
 
+@pytest.mark.system
 def test_a_cell_on_a_full_disk_says_so_in_its_record_and_goes_on_where_it_was(cell_config, caplog):
     caplog.set_level("INFO")
     config = cell_config("estimator=facts")
@@ -112,6 +116,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
     record = make_record(metrics={"top1": 1.0}, summary=make_summary())
@@ -153,6 +158,7 @@ def test_records_survive_a_write_that_fails(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -189,12 +195,14 @@ def test_a_results_folder_that_cannot_be_written_is_one_clear_error(cell_config,
         run_cell(open_cell(cell_config(f"results={tmp_path / 'file'}")))
 
 
+@pytest.mark.system
 def test_cells_of_another_ratio_share_the_moments(cell_config, monkeypatch):
     run_cell(open_cell(cell_config("ratio=0.5")))
     monkeypatch.setattr("facts.moments.collect.MomentPass.run", lambda *args: pytest.fail("a second data pass"))
     assert run_cell(open_cell(cell_config("ratio=0.4"))).status == "done"
 
 
+@pytest.mark.system
 def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
     few = "task.mini.num_calibration=64"
     plain = run_cell(open_cell(cell_config("estimator=facts", few)))
@@ -207,6 +215,7 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
     assert read_record(record.fingerprint, cell.records) == record
 
 
+@pytest.mark.system
 def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_config):
     cell = open_cell(cell_config("estimator=facts", "analysis=cross_moments"))
     subject = subject_of(cell, cell.model)
@@ -218,6 +227,7 @@ def test_an_analysis_compares_disjoint_parts_of_the_evaluation_images(cell_confi
     assert not factors & held_out and factors | held_out <= every
 
 
+@pytest.mark.system
 def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
     few = "task.mini.num_calibration=64"
     given, sampled = (open_cell(cell_config(f"labels={labels}", few)) for labels in ("given", "sampled"))
@@ -227,6 +237,7 @@ def test_sampled_labels_change_the_plan_of_nothing_but_the_factors(cell_config):
         open_cell(cell_config("labels=hard"))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -23,6 +23,8 @@ from experiments.grid import GridCell
 from experiments.runner import attempt, open_cell, run_cell
 from facts.utils.files import HeldElsewhere, locked
 
+pytestmark = pytest.mark.system
+
 EIGHT = ["estimator=pela,svd_llm", "ratio=0.3,0.35,0.4,0.45"]
 FOUR = ["estimator=pela,svd_llm", "ratio=0.3,0.4"]
 RANDOM = ["model.mini.weights=random", "task.mini.num_calibration=64"]
@@ -70,6 +72,7 @@ def runs(logs: Iterable[Path]) -> Counter[str]:
     return Counter(re.findall(r"\((\w{16})\) runs, attempt", text))
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("options", "num_cells"),
     [

@@ -11,6 +11,8 @@ from experiments.runner import open_cell, run_cell
 from experiments.sweep import MOST_CHARACTERS, group_of
 from tests.offline_runs import read_offline_run
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def offline(cell_config):

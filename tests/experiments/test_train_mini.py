@@ -63,6 +63,7 @@ def test_training_lowers_the_loss(short_epochs):
     assert not model.training
 
 
+@pytest.mark.system
 def test_the_command_writes_a_checkpoint_that_loads(short_epochs, tmp_path, capsys):
     main(["deit_b", "--epochs", "1", "--folder", str(tmp_path)])
     assert "top1" in capsys.readouterr().out

@@ -8,6 +8,8 @@ from experiments.planning.estimate import estimate
 from experiments.runner import open_cell, run_cell
 from facts.tasks import Digits
 
+pytestmark = pytest.mark.system
+
 CELLS = {
     "dense": ["estimator=none"],
     "uniform": ["estimator=facts"],

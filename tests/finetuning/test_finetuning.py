@@ -248,6 +248,7 @@ def test_configurations(cell_config, name, epochs, rate, profile):
         )
 
 
+@pytest.mark.system
 def test_an_epoch_brings_a_compressed_network_back(cell_config):
     """DeiT-B's small stand-in with three tenths of its FLOPs by plain SVD, which costs it many of its test digits."""
     teacher, task = mini_recipe("deit_b").build(), Digits()

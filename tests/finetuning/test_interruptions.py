@@ -15,6 +15,8 @@ from facts.finetuning.state import State
 from tests.finetuning.setting import RUNS, SIZES, Given, Reads, finetuned, interrupt, make_student, recipe, same_weights
 from tests.networks import make_model
 
+pytestmark = pytest.mark.attack
+
 ROOT = Path(CONF).parent
 
 
@@ -47,6 +49,7 @@ def test_a_checkpoint_holds_the_scale_of_the_loss():
     assert again.scaler.state_dict() == changed
 
 
+@pytest.mark.system
 def test_a_killed_process_leaves_no_trace(tmp_path):
     command = "finetuned(Given(SIZES, before_batch=Reads(8, kill)), sys.argv[1], **RUNS)"
     job = subprocess.run(

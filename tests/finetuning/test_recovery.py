@@ -207,6 +207,7 @@ def test_checkpoints_of_another_error_are_left_alone(tmp_path, rates):
     assert len(rates) == 2 * 54
 
 
+@pytest.mark.system
 def test_a_killed_process_leaves_no_trace(tmp_path):
     job = subprocess.run(
         [

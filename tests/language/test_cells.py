@@ -11,7 +11,9 @@ from experiments.runner import open_cell
 from experiments.runner import run_cell
 from experiments.preflight import of_cells
 from experiments.train_mini import main, mini_recipe
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
+
+pytestmark = pytest.mark.system
 
 LANGUAGE = ("model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params")
 FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.num_questions=8")

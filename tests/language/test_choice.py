@@ -12,7 +12,7 @@ from facts.tasks.language.corpus import Corpus
 from tests.language.choice.records import question
 from tests.language.stories import CHOICE, STORY, needs_files
 
-pytestmark = needs_files
+pytestmark = [needs_files, pytest.mark.external]
 
 NUM_RECORDS = {"piqa": 1838, "openbookqa": 500, "winogrande": 1267, "arc_challenge": 1172, "arc_easy": 2376}
 # A few of ARC's have three or five.

@@ -10,7 +10,7 @@ from facts.tasks.language.base import perplexity
 from tests.language.stories import SHUFFLED, STORY, needs_files, text_loss
 from tests.networks import UNIFORM
 
-pytestmark = needs_files
+pytestmark = [needs_files, pytest.mark.external]
 
 RATIO = 0.8
 NUM_LAYERS = 35  # seven in each of five blocks

@@ -9,8 +9,10 @@ from omegaconf import OmegaConf
 
 from experiments.planning.estimate import estimate
 from facts.cost.count import count_cost
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.modules.forms import FORMS
+
+pytestmark = pytest.mark.external
 
 PER_BLOCK = {
     "self_attn.q_proj": (2048, 2048),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facts.estimators import GFWSVD
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.moments.losses import summed_cross_entropy
 from facts.moments import collect_moments
 from facts.modules.networks import run

@@ -24,6 +24,7 @@ print(json.dumps(found[0].tolist()))
 TEXT = "a cat sat on a mat and a bat sat on a hat " * 20
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_a_fresh_process_generates_the_same_text(kind, tmp_path):
     model = build(kind, vocab_size=300)
@@ -70,6 +71,7 @@ def test_half_precision_keeps_what_is_computed_in_float32(tmp_path):
         assert torch.equal(run(loaded, tokens), run(result.model, tokens))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2"])
 def test_rotations_in_half_precision_stay_so(kind, tmp_path):
     result = facts.compress(build(kind, max_position_embeddings=2048), sequences(), ratio=0.6)

@@ -18,7 +18,7 @@ from tests.language.stories import (
     text_loss,
 )
 
-pytestmark = needs_files
+pytestmark = [needs_files, pytest.mark.external]
 
 TEXTS = {
     "story": STORY,

@@ -217,6 +217,7 @@ def test_what_cannot_be_asked_is_noticed_before_any_work(no_hub, tmp_path, writt
         replace(corpus, benchmark_names=("yours",)).inspect()
 
 
+@pytest.mark.system
 def test_benchmarks_of_the_hub_are_looked_for_there_before_any_work(no_hub, tmp_path):
     (tmp_path / "text").write_text("a text")
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}

@@ -13,7 +13,7 @@ from experiments.train_mini import mini_recipe
 from facts.tasks.language.corpus import Corpus
 from tests.language.stories import EVALUATION, TRAINING, needs_files
 
-pytestmark = needs_files
+pytestmark = [needs_files, pytest.mark.external]
 
 NUM_TOKENS = 512  # of both: the perplexity of one that knows nothing
 

@@ -13,6 +13,7 @@ CLASSIFIERS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("name", "bounds"), CLASSIFIERS.items())
 def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
     """Without an error there would be nothing to lose, and methods could not be told apart."""
@@ -20,6 +21,7 @@ def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
     assert least <= top1_on_test(RECIPES[name].build()) <= most
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
 def test_every_image_has_something_to_say(name):
     """Networks that knew their calibration images by heart had a hundredth."""

@@ -106,6 +106,7 @@ def test_autocast():
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
 def test_compiles_without_a_graph_break(backend):
     layer = make_layer()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from experiments.planning.network import kept_bytes
+from facts.calibration.selection import select_layers
 from facts.compression.compress import compress
-from facts.compression.selection import select_layers
 from facts.moments import (
     GradGram,
     GroupGradients,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import facts
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.moments import GradGram, collect_moments
 from facts.moments.losses import SampledLabels, kl_divergence, squared_error, summed_cross_entropy
 from facts.search import ComCatSearch

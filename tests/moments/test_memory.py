@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 import facts
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA, SVDLLM
 from facts.moments import collect_moments
 from facts.moments.collect import MomentPass

@@ -23,6 +23,8 @@ from tests.parallel.together import (
     recovered,
 )
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(CONF).parent
 # float64 sums in another order. Lanczos: a relative residual of 1e-9. Errors of a network in float32: sums in another
 # order differ by 2e-7, the spaces that are kept by that over the gaps between singular values, the errors by 2e-5.

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import facts
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune

@@ -13,6 +13,8 @@ import torch
 import facts
 from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
 
+pytestmark = pytest.mark.external
+
 RATIOS = (0.8, 0.7, 0.6, 0.5)
 RECOVERED = "FACTS + CoRS-Fisher, pivoted, recovered"
 STEPS = {

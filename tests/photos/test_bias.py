@@ -6,12 +6,14 @@
 import pandas as pd
 import pytest
 
+from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
-from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS
 from facts.search import SEARCHES
 from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
+
+pytestmark = pytest.mark.external
 
 RATIO = 0.7
 # PELA sees no data; GFWSVD reads each sample's gradients anew in every iteration.

@@ -14,6 +14,8 @@ from facts.utils.cache import content_key
 from facts.utils.files import replacing
 from tests.photos.data import BATCH, NETWORKS, RESULTS, load_network, load_photos, top1
 
+pytestmark = pytest.mark.external
+
 ASKED = {"estimators": ["facts"], "searches": ["uniform"], "forms": ["plain", "pivoted"], "ratios": [0.7]}
 REGULARIZATIONS = [FACTS(grad_clip=clip, normalize=by) for clip in (None, "median") for by in ("none", "batch")]
 ALL = (

@@ -13,12 +13,14 @@ from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
 from facts.analysis import CrossMoments, FisherSimilarity, Subject, TokenCoupling
+from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
-from facts.compression.prepare import prepare
 from facts.estimators import ESTIMATORS, GFWSVD
 from tests.networks import UNIFORM
 from tests.photos.data import top1, write_table
 from tests.records import make_record
+
+pytestmark = pytest.mark.external
 
 
 class Remembering(GFWSVD):

@@ -18,13 +18,15 @@ import pytest
 import torch
 
 import facts
-from facts.compression.apply import apply_plan
-from facts.compression.distance import distance
+from facts.calibration.distance import distance
+from facts.decomposition.apply import apply_plan
 from facts.moments.losses import kl_divergence
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult
 from facts.search.sensitivity.measured import Sensitivity
 from tests.photos.data import RESULTS, load_network, load_photos, top1, write_table
+
+pytestmark = pytest.mark.external
 
 RATIO, GROUP = 0.7, 8
 DRAWS = {8: 8, 32: 8, 128: 4, 496: 1}  # photos, and how often so many are drawn; there are 496

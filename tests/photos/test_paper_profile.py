@@ -11,6 +11,8 @@ from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
 from tests.photos.data import PHOTOS, weights_of
 
+pytestmark = pytest.mark.external
+
 SIZES = {"num_calibration": 128, "num_sensitivity": 16, "num_workers": 0}
 
 

@@ -17,6 +17,8 @@ from facts.cost.timing import TimingPolicy
 from tests.openvino_runtime import compiled
 from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
 
+pytestmark = pytest.mark.external
+
 RATIO, BATCH, TURNS = 0.7, 16, 5
 RUNTIMES = ("PyTorch", "ONNX Runtime", "OpenVINO")
 COLUMNS = {"network": "", "weights": "", "MB": ".2f", "top1": ".1f", **{f"{name} ms": ".0f" for name in RUNTIMES}}

@@ -12,6 +12,8 @@ import pytest
 
 from tests.photos.data import DATA, RESULTS
 
+pytestmark = pytest.mark.external
+
 TASK = ["--config-dir", "tests/photos/conf", "profile=paper", "task=photos", f"checkpoints={DATA}", "tracking=off"]
 WRITTEN = {
     "tables/rivals_tiny.md": "rivals.md",

@@ -10,6 +10,8 @@ import facts
 from facts.search import CoRS, CoRSFisher
 from tests.photos.data import BATCH, load_photos, top1, write_table
 
+pytestmark = pytest.mark.external
+
 SEARCHES = {
     "uniform": "uniform",
     "CoRS": CoRS(),

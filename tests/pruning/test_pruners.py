@@ -135,6 +135,7 @@ def test_calibration_that_is_empty_or_read_once():
     assert len(list(make_problem(batches=iter(image_batches([8, 8], dtype=torch.float32))).batches)) == 2
 
 
+@pytest.mark.system
 @every_method
 def test_trained_digits(name):
     """A little is pruned from a trained network, which still knows most of the digits."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression.prepare import prepare
+from facts.calibration.prepare import prepare
 from facts.refit import MPIFA, REFITS, Blockwise, MemViTResidual
 from facts.refit.base import in_order
 from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error

@@ -9,6 +9,8 @@ from facts.modules.lowrank import LowRankLinear
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.saving.setting import TIMM, assert_same, compressed, edit, from_recipe
 
+pytestmark = pytest.mark.attack
+
 
 def truncate(path, keep):
     whole = path.read_bytes()

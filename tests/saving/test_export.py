@@ -13,6 +13,8 @@ from experiments.train_mini import mini_recipe
 from tests.disk import room_for
 from tests.networks import make_model
 
+pytestmark = pytest.mark.system
+
 # Every kind of block once, for time: what else the networks hold is more of the same.
 SHORT = {
     "deit_b": {"depth": 1},

@@ -71,6 +71,7 @@ class TestRoundTrip:
         card = hub.repositories[NAME]["main"][-1]["README.md"].decode()
         assert f'facts.load_compressed("{NAME}")' in card and "70.3" in card
 
+    @pytest.mark.system
     def test_in_a_fresh_process(self, hub, result, images, tmp_path):
         from safetensors.torch import load_file, save_file
 

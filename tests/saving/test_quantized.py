@@ -95,6 +95,7 @@ def test_inspection_finds_the_shapes(form, weights, tmp_path):
         assert shape == (exact if weights == "int8" else tuple(size + size % 2 for size in exact))
 
 
+@pytest.mark.attack
 class TestRefusals:
     @pytest.mark.parametrize(
         "changed",

@@ -17,6 +17,8 @@ from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.saving.setting import saved_vit
 
+pytestmark = pytest.mark.attack
+
 
 class Harmful:
     """Leaves a file where it is unpickled."""

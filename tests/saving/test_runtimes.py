@@ -14,6 +14,8 @@ from tests.docs.pages import ROOT
 from tests.openvino_runtime import compiled
 from tests.saving.setting import compressed, from_recipe
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("openvino", reason="the extra `openvino` is not installed: pip install -e '.[openvino]'")
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed: pip install -e '.[quantization]'")
 

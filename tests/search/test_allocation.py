@@ -78,6 +78,7 @@ class TestAgainstExhaustiveSearch:
         assert within(allocation.cost, budget)
         assert abs(allocation.error - least_error(profiles, budget)) <= EXACT * spread(profiles)
 
+    @pytest.mark.system
     def test_a_thousand_falling_profiles(self, solver):
         """Never a unit above the budget, and always the least error."""
         rng = random.Random(0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression.apply import apply_plan
+from facts.decomposition.apply import apply_plan
 from facts.search import FLORASearch
 from facts.search.methods.flora import Evolution, by_block, low_ranks_more_often, offered, within_budget
 from facts.search.supernet import Supernet

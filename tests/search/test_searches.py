@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression.apply import apply_plan
 from facts.cost.ranks import candidate_ranks, ranks_between
+from facts.decomposition.apply import apply_plan
 from facts.modules.forms import FORMS
 from facts.search import (
     SEARCHES,

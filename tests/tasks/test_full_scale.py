@@ -10,6 +10,8 @@ from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.preflight import data
 
+pytestmark = pytest.mark.external
+
 SIZES = {"num_calibration": 24, "num_sensitivity": 10, "batch_size": 8, "num_workers": 0}
 NETWORK = "{img_size: 32, depth: 1, num_classes: 1000, pretrained_cfg_overlay: {input_size: [3, 32, 32]}}"
 

@@ -9,6 +9,8 @@ import pytest
 from facts.tasks.classification.imagenet_files import find_images, synsets
 from tests.tasks.fake_imagenet import tar_bytes, write_devkit, write_rows, write_shard, write_tar
 
+pytestmark = pytest.mark.attack
+
 FIRST = "n01440764"
 
 

@@ -57,6 +57,7 @@ def test_a_network_is_compressed_and_evaluated(root, network, task, tmp_path):
     assert imagenet.evaluate(result.model)["top1"] == pytest.approx(100 * right / 2000, abs=0.11)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("layout", ["tars", "shards"])
 def test_workers_read_what_one_process_reads(roots, network, task, layout):
     for part in ("calibration", "evaluation"):

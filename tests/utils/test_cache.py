@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
-from facts.compression.selection import select_layers
+from facts.calibration.selection import select_layers
 from facts.decomposition.layers import SECONDS, decompose_layers
 from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
 from facts.moments import GroupGradients, collect_moments
@@ -90,7 +90,7 @@ class TestCompress:
             time.sleep(0.2)
             return decompose_layers(*args)
 
-        monkeypatch.setattr("facts.compression.prepare.decompose_layers", slowly)
+        monkeypatch.setattr("facts.calibration.prepare.decompose_layers", slowly)
         for ratio in (0.7, 0.5):
             seconds = facts.compress(model, batches, ratio=ratio, cache=folder).summary.seconds
             assert seconds["decomposition"] > 0.2
@@ -168,7 +168,7 @@ class TestCompress:
             assert calibration().cache.folder != first
         finally:
             torch.set_float32_matmul_precision(before)
-        monkeypatch.setattr("facts.compression.prepare.shared_code", lambda: "other code")
+        monkeypatch.setattr("facts.calibration.prepare.shared_code", lambda: "other code")
         assert calibration().cache.folder != first
 
     def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
@@ -211,6 +211,7 @@ def file_that_is_read(folder, pattern):
     return path
 
 
+@pytest.mark.attack
 class TestDamage:
     @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.99])
     @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])

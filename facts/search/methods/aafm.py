@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import Plan, Ratios, Search, SearchResult
+from facts.decomposition.apply import Plan
+from facts.search.base import Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 

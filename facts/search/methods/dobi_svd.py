@@ -13,11 +13,12 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import autocast, frozen, replaced_forwards
 from facts.modules.networks import run
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Plan, Search, SearchResult
+from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.stable_svd import SmoothTruncation, right_vectors
 from facts.search.training import Positive, Training, calibration_data, task_loss

@@ -6,8 +6,9 @@ from collections import Counter
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from facts.decomposition.apply import Plan
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Plan, Search, SearchResult
+from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from facts.search.base import Multiple, Plan, Search, SearchResult
+from facts.decomposition.apply import Plan
+from facts.search.base import Multiple, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 

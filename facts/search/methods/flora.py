@@ -13,8 +13,9 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
+from facts.decomposition.apply import Plan
 from facts.moments.checkpointing import blocks_of
-from facts.search.base import Plan, Ratios, Search, SearchResult
+from facts.search.base import Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.supernet import Choices, Supernet
 from facts.search.training import Training, calibration_data

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from facts.compression.cutmix import CutMix
+from facts.calibration.cutmix import CutMix
 from facts.tasks.classification.base import Classification, Count, balanced
 from facts.tasks.classification.crops import Crops
 from facts.tasks.classification.image_batches import Decoded, ImageBatches, collate

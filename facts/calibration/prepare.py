@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.compression.data import Batch, as_batches
-from facts.compression.reasons import EXCLUDED_NAMES
-from facts.compression.selection import select_layers
+from facts.calibration.data import Batch, as_batches
+from facts.calibration.reasons import EXCLUDED_NAMES
+from facts.calibration.selection import select_layers
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import MeasuredLatency
 from facts.cost.trace import first_sample, has_row_per_sample

@@ -1,28 +1,18 @@
 """The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from tabulate import tabulate
 from torch import nn
 
-from facts.compression.advice import advice
-from facts.compression.distance import Distance
-from facts.cost.count import Cost, CostName, count_params
+from facts.calibration.distance import Distance
+from facts.cost.count import Cost, CostName
+from facts.decomposition.apply import Plan
 from facts.modules.forms import FormName
-from facts.modules.pivots import relative_error
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
-from facts.search.base import Plan
-
-if TYPE_CHECKING:  # a reader of saved folders needs none of these
-    from facts.compression.allocation import AllocatedNetwork
-    from facts.compression.prepare import Calibration
-    from facts.estimators.base import Estimator
-    from facts.refit.base import Refit
-    from facts.search.base import Search
-    from facts.search.problem import AllocationProblem
 
 NUM_SHOWN = 3  # layers named among those skipped for one reason
 
@@ -87,47 +77,6 @@ class Summary:
     distance: Distance | None = None
     recovery: RecoverySummary | None = None
 
-    @classmethod
-    def of(
-        cls,
-        calibration: "Calibration",
-        problem: "AllocationProblem",
-        allocated: "AllocatedNetwork",
-        estimator: "Estimator",
-        search: "Search",
-        form: FormName,
-        refit: "Refit | None",
-        seconds: dict[str, float],
-    ) -> "Summary":
-        """Summarise a compression."""
-        result, decompositions = allocated.result, allocated.decompositions
-        proof = asdict(result.solution) if result.solution else None
-        return cls(
-            before=calibration.cost,
-            after=_cost_after(calibration, allocated),
-            repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
-            seconds=seconds,
-            estimator=repr(estimator),
-            search=repr(search),
-            form=form,
-            fit_bias=calibration.fit_bias,
-            refit=repr(refit) if refit else "",
-            rounding=_rounding(allocated),
-            bounds=dict(problem.bounds),
-            spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
-            budget=dict(zip(problem.bounds, problem.budget, strict=True)),
-            latency=allocated.latency,
-            latency_device=allocated.device,
-            solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
-            profile={
-                name: [
-                    [rank, rank / problem.full_rank(name), error]
-                    for rank, error in sorted((rank, error) for rank, error in errors.items() if rank is not None)
-                ]
-                for name, errors in result.profile.items()
-            },
-        )
-
     def __str__(self) -> str:
         lines = [
             ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
@@ -150,13 +99,23 @@ class Summary:
         if outcome := self.recovery or self.distance:
             lines_below.append(str(outcome))
         if self.is_far:
-            lines_below.append(f"much is lost: {advice(self)}")
+            lines_below.append(f"much is lost: {self.advice}")
         return "\n".join([table, "", *lines_below, f"took: {seconds}"])
 
     @property
     def is_far(self) -> bool:
         """Whether the outputs are so far from the original's that the budget is beyond what the network bears."""
         return self.recovery is None and self.distance is not None and self.distance.is_too_far
+
+    @property
+    def advice(self) -> str:
+        """Options, not taken yet, that may bring the outputs closer to the original's for the same budget."""
+        options = ["recover=facts.Recovery(minutes=10) (--recover 10)", "or a larger budget"]
+        if self.search.startswith("Uniform("):
+            options.insert(0, 'search="cors_fisher" (--search cors_fisher)')
+        if self.form == "plain":
+            options.insert(0, 'form="pivoted" (--form pivoted)')
+        return f"try {', '.join(options)}"
 
     @property
     def latency_after(self) -> float | None:
@@ -174,27 +133,6 @@ class Summary:
         if cost == "latency" or not spent or not budget:  # or a summary that somebody else wrote
             return f"allowed {allowed:.1%} of the {cost}"
         return f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}, of {allowed:.1%} allowed"
-
-
-def _cost_after(calibration: "Calibration", allocated: "AllocatedNetwork") -> Cost:
-    """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
-    params = count_params(allocated.model)
-    if calibration.flops is None:
-        return Cost(None, params)
-    saved = 0
-    for name, layer in allocated.low_rank_layers().items():
-        saved += 2 * calibration.rows[name] * (calibration.layers[name].weight.numel() - layer.num_weights)
-    return Cost(calibration.flops - saved, params)
-
-
-def _rounding(allocated: "AllocatedNetwork") -> float:
-    """Largest relative error of a low-rank layer's weight as its type stores it."""
-    errors = [0.0]
-    for name, layer in allocated.low_rank_layers().items():
-        factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
-        left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
-        errors.append(relative_error(left @ right, exact[0] @ exact[1]))
-    return max(errors)
 
 
 @dataclass(frozen=True, repr=False)

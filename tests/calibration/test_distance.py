@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
+from facts.compression.advice import advice
 from torch import nn
 
 import facts
-from facts.compression.advice import advice
-from facts.compression.distance import TOO_FAR, Distance, distance
+from facts.calibration.distance import TOO_FAR, Distance, distance
 from facts.moments.losses import kl_divergence, squared_error
 from tests.networks import image_batches, make_model
 
@@ -35,7 +35,7 @@ def compare(original, changed, error, sizes=(5, 1, 6)):
 @pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
 def test_what_class_logits_tell(shape, monkeypatch):
     """Against loops over samples; in chunks as for language models too."""
-    monkeypatch.setattr("facts.compression.distance.KL_VALUES", 10)
+    monkeypatch.setattr("facts.calibration.distance.KL_VALUES", 10)
     torch.manual_seed(0)
     original, changed = (3 * torch.randn(shape, dtype=torch.float64) for _ in range(2))
     rows, others = (logits.reshape(-1, 5).softmax(dim=1) for logits in (original, changed))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch.utils.data import DataLoader, TensorDataset
 
 import facts
-from facts.compression.data import as_batches
+from facts.calibration.data import as_batches
 from facts.moments import GradGram, InputGram, SampleGradEnergy
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.utils.cache import calibration_key

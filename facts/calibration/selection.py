@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from facts.compression.reasons import (
+from facts.calibration.reasons import (
     EXCLUDED_NAMES,
     MAKES_OUTPUTS,
     linear_layers,

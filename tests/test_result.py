@@ -3,8 +3,8 @@
 import torch
 
 import facts
-from facts.compression.result import CompressionResult, Summary
 from facts.cost.count import Cost
+from facts.result import CompressionResult, Summary
 from tests.networks import UNIFORM, image_batches, make_model
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import facts
-from facts.compression.data import FirstSamples, as_batches
+from facts.calibration.data import FirstSamples, as_batches
 from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model

@@ -12,8 +12,8 @@ import torchvision
 from torch import nn
 
 import facts
-from facts.compression.reasons import reasons_to_skip
-from facts.compression.selection import select_layers
+from facts.calibration.reasons import reasons_to_skip
+from facts.calibration.selection import select_layers
 from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
 
 

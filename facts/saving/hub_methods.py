@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from facts.compression.result import CompressionResult
 from facts.modules.linear_calls import copy_with
+from facts.result import CompressionResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision.transforms import v2
 
-from facts.compression.data import Batch, Batches, as_batches
+from facts.calibration.data import Batch, Batches, as_batches
 from facts.utils.batches import described
 from facts.utils.cache import content_key
 from facts.utils.random import seeded

@@ -10,7 +10,9 @@ from facts.modules.forms import Form
 from facts.modules.linear_calls import copy_with, replace_submodule
 from facts.modules.lowrank import LowRankLayer, own_parameter
 from facts.modules.pointwise import PointwiseConvolution
-from facts.search.base import Plan
+
+Plan = dict[str, int | None]
+"""Layer name to rank, or None for a layer left dense."""
 
 
 def apply_plan(

@@ -1,0 +1,75 @@
+"""Summary of a compression that has just been made."""
+
+from dataclasses import asdict
+
+from facts.calibration.prepare import Calibration
+from facts.compression.allocation import AllocatedNetwork
+from facts.cost.count import Cost, count_params
+from facts.estimators.base import Estimator
+from facts.modules.forms import FormName
+from facts.modules.pivots import relative_error
+from facts.refit.base import Refit
+from facts.result import Summary
+from facts.search.base import Search
+from facts.search.problem import AllocationProblem
+
+
+def summarize(
+    calibration: Calibration,
+    problem: AllocationProblem,
+    allocated: AllocatedNetwork,
+    estimator: Estimator,
+    search: Search,
+    form: FormName,
+    refit: Refit | None,
+    seconds: dict[str, float],
+) -> Summary:
+    """Summarise a compression."""
+    result, decompositions = allocated.result, allocated.decompositions
+    proof = asdict(result.solution) if result.solution else None
+    return Summary(
+        before=calibration.cost,
+        after=_cost_after(calibration, allocated),
+        repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
+        seconds=seconds,
+        estimator=repr(estimator),
+        search=repr(search),
+        form=form,
+        fit_bias=calibration.fit_bias,
+        refit=repr(refit) if refit else "",
+        rounding=_rounding(allocated),
+        bounds=dict(problem.bounds),
+        spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
+        budget=dict(zip(problem.bounds, problem.budget, strict=True)),
+        latency=allocated.latency,
+        latency_device=allocated.device,
+        solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
+        profile={
+            name: [
+                [rank, rank / problem.full_rank(name), error]
+                for rank, error in sorted((rank, error) for rank, error in errors.items() if rank is not None)
+            ]
+            for name, errors in result.profile.items()
+        },
+    )
+
+
+def _cost_after(calibration: Calibration, allocated: AllocatedNetwork) -> Cost:
+    """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
+    params = count_params(allocated.model)
+    if calibration.flops is None:
+        return Cost(None, params)
+    saved = 0
+    for name, layer in allocated.low_rank_layers().items():
+        saved += 2 * calibration.rows[name] * (calibration.layers[name].weight.numel() - layer.num_weights)
+    return Cost(calibration.flops - saved, params)
+
+
+def _rounding(allocated: AllocatedNetwork) -> float:
+    """Largest relative error of a low-rank layer's weight as its type stores it."""
+    errors = [0.0]
+    for name, layer in allocated.low_rank_layers().items():
+        factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
+        left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
+        errors.append(relative_error(left @ right, exact[0] @ exact[1]))
+    return max(errors)
