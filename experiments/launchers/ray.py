@@ -5,15 +5,13 @@ from concurrent.futures import Executor, Future
 from typing import Annotated, Any
 
 import ray
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from experiments.launchers.base import Prepare
+from facts.utils.options import NotNegative, options
 
-NotNegative = Annotated[float, Field(ge=0)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Ray:
     """A Ray cluster at `address` (`auto`: the running one), or one of this machine alone, which ends with the run.
 

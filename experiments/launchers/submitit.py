@@ -5,16 +5,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Annotated, Any, Literal
 
 import submitit
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from submitit.helpers import DelayedSubmission
 
 from experiments.launchers.base import Prepare
+from facts.utils.options import Count, options
 
-Count = Annotated[int, Field(ge=1)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Submitit:
     """Jobs of the `cluster`, `slurm` or for trials `local`, whose scripts and logs go to `folder`.
 

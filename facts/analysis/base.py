@@ -2,19 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.calibration.prepare import Calibration
 from facts.estimators import Estimator
+from facts.utils.options import options
 
 
-@plain_dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Subject:
     """A network and the data for an estimator's factors, and other, disjoint data to compare with.
 
@@ -36,7 +34,7 @@ class Subject:
         return self.calibration.layers
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class Findings:
     """`metrics` by name, and `values`, plain lists and mappings, for plots."""
 
@@ -44,7 +42,7 @@ class Findings:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Analysis(ABC):
     """A measurement of one network.
 

@@ -4,14 +4,12 @@ Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor
 
 from facts.analysis.base import Analysis, Findings, Subject, groups_within
@@ -24,11 +22,12 @@ from facts.moments import (
     SampleGradGrams,
     TokenLocalProducts,
 )
+from facts.utils.options import options
 
 MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32, and as much for the probes
 
 
-@plain_dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ChangeEnergies(Moment):
     """Σ_k (Σ_t e_t)² and Σ_k Σ_t e_t² with e_t = g_tᵀ ΔW x_t, the first-order error at token t of a changed layer."""
 
@@ -51,7 +50,7 @@ class ChangeEnergies(Moment):
         return total[0].unbind()
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class CrossMoments(Analysis):
     """The dropped cross-token part over the kept token-local one, on the held-out samples; 0 if nothing is lost.
 

@@ -2,8 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import nn
 
 from facts.analysis.base import Analysis, Findings, Subject, groups_within
@@ -13,11 +12,12 @@ from facts.estimators.base import see_data
 from facts.estimators.whitening import square_root
 from facts.moments import FisherProducts, LayerMoments
 from facts.moments.products import make_probes
+from facts.utils.options import options
 
 MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as much for their probes
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 

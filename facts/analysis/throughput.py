@@ -3,17 +3,17 @@
 from dataclasses import asdict
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.variants import VARIANTS, Variant
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
 from facts.modules.networks import noise
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Throughput(Analysis):
     """Samples per second of the compressed network, of the original, and of other `variants`, which take turns.
 

@@ -2,8 +2,6 @@
 
 from statistics import fmean
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.analysis.base import Analysis, Findings, Subject
@@ -12,9 +10,10 @@ from facts.analysis.dependence import distance_correlations, load_dcorr
 from facts.analysis.token_store import collect_tokens
 from facts.calibration.selection import select_layers
 from facts.estimators import Estimator
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TokenCoupling(Analysis):
     """Cross-token coupling and activation-gradient dependence of `layer` on the held-out samples.
 

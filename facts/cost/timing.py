@@ -5,12 +5,12 @@ from statistics import median, quantiles
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer
 
-Positive = Annotated[float, Field(gt=0)]
+from facts.utils.options import Positive, options
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Timing:
         return median(own / others for own, others in zip(self.seconds, other.seconds, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TimingPolicy:
     """Length of a measurement: `num_warmups` calls of each function, then `min_seconds` in each of `num_turns`.
 

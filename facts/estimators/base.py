@@ -2,21 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor
 
 from facts.estimators.whitening import Repair, lift_spectrum
 from facts.moments import LayerMoments, Moment
 from facts.moments.statistics import at_least_tiny
+from facts.utils.options import Share, options
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
-
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class KroneckerFactors:
     """Fisher ≈ A ⊗ B for the column-stacked weight: `A [d_in, d_in]`, `B [d_out, d_out]`, None for the identity.
 
@@ -30,7 +28,7 @@ class KroneckerFactors:
     mean: Tensor | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Estimator(ABC):
     """A method: a pure function from the moments of one layer to its Kronecker factors before shrinkage.
 
@@ -75,18 +73,18 @@ def see_data(
     return estimator, moments
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TwoSidedEstimator(Estimator):
     """An estimator of both factors, shrunk by the paper's alpha_R (on B) and alpha_C (on A), Algorithm 1."""
 
-    shrinkage_row: Fraction = 0.7
-    shrinkage_col: Fraction = 0.1
+    shrinkage_row: Share = 0.7
+    shrinkage_col: Share = 0.1
 
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
         return self.shrinkage_row, self.shrinkage_col
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ClippedGradEstimator(TwoSidedEstimator):
     """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
 

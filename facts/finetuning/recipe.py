@@ -4,8 +4,7 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
@@ -13,10 +12,7 @@ from facts.finetuning.precision import Precision
 from facts.modules.networks import run
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from facts.utils.options import Count, NotNegative, Positive, options
 
 
 class Lessons(Protocol):
@@ -28,7 +24,7 @@ class Lessons(Protocol):
     def content_key(self, model: nn.Module) -> str: ...
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Finetuning:
     """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 

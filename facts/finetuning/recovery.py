@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import nn
 
 from facts.calibration.data import as_batches
@@ -21,12 +20,13 @@ from facts.result import CompressionResult, RecoverySummary
 from facts.saving.hub_methods import with_hub_methods
 from facts.utils import distributed
 from facts.utils.batches import batch_size
+from facts.utils.options import options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
 MOST_EPOCHS = 100  # if minutes alone are given
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Recovery:
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 

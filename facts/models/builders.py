@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import timm
-from pydantic import ConfigDict, Field, field_validator
-from pydantic.dataclasses import dataclass
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
+from facts.utils.options import options
 
 PRESCRIBED = {"input_size", "num_classes"}  # what may differ from timm's table of published weights
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
@@ -89,7 +89,7 @@ class Recipe(ABC):
         refuse_references(self.arguments, "arguments")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TimmModel(Recipe):
     """A model of timm by its tag, such as `swin_base_patch4_window7_224.ms_in22k_ft_in1k`."""
 
@@ -144,7 +144,7 @@ class TimmModel(Recipe):
         return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class MambaVisionModel(Recipe):
     """A MambaVision of this package, by the name of its size."""
 

@@ -3,12 +3,11 @@
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.models.from_transformers import TransformersModel, import_transformers, read_tokenizer
 from facts.utils.hub import hub
+from facts.utils.options import options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class CausalLM(TransformersModel):
     """Any `AutoModelForCausalLM`, by its `configuration` (with `model_type`) or by the one published under a `tag`.
 

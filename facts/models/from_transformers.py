@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.models.builders import Recipe, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
 from facts.utils.hub import hub
+from facts.utils.options import options
 from facts.utils.silence import silence
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make 
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TransformersModel(Recipe):
     """A network of transformers, by its `configuration` (with `model_type`) or by the one published under a `tag`.
 

@@ -3,18 +3,17 @@
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.models.from_transformers import TransformersModel, read_image_processor
 from facts.utils.hub import hub
+from facts.utils.options import options
 
 LABELS = ("id2label", "label2id")  # names of classes, in any words
 FOREIGN = "timm_wrapper"  # would have timm build, and load, what its other settings say
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ImageClassifier(TransformersModel):
     """Any `AutoModelForImageClassification`, by its `configuration` or by the one published under a `tag`.
 

@@ -7,18 +7,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import ConfigDict, field_validator
-from pydantic.dataclasses import dataclass
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel
 from facts.models.feature_network import FeatureNetwork, SelfAttention
+from facts.utils.options import options
 from facts.utils.silence import silence
 
 LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # the library may import what any other name refers to
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class OpenMMLabModel(Recipe):
     """A network by the name of a library's configuration, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
 

@@ -6,25 +6,24 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.calibration.prepare import Calibration
 from facts.cost.count import count_cost, count_params
 from facts.modules.modes import autocast
 from facts.utils.batches import batch_size, to_device
+from facts.utils.options import options
 
 PrunedCost = Literal["params", "flops"]
 Pruned = TypeVar("Pruned", bound=nn.Module)
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class PruningProblem:
     """A network and the `ratio` of its `cost` (of the whole network, by the paper's rule) that may remain.
 
@@ -100,7 +99,7 @@ class PruningProblem:
             return self.calibration.loss(model(inputs), targets) / batch_size(inputs)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Pruner(ABC):
     """A way to narrow a network."""
 

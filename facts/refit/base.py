@@ -5,13 +5,10 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.calibration.prepare import Calibration
@@ -24,11 +21,12 @@ from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.moments.checkpointing import blocks_of
 from facts.utils.batches import to_device
+from facts.utils.options import options
 
 log = logging.getLogger(__name__)
 
 
-@plain_dataclass
+@dataclass
 class Compressing:
     """A network on its way: `network` is compressed up to the block that comes next, and the original behind it.
 
@@ -70,7 +68,7 @@ class Compressing:
             replace_submodule(self.network, name, low_rank_layer(dense, decomposition, rank, self.form, precision))
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Refit(ABC):
     """A way to fit low-rank layers to a network whose earlier layers are compressed already.
 

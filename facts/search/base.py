@@ -2,27 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.search.allocation import Allocation
 from facts.search.problem import AllocationProblem
+from facts.utils.options import Ratio, options
 
 Profile = dict[str, dict[int | None, float]]
 """Layer name to the error at each rank; the dense layer (None) has none unless it is listed."""
 
-Ratio = Annotated[float, Field(gt=0, lt=1)]
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1)]
-Multiple = Annotated[int, Field(ge=1)]
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class SearchResult:
     """A plan and the evidence for it.
 
@@ -38,7 +35,7 @@ class SearchResult:
     decompositions: Mapping[str, Decomposition] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Search(ABC):
     """A way to spend a budget. It compares outputs on `num_samples` samples unless it is given data for that."""
 

@@ -2,16 +2,16 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.apply import Plan
 from facts.search.allocation import Allocation, Solver, allocate
 from facts.search.base import Profile, Search
 from facts.search.problem import AllocationProblem
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class MILPSearch(Search):
     """If the `solver` proves no choice optimal within `time_limit` seconds, the best one found is taken."""
 

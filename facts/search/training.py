@@ -7,8 +7,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.modules.modes import autocast, frozen, replaced_forwards
@@ -19,10 +18,9 @@ from facts.search.problem import AllocationProblem
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import calibration_key, content_key
+from facts.utils.options import Positive, options
 from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 class Training:
@@ -99,7 +97,7 @@ Objective = Callable[[int, Callable[[], Tensor]], Tensor]
 """From an epoch's number and the task's loss on a batch, to be run once, to the loss to minimise."""
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class TrainedSearch(MILPSearch):
     """Choices are trained for `num_epochs` of the calibration data; the weights are not.
 

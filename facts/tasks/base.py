@@ -2,14 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
+
+from facts.utils.options import options
 
 
 class Batches(Protocol):
@@ -20,7 +19,7 @@ class Batches(Protocol):
     def __getitem__(self, part: slice) -> "Batches": ...
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class Judgement:
     """Metrics by name; for those that are shares of samples, `outcomes [N]` too: whether each sample counts."""
 
@@ -28,7 +27,7 @@ class Judgement:
     outcomes: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Task(ABC):
     """Data and metrics for one kind of network, whose `model` determines input size and normalisation.
 

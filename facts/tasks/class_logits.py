@@ -1,14 +1,13 @@
 """Shared parts of tasks whose networks give class logits, for an image or for every next token."""
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.tasks.base import Task
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ClassLogits(Task):
     """Cross-entropy on labels, Kullback-Leibler divergence between networks."""
 

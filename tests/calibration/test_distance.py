@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from facts.compression.advice import advice
 from torch import nn
 
 import facts
@@ -87,7 +86,7 @@ def test_a_budget_that_the_network_does_not_bear(caplog):
 
 def test_advice_leaves_out_what_was_done():
     summary = facts.compress(make_model(), BATCHES, search="cors_fisher", form="pivoted").summary
-    assert advice(summary) == "try recover=facts.Recovery(minutes=10) (--recover 10), or a larger budget"
+    assert summary.advice == "try recover=facts.Recovery(minutes=10) (--recover 10), or a larger budget"
 
 
 def test_without_data_nothing_is_compared():

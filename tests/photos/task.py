@@ -2,17 +2,15 @@
 
 from typing import ClassVar
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.tasks.classification.base import Classification
 from facts.utils.cache import content_key
+from facts.utils.options import options
 from tests.photos.data import NETWORKS, load_photos
 
 NUM_PHOTOS = 1000  # to calibrate on and for searches, one a class
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Photos(Classification):
     """At most half of the photos give the factors, some others are for searches, and 650 validation photos judge."""
 

@@ -5,14 +5,13 @@ B = I
 """
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import InputGram, InputSum, LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class AAFM(Estimator):
     """A = mean (x - x̄)(x - x̄)ᵀ, B = I, and a bias that keeps the output of x̄.
 

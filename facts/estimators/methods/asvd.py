@@ -6,14 +6,14 @@ B = I
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import InputMagnitude, LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ASVD(Estimator):
     """A = diag(scale²) with scale = s^alpha + 1e-6, s the sum over batches of mean or max |x|; B = I."""
 

@@ -7,15 +7,15 @@ B = Σ ‖x‖² g gᵀ
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.estimators.base import ClippedGradEstimator, Estimator, KroneckerFactors, unit_trace
 from facts.moments import GradWeightedInputGram, InputWeightedGradGram, LayerMoments, TokenPowerStep
 from facts.moments.statistics import Normalize
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FACTS(ClippedGradEstimator):
     """Token-wise power iterations from the identity; the paper takes one (Algorithm 2).
 
@@ -50,7 +50,7 @@ class FACTS(ClippedGradEstimator):
         return FACTSStep(facts=self, iteration=2, previous=factors)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FACTSStep(Estimator):
     """One more iteration: A ∝ E[Σ_t (g_tᵀ B g_t) x_t x_tᵀ], B ∝ E[Σ_t (x_tᵀ A x_t) g_t g_tᵀ], with the same traces."""
 

@@ -6,14 +6,12 @@ B = I
 
 from typing import Literal
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import InputFourthMoment, InputGram, LayerMoments, LiteralShrunkGram
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FLAR(Estimator):
     """A = the mean x xᵀ over tokens, B = I, A shrunk towards mean(diag A) I.
 

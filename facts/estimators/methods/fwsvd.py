@@ -4,17 +4,17 @@ A = squared weight gradients, summed over outputs, on the diagonal
 B = I
 """
 
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import LayerMoments, Moment, SampleGradEnergy
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FWSVD(Estimator):
     """A = diag(f^exponent), f_j up to a constant the mean over outputs of the squared weight gradient; B = I.
 
@@ -33,7 +33,7 @@ class FWSVD(Estimator):
         return KroneckerFactors(A=((energy / moments.num_samples) ** self.exponent).diag())
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class BatchGradEnergy(Moment):
     """Σ over batches of Σ_i D̄[i, j]² `[n]`, D̄ the mean weight gradient of the batch's samples."""
 

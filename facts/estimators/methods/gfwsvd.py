@@ -8,8 +8,7 @@ import logging
 from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor
 
 from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
@@ -17,13 +16,14 @@ from facts.estimators.whitening import raise_shrinkage
 from facts.moments import GroupGradients, LayerMoments
 from facts.moments.gradients import GradientStore
 from facts.moments.statistics import at_least_tiny
+from facts.utils.options import options
 
 log = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class GFWSVD(TwoSidedEstimator):
     """The leading singular pair of V ↦ mean_k D_k V D_kᵀ, D_k the mean weight gradient of `group_size` samples.
 

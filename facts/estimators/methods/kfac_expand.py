@@ -4,14 +4,12 @@ A = Σ x xᵀ
 B = Σ g gᵀ
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import ClippedGradEstimator, KroneckerFactors
 from facts.moments import GradGram, InputGram, LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class KFACExpand(ClippedGradEstimator):
     """A = mean over samples and tokens of x xᵀ, B = mean over samples of Σ_t g_t g_tᵀ, of clipped gradients."""
 

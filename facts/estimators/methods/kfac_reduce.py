@@ -4,14 +4,12 @@ A = (Σ x)(Σ x)ᵀ, sums over the tokens of a sample
 B = (Σ g)(Σ g)ᵀ
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import ClippedGradEstimator, KroneckerFactors
 from facts.moments import LayerMoments, MeanInputGram, SummedGradGram
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class KFACReduce(ClippedGradEstimator):
     """A = E[x̄ x̄ᵀ] with x̄ the mean over tokens, B = E[ḡ ḡᵀ] with ḡ the sum over tokens of clipped gradients."""
 

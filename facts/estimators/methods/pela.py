@@ -4,14 +4,12 @@ A = I
 B = I
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class PELA(Estimator):
     """A = B = I, and no data."""
 

@@ -4,15 +4,13 @@ A = Σ DᵀD, D the weight gradient of a sample
 B = Σ DDᵀ
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import ClippedGradEstimator, KroneckerFactors, unit_trace
 from facts.moments import LayerMoments, SampleGradGrams
 from facts.moments.statistics import Normalize
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Shampoo2(ClippedGradEstimator):
     """A = E[DᵀD], B = E[DDᵀ] / E[‖D‖²] with D = Σ_t g_t x_tᵀ the weight gradient of one sample, of clipped gradients.
 

@@ -4,15 +4,13 @@ A = Σ x xᵀ
 B = I
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.estimators.whitening import lift_spectrum_to_1e_6
 from facts.moments import InputGram, LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class SVDLLM(Estimator):
     """A = Σ XᵀX, B = I; if A is not positive definite, (1e-6 - λ_min) I is added."""
 

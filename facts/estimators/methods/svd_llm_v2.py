@@ -4,14 +4,12 @@ A = Σ x xᵀ
 B = I
 """
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import InputGram, LayerMoments
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class SVDLLMV2(Estimator):
     """A = Σ XᵀX, B = I; the root of A is U √S by its SVD, and directions in which A is singular get no weight.
 

@@ -4,8 +4,7 @@ import copy
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -16,12 +15,11 @@ from facts.pruning.gates import by_block, distance, draw, gate_widths, gated, re
 from facts.pruning.indexed_block import IndexedBlock
 from facts.pruning.ranking import turns_to_go
 from facts.pruning.vit import check_vit
+from facts.utils.options import Positive, options
 from facts.utils.progress import with_progress
 
-Positive = Annotated[float, Field(gt=0)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class DISP(Pruner):
     """Each block reads and writes its own selection of features, learned by a hypernetwork; the weights stay fixed.
 

@@ -6,22 +6,20 @@ from itertools import islice
 from types import ModuleType
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
 from facts.pruning.vit import check_vit, note_embedding, token_parameters
 from facts.utils.extras import needing
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from facts.utils.options import Share, options
 
 STEPS = 1000  # of the pruned fraction in its search
 MOST = 950  # of them at most: torch-pruning refuses to empty a layer
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Isomorphic(Pruner):
     """Widths of least first-order Taylor importance are removed, ranked within each kind of structure.
 

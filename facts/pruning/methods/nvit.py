@@ -5,8 +5,7 @@ from itertools import islice
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -17,12 +16,11 @@ from facts.pruning.ranking import turns_to_go
 from facts.pruning.vit import check_vit
 from facts.pruning.widths import Width, importance, widths_of, without
 from facts.utils.batches import batch_size
+from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
 
-Count = Annotated[int, Field(ge=1)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class NViT(Pruner):
     """Units of least importance, all widths ranked together, are removed in `num_steps` equal steps to the budget.
 

@@ -5,14 +5,12 @@ The ranks stay; moments, gradients included, are collected again for each block.
 
 from dataclasses import replace
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.decomposition.truncation import Decomposition
 from facts.refit.base import Compressing, Refit
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Blockwise(Refit):
     """The estimator's own decomposition of the original weights, in the metric of the compressed network's data."""
 

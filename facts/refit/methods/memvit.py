@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
@@ -16,9 +15,10 @@ from facts.estimators.whitening import NEAR_SINGULAR
 from facts.modules.forms import FORMS
 from facts.refit.base import Compressing, Refit
 from facts.refit.flows import Flows, flows_of
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class MemViTResidual(Refit):
     """U V keeps its leading components, P Q gets the other ranks of the plan, so that the cost stays.
 

@@ -6,17 +6,16 @@ The target is W (λ x + (1 - λ) x̃): x are the inputs in the original, x̃ tho
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import Fraction
 from facts.refit.base import Compressing, Refit
 from facts.refit.flows import Flows, flows_of
 from facts.refit.least_squares import best_left, best_right
+from facts.utils.options import Share, options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class MPIFA(Refit):
     """First U, then V of U V x̃, layer after layer; `original_share` is λ.
 
@@ -25,7 +24,7 @@ class MPIFA(Refit):
 
     by_block = False
 
-    original_share: Fraction = 0.25
+    original_share: Share = 0.25
     ridge: Annotated[float, Field(ge=0)] = 1e-3
 
     def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition
 from facts.refit.base import Compressing, Refit
+from facts.utils.options import options
 from facts.utils.random import seeded
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class RandomizedSVD(Refit):
     """The factors that `torch.svd_lowrank(whitened weight, q=rank)` gives, with a draw for each layer and rank."""
 

@@ -5,17 +5,16 @@ min over U of Σ ‖W x̃ - U V x̃‖², x̃ the inputs of the original block b
 
 from dataclasses import replace
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from facts.decomposition.truncation import Decomposition
 from facts.refit.base import Compressing, Refit
 from facts.refit.flows import flows_of
 from facts.refit.least_squares import best_left
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class SVDLLMUpdate(Refit):
     """The layer-wise closed-form update of the first versions of the paper, and of its published code."""
 

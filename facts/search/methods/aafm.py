@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.decomposition.apply import Plan
 from facts.search.base import Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class AAFMSearch(Search):
     """From the dense network, layers go down some `ratios` one by one until the budget is met.
 

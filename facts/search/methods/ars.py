@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor
 
 from facts.modules.hypernetwork import rounded, seeded_hypernetwork
@@ -13,11 +12,10 @@ from facts.moments.statistics import at_least_tiny
 from facts.search.base import SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
+from facts.utils.options import NotNegative, options
 
-Weight = Annotated[float, Field(ge=0)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ARSSearch(TrainedSearch):
     """Every layer is the sum of all its components times a mask of zeros and ones, which a hypernetwork learns to draw.
 
@@ -32,8 +30,8 @@ class ARSSearch(TrainedSearch):
     learning_rate: Positive = 1e-3
     temperature: Positive = 0.4
     offset: float = 3.0
-    budget_weight: Weight = 16.0
-    alignment_weight: Weight = 10.0
+    budget_weight: NotNegative = 16.0
+    alignment_weight: NotNegative = 10.0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         layers = {name: MaskedLayer(problem, name) for name in problem.layers}

@@ -1,15 +1,13 @@
 """ASVD: one threshold on the measured divergence (STRS, Yuan et al., 2023)."""
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.search.base import Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 from facts.search.threshold import plan_behind_cut
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ASVDSearch(Search):
     """Each layer takes the smallest of its `ratios` whose error stays under a threshold, or stays dense if none does.
 

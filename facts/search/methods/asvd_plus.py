@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import nn
 
 from facts.moments.checkpointing import blocks_of
@@ -15,11 +14,10 @@ from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 from facts.search.supernet import Supernet
 from facts.search.threshold import plan_behind_cut
+from facts.utils.options import NotNegative, options
 
-Limit = Annotated[float, Field(ge=0)]
 
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ASVDPlusSearch(Search):
     """Of plans with errors raised in different ways, the one whose network's outputs are the nearest to the original's.
 
@@ -29,8 +27,8 @@ class ASVDPlusSearch(Search):
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     num_trials: Annotated[int, Field(ge=1)] = 10
-    max_decay: Limit = 3.0
-    max_bias: Limit = 7.0
+    max_decay: NotNegative = 3.0
+    max_bias: NotNegative = 7.0
     seed: int = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:

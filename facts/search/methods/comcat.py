@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.search.base import Ratios, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ComCatSearch(TrainedSearch):
     """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
 

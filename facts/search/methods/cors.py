@@ -6,18 +6,18 @@ best ranks within the budget.
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.search.base import Multiple, Ratios, SearchResult
+from facts.search.base import Ratios, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.interpolation import Interpolation, interpolate_profile
 from facts.search.sensitivity.measured import Sensitivity
+from facts.utils.options import Count, options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class CoRS(MILPSearch):
     """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
 
@@ -26,7 +26,7 @@ class CoRS(MILPSearch):
     `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`, which offers the measured ranks alone.
     """
 
-    rank_multiple: Multiple = 8
+    rank_multiple: Count = 8
     ratios: Ratios = (0.1, 0.3, 0.5, 0.7, 0.9)
     points_between: Annotated[int, Field(ge=1)] | None = None
     interpolation: Interpolation = "windows"

@@ -6,20 +6,20 @@ Sensitivities are to second order, from one forward and backward pass (`profile:
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor
 
-from facts.search.base import Multiple, Profile, SearchResult
+from facts.search.base import Profile, SearchResult
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
+from facts.utils.options import Count, options
 
 # Each layer's own profile has every rank; these are kept beside the plan, to be compared with measured ones.
 SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class CoRSFisher(MILPSearch):
     """KL(original ‖ compressed) ≈ ½ vec(ΔW)ᵀ F vec(ΔW) at every multiple of `rank_multiple`.
 
@@ -28,7 +28,7 @@ class CoRSFisher(MILPSearch):
     decomposition exists, and needs an estimator of both sides.
     """
 
-    rank_multiple: Multiple = 8
+    rank_multiple: Count = 8
     profile: Literal["kronecker", "exact"] = "exact"
     labels: Labels = "sampled"
     seed: Annotated[int, Field(ge=0)] = 0

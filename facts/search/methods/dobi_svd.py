@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.decomposition.apply import Plan
@@ -24,12 +23,13 @@ from facts.search.stable_svd import SmoothTruncation, right_vectors
 from facts.search.training import Positive, Training, calibration_data, task_loss
 from facts.utils import distributed
 from facts.utils.batches import to_device
+from facts.utils.options import options
 from facts.utils.progress import with_progress
 
 HALVINGS = 50  # of the interval of the factor that makes ranks fit
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class DobiSVDSearch(Search):
     """One real rank a layer is trained, and says how much of each singular component of its outputs a batch keeps.
 

@@ -3,16 +3,14 @@
 from bisect import bisect_left
 from collections import Counter
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.decomposition.apply import Plan
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FastLRDSearch(Search):
     """From ranks at which layers cost as much as dense, components are removed one by one until the budget is met.
 

@@ -3,19 +3,19 @@
 import math
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.decomposition.apply import Plan
-from facts.search.base import Multiple, Search, SearchResult
+from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
+from facts.utils.options import Count, options
 
 WIDEST = (1e-12, 1e6)  # thresholds between which every relative error lies
 CLOSE = 1.001
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FLARSearch(Search):
     """Each layer takes the smallest rank whose error stays under one threshold, or stays dense if none does.
 
@@ -25,7 +25,7 @@ class FLARSearch(Search):
     ranks are the plan.
     """
 
-    rank_multiple: Multiple = 8
+    rank_multiple: Count = 8
     num_thresholds: Annotated[int, Field(ge=1)] = 40
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import nn
 
 from facts.decomposition.apply import Plan
@@ -20,10 +19,10 @@ from facts.search.problem import AllocationProblem
 from facts.search.supernet import Choices, Supernet
 from facts.search.training import Training, calibration_data
 from facts.utils.batches import batch_size
+from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
 
-Count = Annotated[int, Field(ge=1)]
 Ranks = tuple[int | None, ...]
 """A plan's ranks, in the order of the layers."""
 
@@ -31,7 +30,7 @@ CLIP = 5.0  # of the gradient's norm
 NUM_TRIES = 10  # for each candidate that is wanted
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class FLORASearch(Search):
     """All ranks of a layer are leading parts of one pair of factors, trained for all of them in turns.
 

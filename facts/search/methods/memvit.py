@@ -4,16 +4,16 @@ import itertools
 import math
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import Search, SearchResult
 from facts.search.methods.uniform import Uniform
 from facts.search.problem import AllocationProblem
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class MemViTSearch(Search):
     """From ranks at which layers cost as much as dense, one layer is cut at a time until the budget is met.
 

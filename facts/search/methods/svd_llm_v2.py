@@ -3,14 +3,12 @@
 import math
 from collections import defaultdict
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
 from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class SVDLLMV2Search(Search):
     """Layers of one type and cost lose shares in proportion to 1 / log L, in the mean what the tightest bound takes.
 

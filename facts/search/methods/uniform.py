@@ -1,13 +1,11 @@
 """Uniform: the same ratio for every layer (paper, section 5.1)."""
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
-
-from facts.search.base import Multiple, Search, SearchResult
+from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
+from facts.utils.options import Count, options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Uniform(Search):
     """Every layer keeps the same fraction, that of the tightest bound.
 
@@ -17,7 +15,7 @@ class Uniform(Search):
     lost most.
     """
 
-    rank_multiple: Multiple = 1
+    rank_multiple: Count = 1
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         return SearchResult(dict(self.ranks(problem)))

@@ -3,12 +3,10 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from facts.modules.modes import autocast
@@ -18,13 +16,13 @@ from facts.tasks.class_logits import ClassLogits
 from facts.tasks.classification.preprocessing import data_config
 from facts.utils import distributed
 from facts.utils.batches import to_device
+from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
 
-Count = Annotated[int, Field(ge=1)]
 Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Classification(ClassLogits):
     """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
 

@@ -5,8 +5,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.transforms.functional import normalize
@@ -15,6 +13,7 @@ from facts.tasks.classification.base import Batch
 from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
 from facts.tasks.classification.digit_images import load_digits
 from facts.tasks.classification.digits import Digits
+from facts.utils.options import options
 from facts.utils.random import seed_of
 
 Split = Literal["train", "test"]
@@ -46,7 +45,7 @@ def load_coloured(split: Split, size: int) -> tuple[Tensor, Tensor]:
     return normalize(pixels, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), torch.tensor(data.target[indices])
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ColouredDigits(Digits):
     """The digits in colour: 1,198 for training, the first to calibrate on, the last for searches; 599 for tests."""
 

@@ -3,16 +3,16 @@
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.tasks.classification.base import Batch, Classification, Count, balanced
 from facts.tasks.classification.digit_stream import NOISE, NOISE_IN_TRAINING, NUM_CLASSES, draw_digits
 from facts.utils.cache import content_key
+from facts.utils.options import options
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Digits(Classification):
     """Which of a hundred handwritten digits is it? Training, calibration, searches and tests each have their own views.
 

@@ -1,19 +1,18 @@
 """Image classification on a data set of Hugging Face's `datasets`: at the hub, or saved on this machine."""
 
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 
 from facts.tasks.classification.image_folder import EVALUATION, TRAINING, ImageFolder
 from facts.tasks.classification.imagenet_files import ImageFiles
 from facts.tasks.hub_data import HUB, fetched
 from facts.utils.cache import content_key
 from facts.utils.extras import needing
+from facts.utils.options import options
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,7 +26,7 @@ def is_dataset(source: str) -> bool:
     return source.startswith(HUB) or any((Path(source).expanduser() / name).is_file() for name in SAVED)
 
 
-@plain_dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rows(ImageFiles):
     """Images in the only column of a data set, as they are stored; `places` are rows."""
 
@@ -58,7 +57,7 @@ class Rows(ImageFiles):
         return content_key(self.rows._fingerprint, self.places.tolist(), self.labels.tolist())
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ImageDataset(ImageFolder):
     """Images of `hub:OWNER/DATASET`, with `/CONFIGURATION` and `/SPLIT` if wanted, or of a folder by `save_to_disk`.
 

@@ -1,16 +1,13 @@
 """Image classification on your own images, one folder a class."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -22,11 +19,12 @@ from facts.tasks.classification.imagenet_files.folders import Folders
 from facts.tasks.classification.preprocessing import labels_by_name, num_classes
 from facts.tasks.classification.training_batches import TrainingBatches
 from facts.utils.cache import content_key
+from facts.utils.options import options
 
 TRAINING, EVALUATION = "train", ("val", "validation", "test")
 
 
-@plain_dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pictures(Folders):
     """Images below `folder`, identified by name, size and time of change; `labels` [N] are positions of classes."""
 
@@ -55,7 +53,7 @@ class ImagesAlone(ImageBatches):
         return (images for images, _ in super().__iter__())
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ImageFolder(ImageNet):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import timm.data
 import torch
 from PIL import Image
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -23,6 +22,7 @@ from facts.tasks.classification.imagenet_files import ImageFiles, find_images
 from facts.tasks.classification.preprocessing import data_config, num_classes, preprocessing_key, processed_for
 from facts.tasks.classification.training_batches import AugmentedBatches, TrainingBatches
 from facts.utils.cache import content_key
+from facts.utils.options import options
 from facts.utils.processors import loader_workers
 
 Augmentation = Literal["none", "train", "train_cutmix"]
@@ -34,7 +34,7 @@ TrainingAugmentation = Literal["crop", "deit"]
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ImageNet(Classification):
     """ImageNet-1k in `root`: class folders, else the original tar files, else Hugging Face's parquet shards.
 

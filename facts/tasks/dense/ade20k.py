@@ -10,8 +10,6 @@ from mmseg.datasets import ADE20KDataset, BaseSegDataset
 from mmseg.datasets.transforms import LoadAnnotations, PackSegInputs, PhotoMetricDistortion, RandomCrop
 from mmseg.evaluation import IoUMetric
 from mmseg.structures import SegDataSample
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from facts.models.feature_network import Features
@@ -19,11 +17,12 @@ from facts.moments.losses import kl_divergence
 from facts.tasks.dense.base import Count, DensePrediction, Split
 from facts.tasks.dense.digit_scenes import CLASSES, NUM_SCENES, write_ade20k
 from facts.utils.cache import content_key
+from facts.utils.options import options
 
 FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class ADE20K(DensePrediction):
     """Mean intersection over union of the classes, in percent.
 
@@ -91,7 +90,7 @@ class ADE20K(DensePrediction):
         return dict(zip(("img_path", "seg_map_path"), map(str, folders), strict=True))
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class DigitSegmentation(ADE20K):
     """Scenes of digits, written to `root` at the first use; the background is a class too."""
 

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.evaluator import BaseMetric
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.models.feature_network import Features
@@ -19,16 +18,16 @@ from facts.tasks.base import Task
 from facts.tasks.dense.numbered_batches import Groups, NumberedBatches
 from facts.utils import distributed
 from facts.utils.cache import content_key
+from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of, seeded
 from facts.utils.silence import silence
 
-Count = Annotated[int, Field(ge=1)]
 Split = Literal["train", "val"]
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class DensePrediction(Task):
     """A task calibrated on the heads' own losses, one image at a time.
 

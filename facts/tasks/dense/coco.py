@@ -15,14 +15,13 @@ from mmdet.evaluation import CocoMetric
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.structures import InstanceData
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.tasks.dense.base import Count, DensePrediction, Split
 from facts.tasks.dense.digit_scenes import NUM_SCENES, write_coco
+from facts.utils.options import options
 from facts.utils.silence import silence
 
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
@@ -34,7 +33,7 @@ FIGURES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Coco(DensePrediction):
     """COCO's mean average precision of boxes and of masks, in percent: over all overlaps, and at 0.5 and 0.75.
 
@@ -112,7 +111,7 @@ class Coco(DensePrediction):
         return path
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class DigitDetection(Coco):
     """Scenes of digits, written to `root` at the first use."""
 

@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 from torch import Tensor, nn
 
 from facts.modules.modes import autocast
@@ -20,16 +19,16 @@ from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import distributed
 from facts.utils.batches import to_device
 from facts.utils.cache import content_key
+from facts.utils.options import Count, options
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
 
-Count = Annotated[int, Field(ge=1)]
 Batch = tuple[Tensor, Tensor]
 Split = Literal["training", "evaluation"]
 ANSWER_TOKENS = 64  # of a question and one of its answers, on average
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Language(ClassLogits):
     """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
 

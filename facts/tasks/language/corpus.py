@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from huggingface_hub import constants
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 
 from facts.tasks.hub_data import HUB, fetched
 from facts.tasks.language.base import Language, Split
 from facts.tasks.language.benchmarks import find_benchmarks, lm_eval_version
 from facts.utils.cache import content_key
 from facts.utils.hub import answers
+from facts.utils.options import options
 
 # Questions, and choices for each, of the test or validation sets that lm-eval takes.
 NUM_QUESTIONS = {
@@ -25,7 +24,7 @@ NUM_QUESTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class Corpus(Language):
     """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 

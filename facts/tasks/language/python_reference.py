@@ -6,12 +6,12 @@ from functools import cache
 from pydoc_data.topics import topics
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from facts.tasks.language.base import Language, Split
 from facts.tasks.language.questions import CHOICES, KINDS, benchmark, questions
 from facts.utils.cache import content_key
+from facts.utils.options import options
 
 EVERY, FIRST = 6, 1  # of the topics in alphabetical order, for evaluation
 
@@ -30,7 +30,7 @@ def paragraphs(split: Split) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@options
 class PythonReference(Language):
     """Every sixth topic for evaluation, the others for training and calibration; the text is that of this Python.
 
