@@ -8,7 +8,7 @@ from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
 from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import raise_shrinkage
-from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.moments.losses import summed_cross_entropy
 from facts.moments.shrinkage import shrink
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.factors import ORACLES
@@ -76,28 +76,6 @@ def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypat
 def test_the_layers_are_grouped_in_order():
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
     assert [list(group) for group in groups_within(layers, 7)] == [["3", "4"], ["9"], ["1", "2"]]
-
-
-def test_sampled_labels_give_another_fisher(data):
-    given = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
-    drawn = [
-        FisherSimilarity(num_probes=8).run(subject(data, FACTS(), loss=SampledLabels(summed_cross_entropy, seed=3)))
-        for _ in range(2)
-    ]
-    assert drawn[0] == drawn[1] != given
-
-
-def test_more_power_iterations_come_nearer_on_the_samples_themselves(data):
-    """To the token-local Fisher, that is: of one token, where it is the whole."""
-    model, calibration, *_ = data
-    prepared = facts.prepare(model, calibration, layers=["vector"])
-    cosines = [
-        FisherSimilarity(num_probes=NUM_PROBES)
-        .run(Subject(calibration=prepared, held_out=prepared, estimator=FACTS(num_iterations=number)))
-        .metrics["cosine"]
-        for number in (1, 2, 8)
-    ]
-    assert cosines == sorted(cosines) and cosines[0] < cosines[2]
 
 
 def test_without_an_estimator_there_is_nothing_to_compare(data):

@@ -133,11 +133,3 @@ def test_torchvision():
     assert "features.1.0.mlp.0" in result.plan
     reason = "ShiftedWindowAttention reads its weight without calling it"
     assert result.skipped["features.1.0.attn.qkv"] == reason
-
-
-def test_what_other_code_reads_of_it():
-    original = nn.MultiheadAttention(DIM, HEADS)
-    attention = LinearAttention(original)
-    for name in ("embed_dim", "kdim", "vdim", "head_dim", "num_heads", "_qkv_same_embed_dim"):
-        assert getattr(attention, name) == getattr(original, name)
-    assert attention.in_proj_weight.equal(original.in_proj_weight)

@@ -1,4 +1,3 @@
-import copy
 import shutil
 
 import pytest
@@ -178,16 +177,6 @@ def test_state_dict_round_trip(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_deepcopy_is_independent(layout):
-    layer = make_layer(layout)
-    x = torch.randn(2, 5, dtype=torch.float64)
-    expected = layer(x)
-    other = copy.deepcopy(layer)
-    other.basis.data.zero_()
-    assert layer(x).equal(expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_reach_every_parameter(layout):
     layer = make_layer(layout)
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
@@ -215,14 +204,6 @@ def test_compiles_without_a_graph_break(backend, layout):
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x), layer(x))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_moves_between_types(layout, dtype):
-    layer = make_layer(layout, torch.float32).to(dtype)
-    assert layer(torch.randn(2, 5, dtype=dtype)).dtype == dtype
-    assert layer.weight.dtype == dtype
 
 
 @pytest.mark.parametrize("name", FORMS)

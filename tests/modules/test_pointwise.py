@@ -115,11 +115,3 @@ def test_named(model, batches):
     result = facts.compress(model, batches, layers=["strided", "fc"])
     assert list(result.plan) == ["strided.linear", "fc"]
     assert result.skipped == {"expand": "it was not named", "head": "it was not named"}
-
-
-def test_its_outputs_lie_in_memory_as_those_of_a_convolution():
-    convolution = nn.Conv2d(5, 7, 1)
-    images = torch.randn(2, 5, 4, 4)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        given = images.contiguous(memory_format=layout)
-        assert PointwiseConvolution(convolution)(given).stride() == convolution(given).stride()

@@ -22,10 +22,3 @@ def test_the_files_say_the_defaults_of_the_classes(name):
     assert instantiate(config.paper) == PRUNERS[name]()
     for profile in (config.paper, config.mini):
         assert set(profile) - {"_target_"} == set(PRUNERS[name].__dataclass_fields__)
-
-
-@pytest.mark.parametrize("name", PRUNERS)
-def test_an_unknown_field(name):
-    config = OmegaConf.merge({"seed": 0}, OmegaConf.load(FILES / f"{name}.yaml"))
-    with pytest.raises(ValueError, match="surprise"):
-        instantiate(OmegaConf.merge(config.mini, {"surprise": 1}))

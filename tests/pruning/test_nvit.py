@@ -25,11 +25,6 @@ def all_kept(widths):
     return {name: torch.ones(width.size, dtype=torch.bool) for name, width in widths.items()}
 
 
-def test_the_attention_is_timms():
-    images = torch.randn(3, 3, 8, 8)
-    torch.testing.assert_close(narrowable()(images), make_vit()(images))
-
-
 def test_every_parameter_lies_in_a_width():
     model = narrowable()
     widths = widths_of(model)
@@ -119,12 +114,6 @@ def test_block_times_are_linear_between_measurements(monkeypatch):
     assert saved["blocks.1.hidden"] == pytest.approx(24)
     assert saved["blocks.0.heads"] == pytest.approx(24 * 32 + 8)
     assert saved["embedding"] == pytest.approx(2 * (48 + 3 * 32))
-
-
-def test_times_are_measured():
-    times = BlockTimes(narrowable(), 4, 6)
-    assert (times.table.values > 0).all() and times.table.values.shape == (2,) * 5
-    assert all(seconds >= 0 for seconds in times.savings(widths_of(narrowable())).values())
 
 
 def test_weights_are_trained_between_the_steps():
