@@ -53,17 +53,16 @@ $(VENV)/.llm: pyproject.toml constraints.txt | $(VENV)/.base
 # C++20, which recent PyTorch's headers ask for; and not optimised. PyTorch's headers take longer than the operators: as
 # far as their names allow, files are compiled together, in one minute on two cores rather than seven.
 MMCV := $(VENV)/mmcv
-ALONE := pybind roi_align roi_align_rotated psamask rotated_feature_align
+TOGETHER = for file in $$(ls *.cpp | grep -Ev '^($(1))\.cpp$$'); do mv $$file $$file.inc && echo '\#include "'$$file.inc'"'; \
+	done > together && mv together together.cpp
 $(VENV)/.mmcv: | $(VENV)/.base
 	$(PIP) ninja psutil setuptools wheel
 	rm -rf $(MMCV) && mkdir $(MMCV)
 	$(RUN) pip download -q --no-deps --no-build-isolation --no-binary :all: -c constraints.txt -d $(MMCV) onedl-mmcv
 	tar -xzf $(MMCV)/*.tar.gz -C $(MMCV) --strip-components 1
 	sed -i.as-published 's/-std=c++17/-std=c++20/' $(MMCV)/setup.py
-	for folder in pytorch pytorch/cpu; do (cd $(MMCV)/mmcv/ops/csrc/$$folder && mkdir -p alone \
-	    && for name in $(ALONE); do mv $$name.cpp alone 2> /dev/null; done; \
-	    for file in *.cpp; do mv $$file $$file.inc && echo "#include \"$$file.inc\"" >> together; done; \
-	    mv together together.cpp && mv alone/*.cpp .); done
+	cd $(MMCV)/mmcv/ops/csrc/pytorch && $(call TOGETHER,pybind)
+	cd $(MMCV)/mmcv/ops/csrc/pytorch/cpu && $(call TOGETHER,roi_align|roi_align_rotated|psamask|rotated_feature_align)
 	CFLAGS="-O0 -g0 -w" MAX_JOBS=2 $(PIP) --no-deps --no-build-isolation ./$(MMCV)
 	rm -r $(MMCV)
 	touch $@
