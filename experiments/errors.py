@@ -1,4 +1,4 @@
-"""Errors as a person reads them."""
+"""User errors in one line."""
 
 import os
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the program with one line for an error that a person can mend; with HYDRA_FULL_ERROR=1, in full.
+    """End the program with one line for an error that the user can fix; with HYDRA_FULL_ERROR=1, raise it in full.
 
-    In a sweep the launcher has to see the error itself.
+    A sweep raises it too, because the launcher has to see it.
     """
     try:
         yield
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in one of its own
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in a line of its own
         raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
