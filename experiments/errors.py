@@ -11,10 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the program with one line for an error that the user can fix; with HYDRA_FULL_ERROR=1, raise it in full.
-
-    A sweep raises it too, because the launcher has to see it.
-    """
+    """End the program with one line for a user error. With HYDRA_FULL_ERROR=1, and in a sweep, raise it in full."""
     try:
         yield
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
