@@ -145,7 +145,7 @@ class Config:
     results: str = MISSING
     axis: Any = None
     values: Any = None
-    plan: bool = False
+    plan: Any = False
     deep: bool = False
     force: bool = False
     workers: int | None = 1

@@ -1,27 +1,22 @@
 """Optional packages of some experiments: which are installed, and how to install the others."""
 
-import importlib.metadata
 import importlib.util
 
 MODULES = {
     "analysis": ("hyppo",),
-    "detection": ("mmcv._ext", "mmdet", "mmseg"),  # the first are mmcv's operators, without which a plain install is
+    "detection": ("mmcv._ext", "mmdet", "mmseg"),  # a plain install lacks mmcv's operators, the first of these
     "highs": ("highspy",),
     "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
     "pruning": ("torch_pruning",),
-    "ray": ("ray",),
-    "sweep": ("submitit",),
 }
-TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the library of their networks
+TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the toolbox of a network
 OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
-OF_LAUNCHERS = {"experiments.launchers.ray.Ray": "ray", "experiments.launchers.submitit.Submitit": "sweep"}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
-NAMES = {"mmcv._ext": "mmcv's operators"}
 
 
 def missing_packages(extra: str | None) -> list[str]:
     """Packages of an extra that cannot be imported here."""
-    return [NAMES.get(module, module) for module in MODULES.get(extra or "", ()) if not _is_there(module)]
+    return [module for module in MODULES.get(extra or "", ()) if not _is_there(module)]
 
 
 def how_to_install(extra: str) -> str:
@@ -31,5 +26,5 @@ def how_to_install(extra: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package that it is a part of
+    except ModuleNotFoundError:  # its package is not installed
         return False

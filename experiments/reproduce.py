@@ -14,12 +14,11 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.composition import refuse_hidden_files
 from experiments.config import CONF
+from experiments.doctor import look_first
 from experiments.errors import in_one_line
-from experiments.first_contact import first_contact
-from experiments.grid import by_data, chosen_experiments, grid_of
+from experiments.grid import chosen_experiments, grid_of
 from experiments.output.results import report_on_all, show
-from experiments.planning.plan import show_plan
-from experiments.preflight import configs_of, look_first
+from experiments.plan import show_plan
 from experiments.workers import launcher_of, number_of_workers, prepare, run_grid
 from facts.utils import distributed
 from facts.utils.files import writable_folder
@@ -43,9 +42,7 @@ def reproduce(config: DictConfig) -> None:
     if config.plan:
         distributed.on_main_rank(lambda: show_plan(list(experiments.values()), grid, config, console))
         return
-    distributed.on_main_rank(lambda: look_first(config, by_data(grid), config.force, console))
-    if config.deep and not distributed.on_main_rank(lambda: first_contact(configs_of(by_data(grid)), console)):
-        raise SystemExit("nothing was started: the trials above have failed")
+    distributed.on_main_rank(lambda: look_first(config, grid, console))
     launcher = launcher_of(config)
     left = Counter(cell.experiment for cell in grid if cell.config is not None)
     log.info("%d experiments, %d cells, %d left out", len(experiments), left.total(), len(grid) - left.total())

@@ -16,7 +16,6 @@ from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
-from experiments.wording import in_fields
 from facts.analysis import Subject
 from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
@@ -76,7 +75,7 @@ def attempt(cell: Cell, number: int) -> Record:
     with tracked(config.tracking, cell.folder, base.run_id, **shown) as track:
         try:
             stages = reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values)))
-            with in_fields(config.profile.name), stages:
+            with stages:
                 record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))
         except Exception:
             failure = replace(base, error=traceback.format_exc())

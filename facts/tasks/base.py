@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,32 +29,7 @@ class Judgement:
 
 @options
 class Task(ABC):
-    """Data and metrics for one kind of network, whose `model` determines input size and normalisation.
-
-    Numbers of samples are known without the data, for estimates of time; 0 leaves a part out of them.
-    """
-
-    num_evaluation: ClassVar[int]
-
-    @property
-    def epoch_size(self) -> int:
-        """Number of samples in an epoch of training."""
-        return 0
-
-    @property
-    def num_analysed(self) -> tuple[int, int]:
-        """Numbers of samples that `analysis` gives: for factors, and held out."""
-        return 0, 0
-
-    @property
-    def evaluation_passes(self) -> float:
-        """Forward passes of one sample that an evaluation is worth."""
-        return self.num_evaluation
-
-    @property
-    def sample_passes(self) -> float:
-        """Forward passes of one input of `input_shape` that a sample is worth."""
-        return 1.0
+    """Data and metrics for one kind of network, whose `model` determines input size and normalisation."""
 
     @abstractmethod
     def inspect(self) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
-from experiments.preflight import of_cells
+from experiments.doctor import examine
+from experiments.grid import GridCell
 from facts.cost.count import count_cost
 
 pytestmark = pytest.mark.external
@@ -58,7 +59,7 @@ def test_trained_in_stages(cell, column):
 @pytest.mark.parametrize("column", COLUMNS)
 def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tmp_path):
     config = cell_config("profile=paper", *COLUMNS[column], f"task.paper.root={tmp_path}")
-    findings = {finding.what: finding for finding in of_cells([[config]])}
+    findings = {finding.what: finding for finding in examine(config, [GridCell("", "", "", config)])}
     assert findings["packages of the extra detection"].level == "fine"
     for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
         assert findings[what].level == "problem"

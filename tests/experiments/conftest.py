@@ -1,6 +1,7 @@
-"""An environment that lacks a module."""
+"""An environment that lacks a module, and commands in process."""
 
 import importlib.util
+import sys
 
 import pytest
 
@@ -19,3 +20,17 @@ def without_module(monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
     return hide
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """A function from the main function of a command and its overrides to what it prints."""
+
+    def call(main, *overrides: str) -> str:
+        own = [f"results={tmp_path}", "tracking=off", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        monkeypatch.setattr(sys, "argv", ["command", *overrides, *own])
+        main()
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("COLUMNS", "200")
+    return call

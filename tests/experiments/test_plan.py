@@ -1,10 +1,8 @@
-"""Before a run: what there is to do, and what stands in the way."""
+"""The plan: states of cells, and what the open ones need."""
 
-import os
-import subprocess
-import sys
+import copy
+import re
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
@@ -12,63 +10,50 @@ import torch
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.config import CONF
-from experiments.grid import GridCell, by_data
-from experiments.planning.plan import duration, latest_records, show_cells, state_of
-from experiments.preflight import Finding, look_first
+from experiments.columns import share_data_pass
+from experiments.grid import GridCell
+from experiments.plan import kept_bytes, latest_records, needs_of, show_plan, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
+from facts.calibration.selection import select_layers
+from facts.cost.trace import trace_network
 from facts.models import Recipe
-
-ROOT = Path(CONF).parent
-
-
-def place(config) -> GridCell:
-    return GridCell("demo", "row", "column", config)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """A function from a command's main function and its overrides to what it prints."""
-
-    def call(main, *overrides):
-        monkeypatch.setattr(sys, "argv", ["command", *overrides, "hydra/job_logging=none", "hydra/hydra_logging=none"])
-        main()
-        return capsys.readouterr().out
-
-    monkeypatch.setenv("COLUMNS", "200")
-    return call
+from tests.networks import make_causal_lm
 
 
 @pytest.mark.system
-def test_a_plan_tells_every_cell_and_what_is_left_without_running_any(run, tmp_path):
-    printed = run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off", "plan=true")
-    assert printed.count("to do") == 10
-    assert "\n│ contributions" in printed and "together" in printed
+def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
+    """The fields of the two experiments do not go together."""
+    printed = command(reproduce, "experiment=[motivation_layers,fisher_estimators]", "plan=true")
+    assert printed.count("to do") == 3 + 14
+    assert re.search(r"together +│ 17 .* unknown; plan=sample", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
 
 
 @pytest.mark.system
-def test_several_tables_are_kept_apart(run, tmp_path):
-    names = "motivation_layers,fisher_estimators"  # whose fields do not go together
-    printed = run(reproduce, f"experiment=[{names}]", f"results={tmp_path}", "tracking=off", "plan=true")
-    assert printed.count("to do") == 3 + 14
+def test_a_worker_that_dies_ends_the_run_in_one_line(command, monkeypatch):
+    monkeypatch.setattr("experiments.reproduce.run_grid", Mock(side_effect=BrokenExecutor("killed")))
+    with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):
+        command(reproduce, "experiment=contributions")
 
 
 @pytest.mark.system
-def test_the_doctor_names_what_is_missing_and_fails(tmp_path):
-    options = ["experiment=sensitivity_interpolation", "profile=paper", f"results={tmp_path}"]
-    options += [f"task.paper.root={tmp_path}"]
-    command = [sys.executable, "-m", "experiments.doctor", *options]
-    wide = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=wide)
-    assert done.returncode == 1
-    assert "data of classification" in done.stdout and "problem" in done.stdout
-    assert "no ImageNet at" in done.stdout
+def test_times_are_those_of_a_sample(cell_config, capsys):
+    """Of the first cell, which then is done; its time stands for every other method on its network."""
+    config, other = cell_config("experiment=contributions", "estimator=pela"), cell_config("estimator=svd_llm")
+    experiment = config.experiment
+    experiment.columns, experiment.rows = {"Net": []}, {"A": [], "B": []}
+    grid = [GridCell(experiment.name, row, "Net", each) for row, each in (("A", config), ("B", other))]
+    for plan in ("sample", "true"):
+        config.plan = plan
+        show_plan([experiment], grid, config, Console(width=200))
+    sampled, again = capsys.readouterr().out.split("Needs of the open cells, nothing cached")[1:]
+    assert "│ 2     │ 0:00:0" in sampled and "│ 1     │ 0:00:0" in again
+    assert [state(each) for each in (config, other)] == ["done", "to do"]
 
 
 def state(config) -> str:
-    """The state of a cell, told without its network and without a change to what is drawn next."""
+    """The state of a cell, found without its network and without a change to what is drawn next."""
     drawn = torch.get_rng_state()
     with patch.object(Recipe, "build", lambda recipe: pytest.fail("built")):
         found = state_of(config, latest_records(results_folder(config) / "records"))
@@ -76,13 +61,9 @@ def state(config) -> str:
     return found
 
 
-@pytest.mark.system
 def test_states_of_cells(cell_config, monkeypatch, tmp_path):
-    config = cell_config("estimator=pela")
-    assert state(config) == "to do"
-    run_cell(open_cell(config))
-    assert state(config) == "done"
     failing = cell_config("estimator=svd_llm")
+    assert state(failing) == "to do"
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cell(open_cell(failing))
@@ -90,57 +71,62 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     assert state(cell_config("estimator.shrinkage_row=3")) == "blocked (ValueError)"
     missing = cell_config("profile=paper", f"model.paper.weights={tmp_path / 'none.pth'}")
     assert state(missing) == "blocked (FileNotFoundError)"
-    empty = cell_config("profile=paper", "model=mambavision_b", f"checkpoints={tmp_path}")
-    assert state(empty) == "blocked (FileNotFoundError)"
-    assert state(cell_config("profile=paper", "model=mambavision_b", "model.paper.variant=XL")) == (
-        "blocked (ValueError)"
-    )
-
-
-def test_nothing_is_fetched_to_tell_a_state(cell_config, monkeypatch):
     monkeypatch.setattr("facts.models.Recipe.checkpoint", lambda recipe: None)
-    for name in ("deit_b", "mambavision_b"):
-        assert state(cell_config("profile=paper", f"model={name}")) == "weights not here"
+    assert state(cell_config("profile=paper", "model=mambavision_b")) == "weights not here"
 
 
-def test_a_run_with_a_problem_is_not_started_unless_asked_for(cell_config, monkeypatch, capsys):
-    config = cell_config()
-    columns = by_data([place(config)])
-    found = [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all of them")]
-    monkeypatch.setattr("experiments.preflight.of_cells", lambda columns: found)
-    with pytest.raises(SystemExit, match="force=true"):
-        look_first(config, columns, False, Console())
-    look_first(config, columns, True, Console())
-    printed = capsys.readouterr().out
-    assert "clear it" in printed and "all of them" not in printed
-    monkeypatch.setattr("experiments.preflight.of_cells", lambda columns: found[1:])
-    look_first(config, columns, False, Console())
-    assert capsys.readouterr().out == ""
+def test_what_a_pass_keeps_is_counted_without_computing():
+    """On `meta` as on the CPU: the inputs of layers and more, and less with checkpointed blocks."""
+    model, inputs, counted = make_causal_lm(dtype=torch.float32), torch.randint(64, (2, 12)), {}
+    model.set_attn_implementation("eager")  # others have no kernels on `meta`
+    for device in ("cpu", "meta"):
+        network = copy.deepcopy(model).to(device)
+        layers, blocks = select_layers(network).layers, network.model.layers
+        counted[device] = [kept_bytes(network, layers.values(), inputs.to(device), each) for each in ((), blocks)]
+    assert counted["cpu"] == counted["meta"]
+    whole, checkpointed = counted["cpu"]
+    rows = trace_network(network, layers, inputs.to("meta")).rows  # of all inputs
+    assert whole > sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
+    assert checkpointed < 0.7 * whole
 
 
-def test_a_run_whose_networks_fail_on_their_device_is_not_started(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("experiments.reproduce.first_contact", lambda columns, console: False)
-    options = ["experiment=contributions", f"results={tmp_path}", "tracking=off", "deep=true"]
-    with pytest.raises(SystemExit, match="nothing was started"):
-        run(reproduce, *options)
-    assert not list(tmp_path.rglob("*.json"))
+def test_what_cells_need(cell_config):
+    """Moments once, decompositions by estimator, and on the device those of so many layers at a time."""
+
+    def needs(*cells):
+        return needs_of([[cell_config(*overrides) for overrides in cells]])
+
+    memory, disk = needs(["estimator=facts"])
+    assert needs(["estimator=none"])[1] == 0 < disk
+    assert needs(["estimator=facts"], ["estimator=facts", "ratio=0.4"]) == (memory, disk)
+    assert needs(["estimator=facts"], ["estimator=kfac_expand"])[1] > disk
+    assert needs(["estimator=facts", "cache=false"]) == (memory, 0)
+    assert needs(["estimator=facts", "hardware.memory.layers_at_once=99"]) == (memory, disk)
+    few, same = needs(["estimator=facts", "hardware.memory.layers_at_once=1"])
+    assert few < memory and same == disk
+    on_disk, held = (needs(["estimator=gfwsvd", f"estimator.store={place}"]) for place in ("disk", "device"))
+    assert on_disk[0] < held[0] and on_disk[1] == held[1]
+
+
+def test_a_network_of_the_papers_size_is_measured_without_weights_and_data(cell_config):
+    blocks = [f"hardware.memory.checkpoint_blocks={choice}" for choice in ("false", "true")]
+    kept, again = (needs_of([[cell_config("profile=paper", "estimator=none", each)]])[0] for each in blocks)
+    assert 4 * 87.3e6 < again < 0.4 * kept < kept < 12e9
 
 
 @pytest.mark.system
-def test_a_worker_that_dies_ends_the_run_in_one_line(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("experiments.reproduce.run_grid", Mock(side_effect=BrokenExecutor("killed")))
-    with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):
-        run(reproduce, "experiment=contributions", f"results={tmp_path}", "tracking=off")
+def test_disk_is_what_the_cache_takes(cell_config):
+    """Headers of the files aside."""
+    names = ("facts", "gfwsvd", "shampoo2", "svd_llm", "pela")
+    configs = [cell_config(f"estimator={name}", "task.mini.num_calibration=64") for name in names]
+    share_data_pass([GridCell("demo", "row", "column", config) for config in configs])
+    cells = [open_cell(config) for config in configs]
 
+    def sizes():
+        return {path: path.stat().st_size for path in (cells[0].folder / "cache").rglob("*") if path.is_file()}
 
-def test_cells_are_shown_by_row_and_column(capsys):
-    states = {("A", "Net"): "done", ("B", "Net"): "to do", ("A", "Other"): "n.a.", ("B", "Other"): "failed"}
-    show_cells("A table", states, Console(width=80))
-    lines = capsys.readouterr().out.splitlines()
-    assert any("A " in line and "done" in line and "n.a." in line for line in lines)
-    assert any("B " in line and "to do" in line and "failed" in line for line in lines)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (600, "10 min"), (7200, "2.0 h")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+    taken = sizes()  # before GFWSVD deletes its gradients
+    for cell in cells:
+        cells[0].calibration.decompositions(cell.method.needed_estimator)
+    taken |= sizes()
+    assert needs_of([configs])[1] == pytest.approx(sum(taken.values()), rel=0.1)

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
-from experiments.preflight import of_cells
+from experiments.doctor import examine
+from experiments.grid import GridCell
 from experiments.train_mini import main, mini_recipe
 from facts.calibration.selection import select_layers
 
@@ -77,7 +78,8 @@ def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
 
 
 def test_the_doctor_looks_at_texts_and_weights(cell_config):
-    findings = {finding.what: finding for finding in of_cells([[cell_config(*LANGUAGE)]])}
+    config = cell_config(*LANGUAGE)
+    findings = {finding.what: finding for finding in examine(config, [GridCell("", "", "", config)])}
     assert findings["packages of the extra llm"].level == "fine"
     assert "characters to train on" in findings["data of language"].detail
     assert "mini_qwen3" in findings["weights of qwen3_1_7b"].detail

@@ -7,7 +7,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.planning.estimate import estimate
+from experiments.plan import needs_of
 from facts.cost.count import count_cost
 from facts.calibration.selection import select_layers
 from facts.modules.forms import FORMS
@@ -62,9 +62,7 @@ def test_layers_parameters_and_operations(qwen3):
     ],
 )
 def test_memory_of_the_calibration(cell_config, overrides, moments, batch):
+    """In GiB, with the parameters; what transformers keeps may change with its version."""
     cell = ["profile=paper", "model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params"]
-    need = estimate([cell_config(*cell, *overrides)])
-    gibibytes = {name: getattr(need, name) / 2**30 for name in ("parameters", "moments", "batch")}
-    assert gibibytes["parameters"] == pytest.approx(6.41, abs=0.01)
-    assert gibibytes["moments"] == pytest.approx(moments, abs=0.05)
-    assert gibibytes["batch"] == pytest.approx(batch, rel=0.05)  # what transformers keeps may change with its version
+    memory, _ = needs_of([[cell_config(*cell, *overrides)]])
+    assert memory / 2**30 - 6.41 - moments == pytest.approx(batch, rel=0.05)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.planning.network import kept_bytes
+from experiments.plan import kept_bytes
 from facts.calibration.selection import select_layers
 from facts.compression.compress import compress
 from facts.moments import (
@@ -224,7 +224,7 @@ def test_less_memory_is_taken_and_as_much_as_estimated():
     model, batches = make_vit(depth=12), LARGER_IMAGES[:1]
     layers, estimates, peaks = select_layers(model).layers, {}, {}
     for blocks in ((), tuple(blocks_of(model, layers.values()))):
-        estimates[len(blocks)] = kept_bytes(model, layers, batches[0][0], blocks)
+        estimates[len(blocks)] = kept_bytes(model, layers.values(), batches[0][0], blocks)
         peaks[len(blocks)] = peak_bytes(model, batches, blocks)
     assert peaks[12] < 0.25 * peaks[0]
     for number, estimate in estimates.items():

@@ -15,7 +15,6 @@ class Photos(Classification):
     """At most half of the photos give the factors, some others are for searches, and 650 validation photos judge."""
 
     num_evaluation: ClassVar[int] = 650
-    num_classes: ClassVar[int] = NUM_PHOTOS
 
     def inspect(self):
         return f"{self.num_evaluation} validation photos"

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from experiments.columns import run_cells, share_data_pass
 from experiments.config import CONF
 from experiments.grid import GridCell
-from experiments.preflight import data
+from experiments.instantiation import instantiate
 
 pytestmark = pytest.mark.external
 
@@ -36,8 +36,7 @@ def test_every_layout_goes_through_calibration_search_and_evaluation_alike(roots
     found = {}
     for layout, root in roots.items():
         column = places(root)
-        (finding,) = data([place.config for place in column])
-        assert finding.level == "fine" and "1,000 classes" in finding.detail
+        assert "1,000 classes" in instantiate(column[0].config.task.paper).inspect()
         share_data_pass(column)
         run_cells(column)
         assert [place.status for place in column] == ["done"] * 2

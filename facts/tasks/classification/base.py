@@ -3,7 +3,6 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,12 +35,6 @@ class Classification(ClassLogits):
     num_factors_per_class: Count = 16
     num_held_out_per_class: Count = 2
     batch_size: Count = 64
-
-    num_classes: ClassVar[int]  # of the data set
-
-    @property
-    def num_analysed(self) -> tuple[int, int]:
-        return self.num_classes * self.num_factors_per_class, self.num_classes * self.num_held_out_per_class
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         size = data_config(model)["input_size"] if is_transformers(model) else model.pretrained_cfg["input_size"]

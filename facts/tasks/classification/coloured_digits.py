@@ -50,7 +50,6 @@ class ColouredDigits(Digits):
     """The digits in colour: 1,198 for training, the first to calibrate on, the last for searches; 599 for tests."""
 
     num_evaluation: ClassVar[int] = 599
-    num_classes: ClassVar[int] = 10
 
     def inspect(self) -> str:
         return "1,198 training and 599 test digits in colour, drawn from those that are part of scikit-learn"

@@ -26,11 +26,6 @@ class Digits(Classification):
     num_training: Count = 4096  # an epoch
 
     num_evaluation: ClassVar[int] = 3000
-    num_classes: ClassVar[int] = NUM_CLASSES
-
-    @property
-    def epoch_size(self) -> int:
-        return self.num_training
 
     def inspect(self) -> str:
         return f"{self.num_evaluation:,} test images, views of {NUM_CLASSES} digits that are part of scikit-learn"

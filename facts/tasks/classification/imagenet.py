@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import timm.data
 import torch
@@ -66,10 +66,6 @@ class ImageNet(Classification):
     num_workers: Annotated[int, Field(ge=0)] | None = None
     crops: Path | None = None
     seed: int = 0
-
-    num_evaluation: ClassVar[int] = 50_000
-    num_classes: ClassVar[int] = 1000
-    epoch_size: ClassVar[int] = 1_281_167
 
     @cached_property
     def training_images(self) -> ImageFiles:

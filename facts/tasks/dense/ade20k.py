@@ -1,7 +1,6 @@
 """Semantic segmentation on ADE20K, or on other data in its layout."""
 
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from mmcv.transforms import LoadImageFromFile, RandomFlip, RandomResize, Resize
@@ -15,7 +14,7 @@ from torch import Tensor
 from facts.models.feature_network import Features
 from facts.moments.losses import kl_divergence
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import CLASSES, NUM_SCENES, write_ade20k
+from facts.tasks.dense.digit_scenes import CLASSES, write_ade20k
 from facts.utils.cache import content_key
 from facts.utils.options import options
 
@@ -34,9 +33,6 @@ class ADE20K(DensePrediction):
 
     scale: tuple[Count, Count] = (2048, 512)
     crop: Count = 512
-
-    num_evaluation: ClassVar[int] = 2000
-    epoch_size: ClassVar[int] = 20_210
 
     def dataset(self, split: Split, augmented: bool = False) -> BaseSegDataset:
         load, truth, resize = LoadImageFromFile(), LoadAnnotations(), Resize(scale=self.scale, keep_ratio=True)
@@ -93,9 +89,6 @@ class ADE20K(DensePrediction):
 @options
 class DigitSegmentation(ADE20K):
     """Scenes of digits, written to `root` at the first use; the background is a class too."""
-
-    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
-    epoch_size: ClassVar[int] = NUM_SCENES["train"]
 
     def __post_init__(self):
         write_ade20k(Path(self.root))

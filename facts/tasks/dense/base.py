@@ -49,14 +49,6 @@ class DensePrediction(Task):
     num_workers: Annotated[int, Field(ge=0)] | None = None
     seed: int = 0
 
-    @property
-    def num_analysed(self) -> tuple[int, int]:
-        return self.num_factors, self.num_held_out
-
-    @property
-    def sample_passes(self) -> float:
-        return min(self.scale) * min(max(self.scale), 4 / 3 * min(self.scale)) / self.input_size**2  # photos are 4:3
-
     @abstractmethod
     def dataset(self, split: Split, augmented: bool = False) -> BaseDataset:
         """The library's own dataset of a split; each item holds `inputs`, an image, and its `data_samples`."""

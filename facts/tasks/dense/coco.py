@@ -4,7 +4,6 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import NUM_SCENES, write_coco
+from facts.tasks.dense.digit_scenes import write_coco
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -43,9 +42,6 @@ class Coco(DensePrediction):
     """
 
     scale: tuple[Count, Count] = (1333, 800)
-
-    num_evaluation: ClassVar[int] = 5000
-    epoch_size: ClassVar[int] = 117_266
 
     def dataset(self, split: Split, augmented: bool = False) -> CocoDataset:
         # Boxes and masks for training have the size of the resized image; the metric reads the file's own ones.
@@ -114,9 +110,6 @@ class Coco(DensePrediction):
 @options
 class DigitDetection(Coco):
     """Scenes of digits, written to `root` at the first use."""
-
-    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
-    epoch_size: ClassVar[int] = NUM_SCENES["train"]
 
     def __post_init__(self):
         write_coco(Path(self.root))

@@ -25,7 +25,6 @@ from facts.utils.random import seed_of
 
 Batch = tuple[Tensor, Tensor]
 Split = Literal["training", "evaluation"]
-ANSWER_TOKENS = 64  # of a question and one of its answers, on average
 
 
 @options
@@ -51,19 +50,6 @@ class Language(ClassLogits):
     num_answers_at_once: Count = 16
     accuracy: Accuracy = "acc"
     seed: int = 0
-
-    @property
-    def num_analysed(self) -> tuple[int, int]:
-        return self.num_factors, self.num_held_out
-
-    @property
-    def num_answers(self) -> int:
-        """Answers to the questions of all benchmarks, each choice one, as far as their number is known."""
-        return 0
-
-    @property
-    def evaluation_passes(self) -> float:
-        return self.num_evaluation + self.num_answers * ANSWER_TOKENS / self.sequence_length
 
     @abstractmethod
     def text(self, split: Split) -> str:

@@ -2,7 +2,6 @@
 
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 from huggingface_hub import constants
 
@@ -12,16 +11,6 @@ from facts.tasks.language.benchmarks import find_benchmarks, lm_eval_version
 from facts.utils.cache import content_key
 from facts.utils.hub import answers
 from facts.utils.options import options
-
-# Questions, and choices for each, of the test or validation sets that lm-eval takes.
-NUM_QUESTIONS = {
-    "piqa": (1838, 2),
-    "openbookqa": (500, 4),
-    "hellaswag": (10_042, 4),
-    "arc_challenge": (1172, 4),
-    "arc_easy": (2376, 4),
-    "winogrande": (1267, 2),
-}
 
 
 @options
@@ -36,14 +25,6 @@ class Corpus(Language):
     evaluation_text: str
     benchmark_names: tuple[str, ...] = ()
     benchmark_folder: str | None = None
-
-    num_evaluation: ClassVar[int] = 146  # windows of 2,048 tokens in WikiText-2's test text
-    epoch_size: ClassVar[int] = 1185  # in its training text
-
-    @property
-    def num_answers(self) -> int:
-        counts = (NUM_QUESTIONS.get(name, (0, 0)) for name in self.benchmark_names)
-        return sum(min(questions, self.num_questions or questions) * choices for questions, choices in counts)
 
     def inspect(self) -> str:
         texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))

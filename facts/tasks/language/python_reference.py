@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pydoc_data.topics import topics
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from facts.tasks.language.base import Language, Split
-from facts.tasks.language.questions import CHOICES, KINDS, benchmark, questions
+from facts.tasks.language.questions import KINDS, benchmark, questions
 from facts.utils.cache import content_key
 from facts.utils.options import options
 
@@ -39,13 +39,6 @@ class PythonReference(Language):
 
     sequence_length: Annotated[int, Field(ge=2)] = 128
     num_questions: Annotated[int, Field(ge=1)] = 150
-
-    num_evaluation: ClassVar[int] = 235
-    epoch_size: ClassVar[int] = 1120
-
-    @property
-    def num_answers(self) -> int:
-        return len(KINDS) * self.num_questions * CHOICES
 
     def inspect(self) -> str:
         sizes = {split: len(self.text(split)) for split in ("training", "evaluation")}

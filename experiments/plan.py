@@ -1,0 +1,204 @@
+"""Remaining work (`experiments.reproduce plan=true`): the state of each cell, and the resources that it needs."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
+
+from experiments.cell import Cell, results_folder
+from experiments.config import Experiment
+from experiments.grid import GridCell, by_data
+from experiments.instantiation import as_json, instantiate
+from experiments.record import Record, published_records, read_records
+from experiments.runner import open_cell, run_cell
+from facts.calibration.selection import select_layers
+from facts.cost.count import count_params, meta_input
+from facts.modules.modes import frozen
+from facts.modules.networks import run
+from facts.moments import Moment
+from facts.moments.memory import MemoryPolicy
+from facts.tasks import Task
+
+BYTES = 4  # of a value in float32, the type of stored moments and decompositions
+OPEN = ("to do", "failed", "weights not here")
+NETWORK = ("profile", "model", "task")
+METHOD = ("estimator", "search", "refit", "pruning", "finetuning", "stages", "analysis")
+
+
+def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
+    """Show the state of every cell, and what the open ones need.
+
+    With `plan=sample`, run one cell of each network without a record first. Its record counts like any other.
+    """
+    folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
+    records = latest_records(folder / "records")
+    states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
+    left = [cell for cell in grid if states[id(cell)] in OPEN]
+    for name, experiment in tables.items():
+        shown = {(cell.row, cell.column): states[id(cell)] for cell in grid if cell.experiment == name}
+        table = Table("", *experiment.columns, title=experiment.title)
+        for row in experiment.rows:
+            table.add_row(row, *(shown[row, column] for column in experiment.columns))
+        console.print(table)
+    times = times_of(folder, tables)
+    if config.plan == "sample":
+        for cell, *_ in by_data(left):
+            if not seconds_of(cell.known_config, times):
+                run_cell(open_cell(cell.known_config))
+        times = times_of(folder, tables)
+    table = Table("", "cells", "time", "memory on the device", "disk", title="Needs of the open cells, nothing cached")
+    table.caption = "Times add up medians of earlier cells with the same network and method, or with the same network."
+    parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
+    for name, cells in parts.items():
+        if cells:
+            memory, disk = needs_of([cell.known_config for cell in column] for column in by_data(cells))
+            table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
+    console.print(table if left else "Nothing is left to do.")
+
+
+def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
+    """State of a cell without loading or fetching: `done`, `failed`, `to do`, or the reason why it cannot run.
+
+    A record counts if it has the cell's identity and weights. Changed data are noticed only when the cell runs.
+    """
+    try:
+        cell = Cell.of(config)
+        if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
+            return "weights not here"
+        weights = weights_of(as_json(config.model[config.profile.name]))
+        record = records.get(json.dumps([cell.identity, weights]))
+    except (OSError, ValueError, ImportError) as error:
+        return f"blocked ({type(error).__name__})"
+    return record.status if record else "to do"
+
+
+@lru_cache
+def weights_of(recipe: str) -> dict[str, str]:
+    """Provenance of a recipe's weights, cached because hashing a large file takes time."""
+    return instantiate(OmegaConf.create(recipe)).provenance()
+
+
+def latest_records(folder: Path) -> dict[str, Record]:
+    """The latest record of each identity and weights in a folder."""
+    records = sorted(read_records(folder), key=lambda record: record.time)
+    return {json.dumps([record.identity, record.weights]): record for record in records}
+
+
+def choices(config: Mapping[Any, Any], groups: Iterable[str]) -> tuple[str, ...]:
+    """The targets or names that a configuration chooses in these groups, empty for a group without a choice."""
+    nodes = [(group, config.get(group)) for group in groups]
+    return tuple((node.get("_target_") or node.get("name") or group) if node else "" for group, node in nodes)
+
+
+def times_of(folder: Path, experiments: Iterable[str]) -> dict[tuple[str, ...], list[float]]:
+    """Seconds of cells by network and method, and by network alone, from own records and from published ones."""
+    times = defaultdict(list)
+    for record in chain(read_records(folder / "records"), *(published_records(name, folder) for name in experiments)):
+        for groups in (NETWORK + METHOD, NETWORK) if record.status == "done" else ():
+            times[choices(record.config, groups)].append(sum(record.seconds.values()))
+    return times
+
+
+def time_of(cells: list[GridCell], times: dict[tuple[str, ...], list[float]]) -> str:
+    """Time of cells one after another, in words."""
+    seconds = [median(earlier) for cell in cells if (earlier := seconds_of(cell.known_config, times))]
+    text = str(timedelta(seconds=round(sum(seconds)))) if seconds else "unknown; plan=sample runs a cell to find out"
+    return text if len(seconds) in (0, len(cells)) else f"{text} for {len(seconds)} of them"
+
+
+def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) -> list[float]:
+    """Earlier times with the same network and method, or else with the same network."""
+    return times.get(choices(config, NETWORK + METHOD)) or times.get(choices(config, NETWORK), [])
+
+
+def needs_of(columns: Iterable[list[DictConfig]]) -> tuple[int, int]:
+    """Bytes on the device, and on disk, of columns that run one after another, counted without weights or images.
+
+    The device holds the parameters, the moments, and what a whole batch keeps for the backward pass.
+    """
+    needs = [(0, 0), *map(_needs_of, columns)]
+    return max(memory for memory, _ in needs), sum(disk for _, disk in needs)
+
+
+def _needs_of(configs: list[DictConfig]) -> tuple[int, int]:
+    first, profile = configs[0], configs[0].profile.name
+    task, memory = instantiate(first.task[profile]), MemoryPolicy(**first.hardware.memory)
+    layers, num_params, kept = sizes_of(as_json(first.model[profile]), task, memory, tuple(first.excluded_names))
+    low_rank = [(instantiate(config.estimator), config.cache) for config in configs if config.estimator["_target_"]]
+    cached = {estimator for estimator, cache in low_rank if cache}
+    saved = {moment for estimator in cached for moment in estimator.moments}
+    held = {moment for estimator, _ in low_rank for moment in estimator.moments if not moment.on_disk}
+
+    def num_values(moments: Iterable[Moment], layers: list[tuple[int, int]]) -> int:
+        return sum(moment.num_values(*layer, task.num_calibration) for layer in layers for moment in moments)
+
+    most = max(num_values(held, group) for group in memory.groups(layers))
+    decomposition = sum(min(layer) * (sum(layer) + 1) for layer in layers)
+    disk = num_values(saved, layers) + len(cached) * decomposition
+    return BYTES * (num_params + most) + task.batch_size * kept, BYTES * disk
+
+
+@lru_cache
+def sizes_of(
+    recipe: str, task: Task, memory: MemoryPolicy, excluded_names: tuple[str, ...]
+) -> tuple[list[tuple[int, int]], int, int]:
+    """Measure the network of a recipe in JSON: `(d_in, d_out)` of its layers, parameters, bytes kept of a sample."""
+    with torch.device("meta"):
+        model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
+    example = meta_input(model, task.input_shape(model))
+    selection = select_layers(model, example=example, excluded_names=excluded_names)
+    layers = list(selection.layers.values())
+    blocks = memory.blocks(selection.model, layers)
+    shapes = [(layer.in_features, layer.out_features) for layer in layers]
+    return shapes, count_params(model), kept_bytes(selection.model, layers, example, blocks)
+
+
+def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()) -> int:
+    """Bytes that a data pass keeps of these inputs: inputs of layers, tensors of autograd, and outputs for the loss.
+
+    Checkpointed `blocks` keep their arguments, and the largest of them its tensors when it runs again.
+    """
+    kept: list[dict[int, torch.UntypedStorage]] = []  # outside of blocks, then within each
+    current: list[int] = [0]
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[current[-1]][storage._cdata] = storage
+        return tensor
+
+    def enter(block: nn.Module, *arguments: Any) -> None:
+        tree_map_only(Tensor, keep, arguments)
+        current.append(len(kept))
+        kept.append({})
+
+    def leave(*_: Any) -> None:
+        current.pop()
+
+    def bytes_of(inputs: Tensor) -> int:
+        kept[:] = [{}]
+        tree_map_only(Tensor, keep, run(model, inputs))
+        outside, *within = (sum(storage.nbytes() for storage in storages.values()) for storages in kept)
+        return outside + max(within, default=0)
+
+    with ExitStack() as hooks, frozen(model), saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in layers:
+            layer.weight.requires_grad_(True)  # so that autograd keeps the inputs
+        for block in blocks:
+            hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            hooks.callback(block.register_forward_hook(leave).remove)
+        return bytes_of(torch.cat([inputs] * 2)) - bytes_of(inputs)  # without weights, which autograd keeps too

@@ -1,0 +1,145 @@
+"""The doctor: what is fine, what is not, and what to do about it."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+import wandb
+from rich.console import Console
+
+import experiments.doctor
+from experiments.doctor import Finding, examine, look_first, main, show_findings
+from experiments.grid import GridCell
+
+
+def found(*configs) -> dict[str, Finding]:
+    """Findings of the first configuration's machine and of all cells, by subject."""
+    grid = [GridCell("demo", "row", "column", config) for config in configs]
+    return {finding.what: finding for finding in examine(configs[0], grid)}
+
+
+def test_the_embedded_default_is_fine(cell_config):
+    findings = found(cell_config(), cell_config("estimator=none"), cell_config("model=swin_b"))
+    assert {finding.level for finding in findings.values()} == {"fine"}
+    whats = ["data of classification", "weights of deit_b", "weights of swin_b", "memory", "disk"]
+    assert list(findings) == ["packages", "device", "tracking", *whats]
+    assert "3,000 test images" in findings["data of classification"].detail
+    assert "mini_deit.safetensors, sha256 " in findings["weights of deit_b"].detail
+
+
+def test_the_command_names_what_is_missing_and_fails(command, tmp_path, capsys):
+    options = ["experiment=sensitivity_interpolation", "profile=paper", f"task.paper.root={tmp_path}"]
+    with pytest.raises(SystemExit, match="1"):
+        command(main, *options)
+    assert "problem  data of classification: no ImageNet at" in capsys.readouterr().out
+
+
+def test_packages_that_a_cell_needs(cell_config, without_module):
+    without_module("highspy")
+    overrides = ["analysis=token_coupling"], ["search=cors", "search.solver=highs"], ["pruning=isomorphic"]
+    findings = found(*(cell_config(*each) for each in overrides))
+    levels = {name: findings[f"packages of the extra {name}"].level for name in ("analysis", "highs", "pruning")}
+    assert levels == {"analysis": "fine", "highs": "problem", "pruning": "fine"}
+    assert findings["packages of the extra highs"][2:] == ("highspy missing", "pip install -e '.[highs]'")
+
+
+def test_a_network_that_cannot_be_built_is_not_looked_at(cell_config, without_module):
+    """After a plain installation, mmcv lacks its operators."""
+    without_module("mmcv._ext")
+    findings = found(cell_config("task=coco", "model=mask_rcnn_swin_b"), cell_config("model=swin_b"))
+    assert findings["packages of the extra detection"].advice == "make install-detection"
+    assert findings["weights of swin_b"].level == "fine" and "weights of mask_rcnn_swin_b" not in findings
+
+
+def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
+    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (2 * 10**18, 10**18))
+    monkeypatch.setattr(type(wandb.api), "api_key", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    findings = found(cell_config("hardware=cuda", "tracking=online"))
+    assert findings["memory"].level == "warning" and "batch_size" in findings["memory"].advice
+    for what, advice in {"device": "hardware=cpu", "disk": "results", "tracking": "wandb login"}.items():
+        assert findings[what].level == "problem" and advice in findings[what].advice
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
+    findings = found(cell_config("hardware=cuda"))
+    assert findings["device"].detail == "GPU" and "24.0 GB free" in findings["memory"].detail
+
+
+def test_room_on_the_disk(cell_config, tmp_path, monkeypatch):
+    cached = tmp_path / "results/mini/cache/key/moments"
+    cached.parent.mkdir(parents=True)
+    with cached.open("wb") as file:
+        file.truncate(10**13)  # a sparse file, of what is needed
+    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 10**13))
+    (tmp_path / "file").write_text("")
+    configs = cell_config(), cell_config(f"results={tmp_path / 'file'}")
+    assert [found(config)["disk"].level for config in configs] == ["fine", "problem"]
+
+
+def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 0))
+    paper = ["profile=paper", f"task.paper.root={tmp_path}"]
+    findings = found(
+        cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
+        cell_config(*paper, "model=mambavision_b", f"checkpoints={tmp_path}"),
+        cell_config(*paper, "model=swin_b", "model.paper.weights=random"),
+    )
+    assert findings["data of classification"].level == "problem"
+    assert str(tmp_path) in findings["data of classification"].detail
+    for name, file in {"deit_b": "none.pth", "mambavision_b": "MambaVision-B-1K.pth.tar"}.items():
+        level, detail = findings[f"weights of {name}"][1:3]
+        assert level == "problem" and str(tmp_path / file) in detail
+    assert "random" in findings["weights of swin_b"].detail
+
+
+def test_findings_are_printed_as_they_come_and_as_they_are(capsys):
+    def findings():
+        yield Finding("a[b]", "warning", "[red] text " + 40 * "long ", "do [this]")
+        printed = capsys.readouterr().out.splitlines()
+        assert printed == ["warning  a[b]: [red] text " + 40 * "long ", "         to do: do [this]"]
+
+    assert not show_findings(findings(), Console(width=60))
+
+
+def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, capsys):
+    config, findings = (
+        cell_config(),
+        [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all")],
+    )
+    monkeypatch.setattr("experiments.doctor.examine", lambda config, grid: findings)
+    with pytest.raises(SystemExit, match="force=true"):
+        look_first(config, [], Console())
+    config.force = True
+    look_first(config, [], Console())
+    assert capsys.readouterr().out == 2 * "problem  disk: full\n         to do: clear it\n"
+
+
+@pytest.mark.system
+def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
+    cells = (["estimator=facts"], ["estimator=pela"], ["search=cors"], ["finetuning=recovery"], ["estimator=none"])
+    cells += (["estimator=none", "pruning=disp_llm"], ["hardware.precision=bfloat16", "form=pivoted", "refit=mpifa"])
+    findings = found(*(cell_config("deep=true", *overrides) for overrides in cells))
+    tried = {what: finding for what, finding in findings.items() if what.startswith("trial")}
+    kinds = ["", " · Uniform", " · CoRS", " · Uniform · recovery", " · disp_llm", " · Uniform · MPIFA"]
+    assert tried.keys() == {f"trial of deit_b · classification{kind}" for kind in kinds}
+    assert {finding.level for finding in tried.values()} == {"fine"}, tried
+    assert "differ from the CPU's by 0.0e+00" in tried["trial of deit_b · classification · CoRS"].detail
+    assert not list((tmp_path / "results").rglob("*.json"))
+
+
+@pytest.mark.system
+def test_a_trial_that_fails_ends_no_other(cell_config, monkeypatch):
+    real, devices = experiments.doctor.run, []
+
+    def run(network, inputs):
+        devices.append(network)
+        return real(network, inputs) * (1.1 if len(devices) % 2 else 1)  # wrong on the device, which comes first
+
+    monkeypatch.setattr(experiments.doctor, "run", run)
+    monkeypatch.setattr(
+        "facts.search.methods.cors.CoRS.allocate", Mock(side_effect=RuntimeError("no kernel\nand more"))
+    )
+    *_, failed, apart = found(cell_config("deep=true", "search=cors"), cell_config("deep=true")).values()
+    assert failed.level == apart.level == "problem"
+    assert failed.detail == "no kernel" and "by 1.0e-01" in apart.detail
