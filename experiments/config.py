@@ -81,7 +81,7 @@ class Stages:
 
 @dataclass
 class Experiment:
-    """A table or a figure: rows and columns of overrides, and how to show them.
+    """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
     or both. The overrides in `mini` are for that profile alone, after those of the columns. An ablation has no rows of
@@ -103,6 +103,7 @@ class Experiment:
     axis_title: str = ""
     metrics: dict[str, str] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
+    experiments: list[str] = field(default_factory=list)
     ranked_by: str = ""
     by_device: bool = False
     overrides: list[str] = field(default_factory=list)
@@ -117,7 +118,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `workers`, `launcher` and the keys of conf/reproduce.yaml are for whole tables."""
+    """A cell; `workers` and the keys of conf/reproduce.yaml are for whole tables."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -148,8 +149,8 @@ class Config:
     plan: bool = False
     deep: bool = False
     force: bool = False
+    part: int | None = None
     workers: int | None = 1
-    launcher: dict[str, Any] = MISSING
 
 
 ConfigStore.instance().store(name="schema", node=Config)

@@ -9,12 +9,9 @@ MODULES = {
     "highs": ("highspy",),
     "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
     "pruning": ("torch_pruning",),
-    "ray": ("ray",),
-    "sweep": ("submitit",),
 }
 TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the library of their networks
 OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
-OF_LAUNCHERS = {"experiments.launchers.ray.Ray": "ray", "experiments.launchers.submitit.Submitit": "sweep"}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 NAMES = {"mmcv._ext": "mmcv's operators"}
 

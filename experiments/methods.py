@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -27,7 +27,6 @@ from facts.refit import Refit
 from facts.result import Summary
 from facts.search.base import Search
 from facts.tasks import Task
-from facts.utils import distributed
 from facts.utils.stopwatch import timed
 
 
@@ -59,7 +58,9 @@ class Product:
 
 
 class Method(ABC):
-    """A way to make a network."""
+    """A way to make a network. One that `is_made_once` need not come out the same in every process of torchrun."""
+
+    is_made_once: ClassVar[bool] = False
 
     @property
     def needed_estimator(self) -> Estimator | None:
@@ -150,13 +151,14 @@ class Pruned(Method):
     ratio: float
     cost: PrunedCost
 
+    is_made_once = True
+
     def produce(self, work: Work) -> Product:
         shape = work.task.input_shape(work.model)
         seconds: dict[str, float] = {}
         problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
-            model = distributed.on_main_rank(lambda: self.pruner.prune(problem).cpu())
-        model = model.to(next(work.model.parameters()).device)
+            model = self.pruner.prune(problem).cpu()  # as it is sent to other processes
         return Product(model, count_cost(model, shape), seconds=seconds)
 
     @property

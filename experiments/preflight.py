@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from experiments.cell import results_folder
-from experiments.extras import OF_LAUNCHERS, OF_TASKS, TASKS, how_to_install, missing_packages
+from experiments.extras import OF_TASKS, TASKS, how_to_install, missing_packages
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
 from experiments.planning.estimate import Estimate, estimate
@@ -92,8 +92,6 @@ def extras_of(config: DictConfig) -> Iterator[str]:
     if config.pruning and config.pruning.name == "isomorphic":
         yield "pruning"
     if extra := OF_TASKS.get(config.task.name):
-        yield extra
-    if extra := OF_LAUNCHERS.get(config.launcher["_target_"]):
         yield extra
 
 

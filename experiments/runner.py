@@ -4,6 +4,8 @@ import copy
 import json
 import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,11 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from experiments.cell import Cell
+from experiments.composition import refuse_hidden_files
+from experiments.config import Tracking
+from experiments.errors import in_one_line
 from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
-from experiments.wording import in_fields
 from facts.analysis import Subject
 from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
@@ -27,11 +31,24 @@ from facts.utils.stopwatch import timed
 log = logging.getLogger(__name__)
 
 
+@contextmanager
+def started() -> Iterator[None]:
+    """Run a command: join the processes of torchrun, and end with one line for a user error."""
+    distributed.join()
+    with in_one_line():
+        refuse_hidden_files()
+        yield
+
+
 def open_cell(config: DictConfig) -> Cell:
     """Check everything and load the network, before any work starts.
 
     Raises `ValueError` or an `OSError` that says what to change.
     """
+    return distributed.on_all_ranks(lambda: _open(config))
+
+
+def _open(config: DictConfig) -> Cell:
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
@@ -43,18 +60,49 @@ def open_cell(config: DictConfig) -> Cell:
     return cell
 
 
+def collect_moments(cells: list[Cell]) -> None:
+    """Put into the cache what the estimators of unfinished cells need that share a network and its data.
+
+    First come the moments of the cells' data, then those of the data that analyses read; a data pass for each.
+    """
+    distributed.on_all_ranks(lambda: _collect(cells))
+
+
+def _collect(cells: list[Cell]) -> None:
+    cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
+    records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
+    unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
+    for fit_bias in (False, True):  # moments of other inputs
+        alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
+        if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
+            alike[0].calibration.collect(estimators)
+    analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
+    wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
+    if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):
+        data, _ = analysed[0].task.analysis(analysed[0].model)
+        analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
+
+
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
 
     If another process runs the cell, wait for it, or raise `HeldElsewhere` without `wait`. Processes started by
     torchrun run it together; the main rank writes.
     """
+    return distributed.on_all_ranks(lambda: _run(cell, wait))
+
+
+def _run(cell: Cell, wait: bool) -> Record:
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
-        earlier = distributed.on_main_rank(cell.earlier_record)
+        earlier = earlier_record(cell)
         if earlier and earlier.status == "done":
             log.info("%s (%s) was done on %s", cell.words, cell.fingerprint, earlier.time)
             return earlier
         return attempt(cell, earlier.attempt + 1 if earlier else 1)
+
+
+def earlier_record(cell: Cell) -> Record | None:
+    return distributed.on_main_rank(cell.earlier_record)
 
 
 def attempt(cell: Cell, number: int) -> Record:
@@ -73,24 +121,24 @@ def attempt(cell: Cell, number: int) -> Record:
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
     shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
-    with tracked(config.tracking, cell.folder, base.run_id, **shown) as track:
+    tracking = config.tracking if distributed.is_main_rank() else Tracking(mode="disabled")
+    with tracked(tracking, cell.folder, base.run_id, **shown) as track:
         try:
             stages = reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values)))
-            with in_fields(config.profile.name), stages:
+            with stages:
                 record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))
         except Exception:
             failure = replace(base, error=traceback.format_exc())
             distributed.on_main_rank(lambda: write_record(failure, cell.records))
             raise
-        distributed.on_main_rank(lambda: write_record(record, cell.records))
-        distributed.on_main_rank(lambda: save_images(cell))
+        distributed.on_main_rank(lambda: (write_record(record, cell.records), save_images(cell)))
         track(lambda run: log_record(run, record))
     return record
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
-    product = cell.method.produce(cell)
+    product = produced(cell)
     if cell.finetuning:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
@@ -110,6 +158,14 @@ def measure(cell: Cell) -> dict[str, Any]:
         metrics |= findings.metrics
         fields["analysis"] = findings.values
     return {**fields, "metrics": metrics, "seconds": seconds}
+
+
+def produced(cell: Cell) -> Product:
+    """Make the network by the cell's method: for all processes on the main rank, if they could disagree."""
+    if not cell.method.is_made_once:
+        return cell.method.produce(cell)
+    product = distributed.on_main_rank(lambda: cell.method.produce(cell))
+    return replace(product, model=product.model.to(cell.config.hardware.device))
 
 
 def trained(product: Product, cell: Cell) -> Product:

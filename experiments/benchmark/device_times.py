@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from sklearn.ensemble import GradientBoostingRegressor
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
@@ -17,29 +16,7 @@ from facts.modules.forms import FORMS, Form
 from facts.moments.execution import Execution
 
 Network = dict[Shape, Times]
-
-
-class Boosting(LinearModel):
-    """Gradient boosting in its place, from the logarithms of sizes, rank and work to that of seconds."""
-
-    def __init__(self, form: Form, times: Network):
-        self.form = form
-        given = [(shape, rank, seconds) for shape, known in times.items() for rank, seconds in known.items()]
-        self.model = GradientBoostingRegressor(n_estimators=300, max_depth=4, learning_rate=0.05, random_state=0)
-        self.model.fit(
-            [self._features(shape, rank) for shape, rank, _ in given], np.log([seconds for *_, seconds in given])
-        )
-
-    def seconds(self, shape: Shape, rank: int | None) -> float:
-        return float(np.exp(self.model.predict([self._features(shape, rank)])[0]))
-
-    def _features(self, shape: Shape, rank: int | None) -> list[float]:
-        work, *_ = self._work(shape, rank)
-        smaller = min(shape.d_in, shape.d_out)
-        return [*np.log([shape.d_in, shape.d_out, shape.rows, rank or smaller, work]), rank is None]
-
-
-MODELS_OF_TIME = {"linear in work and traffic": LinearModel, "gradient boosting": Boosting}
+LINEAR = "linear in work and traffic"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -55,17 +32,16 @@ def run(args: argparse.Namespace) -> None:
         form = FORMS[name]
         pairs = [measured_twice(Setting.of(model, args), args.repeats, form) for model in args.models]
         first, again = [one for one, _ in pairs], [two for _, two in pairs]
-        found = [
+        same = [{shape: LinearModel(form, without(own, [shape])).times(shape) for shape in own} for own in first]
+        pool = {shape: times for own in first for shape, times in own.items()}
+        known = [LinearModel(form, without(pool, own)) for own in first]
+        other = [{shape: each.times(shape) for shape in own} for own, each in zip(first, known, strict=True)]
+        for what, by, predicted in (
             ("measured again", "", again),
             ("ranks between", "interpolation", [between_others(form, own) for own in first]),
-        ]
-        for title, model in MODELS_OF_TIME.items():
-            same = [{shape: model(form, without(own, [shape])).times(shape) for shape in own} for own in first]
-            pool = {shape: times for own in first for shape, times in own.items()}
-            known = [model(form, without(pool, own)) for own in first]
-            other = [{shape: each.times(shape) for shape in own} for own, each in zip(first, known, strict=True)]
-            found += [("a size, from this network's others", title, same), ("a network, from others", title, other)]
-        for what, by, predicted in found:
+            ("a size, from this network's others", LINEAR, same),
+            ("a network, from others", LINEAR, other),
+        ):
             errors = relative_errors(first, predicted)
             rows.append(
                 {
@@ -121,8 +97,7 @@ def text(args: argparse.Namespace) -> str:
         f"running network: medians of {args.repeats} turns. Errors are relative, of single layers. Measured again is "
         "the whole measurement a second time, at once: the scatter of what is predicted. Ranks between are the second "
         "and fourth of the five, from the first, third and fifth. Sizes are held out with all their ranks. The linear "
-        "model has coefficients that are not negative, for work and traffic, and the least squares of relative errors; "
-        "gradient boosting is scikit-learn's, of logarithms. `facts.compress(device_times=)` interpolates between the "
-        "ranks of measured sizes and takes the linear model for others.\n\n"
+        "model has coefficients that are not negative, for work and traffic, and the least squares of relative errors. "
+        "`facts.compress` interpolates between the ranks of measured sizes and takes the linear model for others.\n\n"
         "Written by `python -m experiments.benchmark device_times`."
     )

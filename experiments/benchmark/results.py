@@ -1,4 +1,4 @@
-"""Tables on the screen, and in `results/benchmarks/<device>/` with the conditions they were measured under."""
+"""Tables in `results/benchmarks/<device>/`, with the conditions they were measured under."""
 
 import argparse
 import datetime
@@ -7,27 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from facts.cost.timing import Timing
 from facts.utils.files import replacing
 from facts.utils.processors import device_name
 
 
-def show(what: str, title: str, times: dict[str, Timing]) -> None:
-    """Print a table; ratios are to the first of the variants."""
-    table = Table(title=title)
-    for heading in (what, "median [s]", "fastest [s]", "ratio of medians"):
-        table.add_column(heading, justify="left" if heading == what else "right")
-    plain = next(iter(times.values())).median
-    for name, timing in times.items():
-        table.add_row(name, f"{timing.median:.2f}", f"{min(timing.seconds):.2f}", f"{timing.median / plain:.2f}")
-    Console().print(table)
-
-
 def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
-    """Write `<name>.csv`, with the conditions as columns, and `<name>.md`, with conditions and text above the table."""
+    """Write `<name>.csv`, with the conditions as columns, and print and write `<name>.md`, with conditions and text."""
     device = device_name(torch.device(args.device))
     conditions = {
         "device": device,
