@@ -31,34 +31,17 @@ class Profile:
 
 
 @dataclass
-class Memory:
-    """The fields of `facts.moments.memory.MemoryPolicy`."""
-
-    moments: str = MISSING
-    halve_batches: bool = MISSING
-    checkpoint_blocks: bool = MISSING
-    layers_at_once: int | None = MISSING
-
-
-@dataclass
-class Timing:
-    """The fields of `facts.cost.timing.TimingPolicy`."""
-
-    num_warmups: int = MISSING
-    num_turns: int = MISSING
-    min_seconds: float = MISSING
-
-
-@dataclass
 class Hardware:
+    """`memory` has the fields of `facts.moments.memory.MemoryPolicy`, `timing` those of `TimingPolicy`."""
+
     device: str = MISSING
     precision: str = MISSING
     matmul_precision: str = MISSING
     num_threads: int | None = MISSING
-    memory: Memory = MISSING
+    memory: dict[str, Any] = MISSING
     batch_size: int = MISSING
     compile: bool = MISSING
-    timing: Timing = MISSING
+    timing: dict[str, Any] = MISSING
 
 
 @dataclass
@@ -68,15 +51,6 @@ class Tracking:
     mode: str = MISSING
     project: str = "facts"
     group: str | None = None
-
-
-@dataclass
-class Stages:
-    """The fields of `facts.finetuning.Stages`, each with one target a profile."""
-
-    task: ByProfile = MISSING
-    retraining: ByProfile = MISSING
-    training: ByProfile = MISSING
 
 
 @dataclass
@@ -131,7 +105,7 @@ class Config:
     analysis: ByProfile | None = None
     pruning: ByProfile | None = None
     finetuning: ByProfile | None = None
-    stages: Stages | None = None
+    stages: dict[str, ByProfile] | None = None
     experiment: Experiment | None = None
     form: str = MISSING
     fit_bias: bool = MISSING

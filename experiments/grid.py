@@ -26,7 +26,7 @@ PARTS = ("model=", "analysis=", "pruning=", "finetuning=", "stages=", "search.so
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
-@dataclass
+@dataclass(eq=False)
 class GridCell:
     """One row and column of one experiment: its configuration, unless it is n.a., and, after the run, its record."""
 

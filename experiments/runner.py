@@ -4,10 +4,11 @@ import copy
 import json
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -29,6 +30,7 @@ from facts.utils.reports import report, reporting_to
 from facts.utils.stopwatch import timed
 
 log = logging.getLogger(__name__)
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 @contextmanager
@@ -40,15 +42,17 @@ def started() -> Iterator[None]:
         yield
 
 
+def together(action: Callable[P, T]) -> Callable[P, T]:
+    """Run a function in every process of torchrun: an error in one is raised in all."""
+    return wraps(action)(lambda *args, **kwargs: distributed.on_all_ranks(lambda: action(*args, **kwargs)))
+
+
+@together
 def open_cell(config: DictConfig) -> Cell:
     """Check everything and load the network, before any work starts.
 
     Raises `ValueError` or an `OSError` that says what to change.
     """
-    return distributed.on_all_ranks(lambda: _open(config))
-
-
-def _open(config: DictConfig) -> Cell:
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
@@ -60,15 +64,12 @@ def _open(config: DictConfig) -> Cell:
     return cell
 
 
+@together
 def collect_moments(cells: list[Cell]) -> None:
     """Put into the cache what the estimators of unfinished cells need that share a network and its data.
 
     First come the moments of the cells' data, then those of the data that analyses read; a data pass for each.
     """
-    distributed.on_all_ranks(lambda: _collect(cells))
-
-
-def _collect(cells: list[Cell]) -> None:
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
@@ -83,16 +84,13 @@ def _collect(cells: list[Cell]) -> None:
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
+@together
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
 
     If another process runs the cell, wait for it, or raise `HeldElsewhere` without `wait`. Processes started by
     torchrun run it together; the main rank writes.
     """
-    return distributed.on_all_ranks(lambda: _run(cell, wait))
-
-
-def _run(cell: Cell, wait: bool) -> Record:
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
         earlier = earlier_record(cell)
         if earlier and earlier.status == "done":
@@ -126,7 +124,7 @@ def attempt(cell: Cell, number: int) -> Record:
         try:
             stages = reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values)))
             with stages:
-                record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))
+                record = replace(base, status="done", **measure(cell))
         except Exception:
             failure = replace(base, error=traceback.format_exc())
             distributed.on_main_rank(lambda: write_record(failure, cell.records))
@@ -136,9 +134,14 @@ def attempt(cell: Cell, number: int) -> Record:
     return record
 
 
+@together
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
-    product = produced(cell)
+    if cell.method.is_made_once:
+        product = distributed.on_main_rank(lambda: cell.method.produce(cell))
+        product = replace(product, model=product.model.to(cell.config.hardware.device))
+    else:
+        product = cell.method.produce(cell)
     if cell.finetuning:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
@@ -158,14 +161,6 @@ def measure(cell: Cell) -> dict[str, Any]:
         metrics |= findings.metrics
         fields["analysis"] = findings.values
     return {**fields, "metrics": metrics, "seconds": seconds}
-
-
-def produced(cell: Cell) -> Product:
-    """Make the network by the cell's method: for all processes on the main rank, if they could disagree."""
-    if not cell.method.is_made_once:
-        return cell.method.produce(cell)
-    product = distributed.on_main_rank(lambda: cell.method.produce(cell))
-    return replace(product, model=product.model.to(cell.config.hardware.device))
 
 
 def trained(product: Product, cell: Cell) -> Product:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -25,19 +26,19 @@ from facts.utils.display import hide_displays
 
 log = logging.getLogger(__name__)
 
+Grid = list[GridCell]
 Part = list[GridCell]
 """The cells of one experiment that share a network and its data."""
 
 
-def parts_of(grid: list[GridCell]) -> list[tuple[Part, bool]]:
-    """Divide an experiment into parts, each with whether it measures time, so that nothing else may run meanwhile."""
-    timed = {id(cell) for cell in grid if cell.config is not None and is_timed(cell)}
-    untimed = by_data(cell for cell in grid if id(cell) not in timed)
-    return [(part, False) for part in untimed] + [(part, True) for part in by_data(c for c in grid if id(c) in timed)]
+def parts_of(grid: Grid) -> tuple[list[Part], list[Part]]:
+    """Divide an experiment into parts that may run beside others, and those that measure time."""
+    timed = {cell for cell in grid if cell.config is not None and is_timed(cell)}
+    return by_data(cell for cell in grid if cell not in timed), by_data(cell for cell in grid if cell in timed)
 
 
 def is_timed(grid_cell: GridCell) -> bool:
-    """Whether the cell measures time."""
+    """Whether the cell measures time, so that nothing else may run meanwhile."""
     try:
         return Cell.of(grid_cell.known_config).depends_on_device
     except (OSError, ValueError, ImportError):
@@ -51,43 +52,36 @@ def run_part(part: Part) -> Part:
     return part
 
 
-def run_grids(grids: Iterable[list[GridCell]], pool: Executor, num_workers: int) -> Iterator[list[GridCell]]:
+def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
     """Run the cells of experiments on so many workers; yield each experiment's as soon as all of them are done.
 
     Experiments are taken one after another, when a worker is free. Parts that measure time come last, alone. Raises
     `BrokenExecutor` if a worker dies.
     """
-    left: dict[int, int] = {}
-    timed: list[tuple[list[GridCell], Part]] = []
-    running: dict[Future, tuple[list[GridCell], Part]] = {}
+    alone: list[tuple[Grid, Part]] = []
+    running: dict[Future, tuple[Grid, Part]] = {}
 
-    def untimed() -> Iterator[tuple[list[GridCell], Part]]:
+    def queue() -> Iterator[tuple[Grid, Part]]:
         for grid in grids:
-            parts = parts_of(grid) or [([], False)]
-            log.info("%s: %d cells", grid[0].experiment, sum(len(part) for part, _ in parts))
-            left[id(grid)] = len(parts)
-            timed.extend((grid, part) for part, is_timed in parts if is_timed)
-            yield from ((grid, part) for part, is_timed in parts if not is_timed)
+            untimed, timed = parts_of(grid)
+            log.info("%s: %d cells", grid[0].experiment, sum(map(len, untimed + timed)))
+            alone.extend((grid, part) for part in timed)
+            yield from ((grid, part) for part in untimed or [[]])
 
-    def finish(grid: list[GridCell], part: Part, done: Part) -> bool:
-        take_over(part, done)
-        if part:
-            log.info("%s, %s: done", part[0].experiment, part[0].column)
-        left[id(grid)] -= 1
-        return not left[id(grid)]
-
-    queue = untimed()
+    waiting = queue()
     while True:
-        for grid, part in islice(queue, num_workers - len(running)):
+        for grid, part in islice(waiting, num_workers - len(running)):
             running[pool.submit(run_part, part)] = grid, part
         if not running:
             break
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             grid, part = running.pop(future)
-            if finish(grid, part, future.result()):
+            take_over(part, future.result())
+            if is_complete(grid):
                 yield grid
-    for grid, part in timed:
-        if finish(grid, part, pool.submit(run_part, part).result()):
+    for grid, part in alone:
+        take_over(part, pool.submit(run_part, part).result())
+        if is_complete(grid):
             yield grid
 
 
@@ -95,6 +89,11 @@ def take_over(part: Part, done: Part) -> None:
     """Set the records and states of cells that another process has run."""
     for cell, result in zip(part, done, strict=True):
         cell.record, cell.status = result.record, result.status
+        log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
+
+
+def is_complete(grid: Grid) -> bool:
+    return all(cell.status != "missing" for cell in grid)
 
 
 class ThisProcess(Executor):
@@ -150,31 +149,26 @@ def has_launcher() -> bool:
     return not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher")
 
 
-def launch(grids: Iterable[list[GridCell]]) -> list[list[GridCell]]:
+def launch(grids: Iterable[Grid]) -> list[Grid]:
     """Run the cells of experiments as jobs of Hydra's launcher, one for each part; those that measure time alone."""
-    grids, overrides = list(grids), HydraConfig.get().overrides
-    given = [override for override in overrides.task if not override.startswith("experiment=")]
+    grids, chosen = list(grids), HydraConfig.get()
+    overrides = [*chosen.overrides.hydra, *chosen.overrides.task]
     hydra = GlobalHydra.instance().hydra
     assert hydra is not None
-    launcher = Plugins.instance().instantiate_launcher(
-        hydra_context=HydraContext(hydra.config_loader, hydra.callbacks),
-        task_function=run_job,
-        config=hydra.compose_config(
-            HydraConfig.get().job.config_name,
-            [*overrides.hydra, *overrides.task],
-            RunMode.MULTIRUN,
-            with_log_configuration=False,
-        ),
-    )
-    jobs, alone = [], []
+    config = hydra.compose_config(chosen.job.config_name, overrides, RunMode.MULTIRUN, with_log_configuration=False)
+    context = HydraContext(hydra.config_loader, Callbacks(config))
+    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=run_job, config=config)
+    given = [override for override in chosen.overrides.task if not override.startswith("experiment=")]
+    together, alone = [], []
     for grid in grids:
-        for number, (part, is_timed) in enumerate(parts_of(grid)):
-            chosen = part[0].known_config.experiment
-            job = part, [*given, f"experiment={chosen.option or chosen.name}", f"part={number}"]
-            (alone if is_timed else jobs).append(job)
-    for batch in filter(None, [jobs, *([job] for job in alone)]):
-        done = launcher.launch([job for _, job in batch], initial_job_idx=0)
-        for (part, _), result in zip(batch, done, strict=True):
+        untimed, timed = parts_of(grid)
+        for number, part in enumerate(untimed + timed):
+            experiment = part[0].known_config.experiment
+            job = part, [*given, f"experiment={experiment.option or experiment.name}", f"part={number}"]
+            (together if number < len(untimed) else alone).append(job)
+    for jobs in filter(None, [together, *([job] for job in alone)]):
+        done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
+        for (part, _), result in zip(jobs, done, strict=True):
             take_over(part, result.return_value)
     return grids
 
@@ -184,5 +178,5 @@ def run_job(config: DictConfig) -> Part:
     os.chdir(HydraConfig.get().runtime.cwd)
     hide_displays()
     (experiment,) = chosen_experiments(config)
-    part, _ = parts_of(grid_of(experiment))[config.part]
-    return run_part(part)
+    untimed, timed = parts_of(grid_of(experiment))
+    return run_part((untimed + timed)[config.part])

@@ -37,14 +37,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     rows = []
     for name in args.models:
-        setting = Setting.of(name, args)
+        setting = Setting(name, args)
         memory = {what: in_own_process(peak_memory, setting, what) for what in PASSES}
         seconds = median_seconds(setting, args.repeats)
         rows += [
             {
                 "model": setting.title,
                 "pass": what,
-                "seconds per 1,000 images": 1000 * seconds[what] / setting.batch_size,
+                "seconds per 1,000 images": 1000 * seconds[what] / args.batch_size,
                 "ratio of time": seconds[what] / seconds[PLAIN],
                 "peak memory [GiB]": memory[what],
                 "ratio of memory": memory[what] / memory[PLAIN],
@@ -109,6 +109,6 @@ def peak_memory(setting: Setting, what: str) -> float:
     with passes(setting, [what]) as variants:
         for _ in range(2):
             variants[what]()
-    if setting.device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(setting.device) / 2**30
+    if setting.options.device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(setting.options.device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
     rows = []
     for name in args.forms:
         form = FORMS[name]
-        pairs = [measured_twice(Setting.of(model, args), args.repeats, form) for model in args.models]
+        pairs = [measured_twice(Setting(model, args), args.repeats, form) for model in args.models]
         first, again = [one for one, _ in pairs], [two for _, two in pairs]
         same = [{shape: LinearModel(form, without(own, [shape])).times(shape) for shape in own} for own in first]
         pool = {shape: times for own in first for shape, times in own.items()}

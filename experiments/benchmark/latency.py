@@ -23,7 +23,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     rows, policy = [], TimingPolicy(num_turns=args.repeats, min_seconds=0)
     for name in args.models:
-        setting = Setting.of(name, args)
+        setting = Setting(name, args)
         model, batch = setting.build()
         images, times = batch[0], None
         if args.predicted:
@@ -59,17 +59,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def text(args: argparse.Namespace) -> str:
-    if args.predicted:
-        return (
-            f"Random weights and images, ranks by search={args.search}, allotted by what `facts.measure` had found on "
-            "this device, as if it were another; shares are of the original network's latency for one batch. Nothing "
-            f"is corrected by measuring; measured again is what came of it: medians of {args.repeats} turns with the "
-            "original.\n\nWritten by `python -m experiments.benchmark latency --predicted`."
-        )
+    how = (
+        "allotted by what `facts.measure` had found on this device, as if it were another. Nothing is corrected by "
+        "measuring. Predicted is what the table of device times promises for the plan"
+        if args.predicted
+        else "allotted by measuring. Predicted is what the table of the layers promises for the plan, measured is what "
+        "the search accepted, in its time"
+    )
     return (
-        f"Random weights and images, ranks by search={args.search}; shares are of the original network's latency for "
-        "one batch. Predicted is what the layers' table promises for the plan; measured is what the search accepted, "
-        f"and measured again once it was done: medians of {args.repeats} turns with the original. The search's time is "
-        "that of the table and of these measurements.\n\n"
-        "Written by `python -m experiments.benchmark latency`."
+        f"Random weights and images, ranks by search={args.search}, {how}; measured again is what came of it: medians "
+        f"of {args.repeats} turns with the original. Shares are of the original network's latency for one batch.\n\n"
+        f"Written by `python -m experiments.benchmark latency{' --predicted' * args.predicted}`."
     )

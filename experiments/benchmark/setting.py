@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -18,18 +18,10 @@ MODELS = sorted(path.stem for path in Path(CONF, "model").glob("*.yaml"))
 
 @dataclass(frozen=True)
 class Setting:
-    """`model` is a file in `conf/model`, `profile` one of its two sizes; it can be handed to another process."""
+    """A file in `conf/model`, and the options of `add_setting`; it can be sent to another process."""
 
     model: str
-    profile: str
-    device: str
-    batch_size: int
-    precision: str
-    matmul_precision: str
-
-    @classmethod
-    def of(cls, model: str, args: argparse.Namespace) -> Self:
-        return cls(model, args.profile, args.device, args.batch_size, args.precision, args.matmul_precision)
+    options: argparse.Namespace
 
     @property
     def config(self) -> Any:
@@ -37,20 +29,21 @@ class Setting:
 
     @property
     def title(self) -> str:
-        return self.config.title if self.profile == "paper" else f"{self.config.title}, small"
+        return self.config.title if self.options.profile == "paper" else f"{self.config.title}, small"
 
     @property
     def dtype(self) -> torch.dtype:
-        return PRECISIONS[self.precision]
+        return PRECISIONS[self.options.precision]
 
     def build(self) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Build the network and a batch `(images, labels)`, the same in every call."""
+        device, size = self.options.device, self.options.batch_size
         torch.manual_seed(0)
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        recipe = OmegaConf.merge(self.config[self.profile], {"weights": "random"})
-        model = instantiate(recipe).build().to(self.device)
-        images = torch.randn(self.batch_size, *model.pretrained_cfg["input_size"], device=self.device)
-        return model, (images, torch.randint(0, model.num_classes, (self.batch_size,), device=self.device))
+        torch.set_float32_matmul_precision(self.options.matmul_precision)
+        recipe = OmegaConf.merge(self.config[self.options.profile], {"weights": "random"})
+        model = instantiate(recipe).build().to(device)
+        images = torch.randn(size, *model.pretrained_cfg["input_size"], device=device)
+        return model, (images, torch.randint(0, model.num_classes, (size,), device=device))
 
 
 def add_setting(command: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     policy = TimingPolicy(num_turns=args.repeats, min_seconds=0)
     for name in args.models:
-        setting = Setting.of(name, args)
+        setting = Setting(name, args)
         model, (images, _) = setting.build()
         share = f"{args.ratio:.0%} of the FLOPs"
         networks = {

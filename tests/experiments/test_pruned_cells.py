@@ -20,35 +20,24 @@ def test_a_cell_prunes_finetunes_and_times(cell_config):
     assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
     minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
     assert tuned.values["total_minutes"] == pytest.approx(minutes)
+    with pytest.raises(ValueError, match="estimator=none"):
+        open_cell(cell_config("pruning=isomorphic"))
 
 
-@pytest.fixture
-def fingerprint(cell_config):
-    return lambda *overrides: open_cell(cell_config(*overrides)).fingerprint
-
-
-def test_what_a_cell_is_known_by(fingerprint):
+def test_fingerprints_of_cells_that_prune_finetune_or_time(cell_config):
     kinds = [
         [*PRUNING],
         [*PRUNING, "ratio=0.6"],
         [*PRUNING, "pruning.mini.heads=0.5"],
         [*PRUNING, "finetuning=pruned"],
-        [*PRUNING, "finetuning=low_rank"],
         ["estimator=none"],
         ["estimator=none", "analysis=throughput"],
         ["estimator=none", "analysis=throughput", "hardware.num_threads=2"],
         ["estimator=none", "finetuning=low_rank"],
+        ["cost=latency"],
+        ["cost=latency", "hardware.num_threads=2"],
     ]
-    assert len({fingerprint(*kind) for kind in kinds}) == len(kinds)
-
-
-def test_threads_matter_to_what_is_timed_alone(fingerprint):
-    assert fingerprint(*PRUNING) == fingerprint(*PRUNING, "hardware.num_threads=2")
-    assert fingerprint("ratio=0.5") == fingerprint("ratio=0.5", "hardware.num_threads=2")
-    assert fingerprint("cost=latency") != fingerprint("cost=latency", "hardware.num_threads=2")
-    assert fingerprint("finetuning=pruned") == fingerprint("finetuning=pruned", "finetuning.mini.save_every=7")
-
-
-def test_pruning_stands_in_for_an_estimator(cell_config):
-    with pytest.raises(ValueError, match="estimator=none"):
-        open_cell(cell_config("pruning=isomorphic"))
+    same = [*PRUNING, "hardware.num_threads=2"], [*PRUNING, "finetuning=pruned", "finetuning.mini.save_every=7"]
+    found = {open_cell(cell_config(*kind)).fingerprint for kind in kinds}
+    assert len(found) == len(kinds)
+    assert {open_cell(cell_config(*overrides)).fingerprint for overrides in same} < found
