@@ -224,6 +224,6 @@ def method_of(config: DictConfig) -> Method:
     if not config.stages:
         return low_rank
     if refit:
-        raise ValueError("stages train the compressed layers anew: choose refit=null with them")
+        raise ValueError("stages train the compressed layers again: choose refit=null with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
     return Staged(low_rank, Stages(**stages))

@@ -15,7 +15,7 @@ def test_a_cell_prunes_finetunes_and_times(cell_config):
     assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
     assert pruned.metrics["top1"] < dense.metrics["top1"]
     assert {"speedup", "latency_ms", "dense_throughput", "compressed_throughput"} <= pruned.metrics.keys()
-    tuned = run_cell(open_cell(cell_config(*PRUNING, "finetuning=pruned")))
+    tuned = run_cell(open_cell(cell_config(*PRUNING, "finetuning=pruned", "finetuning.mini.num_epochs=1")))
     assert tuned.metrics["top1"] > pruned.metrics["top1"]
     assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
     minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
