@@ -57,14 +57,12 @@ class Tracking:
 class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
-    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
-    or both. The overrides in `mini` are for that profile alone, after those of the columns. An ablation has no rows of
-    its own: it has one for each of the `axis_values` of its `axis`, a field or a list of fields that vary together, and
-    `axis_title` is their title. `option` is the file of an experiment whose name the command line completes.
-    `properties` are attributes of the estimators, with their titles, that the table shows beside their rows. With
-    `by_device`, rows of other devices follow, and the paper's values are those of its devices. `not_applicable` holds,
-    by row and column, the reasons why cells are left out. `published_in` says where the values to compare with come
-    from.
+    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
+    The overrides in `mini` are for that profile alone, after the columns'. An ablation has a row for each of the
+    `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
+    `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of
+    other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out. `published_in`
+    says where the values to compare with come from.
     """
 
     name: str = MISSING

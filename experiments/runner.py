@@ -122,8 +122,7 @@ def attempt(cell: Cell, number: int) -> Record:
     tracking = config.tracking if distributed.is_main_rank() else Tracking(mode="disabled")
     with tracked(tracking, cell.folder, base.run_id, **shown) as track:
         try:
-            stages = reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values)))
-            with stages:
+            with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
                 record = replace(base, status="done", **measure(cell))
         except Exception:
             failure = replace(base, error=traceback.format_exc())
@@ -148,11 +147,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     with timed(seconds, "evaluation"):
         judgement = cell.task.judge(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
-    metrics = judgement.metrics | {
-        "gflops": product.cost.flops / 1e9,
-        "mparams": product.cost.params / 1e6,
-        **product.metrics,
-    }
+    cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
+    metrics = {**judgement.metrics, **cost, **product.metrics}
     outcomes = {metric: packed(values) for metric, values in judgement.outcomes.items()}
     fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:

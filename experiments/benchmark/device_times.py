@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting
 from facts.calibration.prepare import prepare
 from facts.cost.latency import Shape, Times, between
 from facts.cost.predicted import LinearModel
@@ -20,10 +20,8 @@ LINEAR = "linear in work and traffic"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    networks = ["deit_s", "swin_s", "swin_b", "convnext_s", "mambavision_s"]
-    command.add_argument("--models", nargs="+", default=networks, choices=MODELS)
     command.add_argument("--forms", nargs="+", default=[*FORMS], choices=FORMS)
-    add_setting(command)
+    add_setting(command, ["deit_s", "swin_s", "swin_b", "convnext_s", "mambavision_s"])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -98,6 +96,5 @@ def text(args: argparse.Namespace) -> str:
         "the whole measurement a second time, at once: the scatter of what is predicted. Ranks between are the second "
         "and fourth of the five, from the first, third and fifth. Sizes are held out with all their ranks. The linear "
         "model has coefficients that are not negative, for work and traffic, and the least squares of relative errors. "
-        "`facts.compress` interpolates between the ranks of measured sizes and takes the linear model for others.\n\n"
-        "Written by `python -m experiments.benchmark device_times`."
+        "`facts.compress` interpolates between the ranks of measured sizes and takes the linear model for others."
     )

@@ -24,7 +24,8 @@ def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Name
         "matmul_precision": args.matmul_precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    title = f"# Benchmark `{name}`"
+    title, command = f"# Benchmark `{name}`", name.replace("_predicted", " --predicted")
+    text = f"{text}\n\nWritten by `python -m experiments.benchmark {command}`."
     header = ", ".join(f"{field.replace('_', ' ')}: {value}" for field, value in conditions.items())
     contents = {
         "csv": table.assign(**conditions).to_csv(index=False),

@@ -1,6 +1,7 @@
 """Setting of a benchmark: a network of the paper with random weights, a batch, a device and its precision."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,10 @@ class Setting:
         return model, (images, torch.randint(0, model.num_classes, (size,), device=device))
 
 
-def add_setting(command: argparse.ArgumentParser) -> None:
-    """Add options for the fields of a setting, except the model, and for the folder of its tables."""
+def add_setting(command: argparse.ArgumentParser, models: Sequence[str]) -> None:
+    """Add options for the fields of a setting, with these models by default, and for the folder of its tables."""
     cuda = torch.cuda.is_available()
+    command.add_argument("--models", nargs="+", default=models, choices=MODELS)
     command.add_argument("--profile", default="paper", choices=["paper", "mini"], help="full size, or its stand-in")
     command.add_argument("--device", default="cuda" if cuda else "cpu")
     command.add_argument("--batch-size", type=int, default=64 if cuda else 16)

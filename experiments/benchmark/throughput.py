@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
@@ -20,11 +20,10 @@ ORIGINAL = "original"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
     command.add_argument("--ratio", type=float, default=0.5, help="of the linear layers' FLOPs")
     command.add_argument("--step", type=int, default=16, help="of the ranks of another network, of the same FLOPs")
     command.add_argument("--compile", action="store_true", help="also under torch.compile, which takes minutes")
-    add_setting(command)
+    add_setting(command, ["deit_b", "swin_b"])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,5 +70,5 @@ def text(args: argparse.Namespace) -> str:
     return (
         f"Random weights and images, uniform ranks; medians of {args.repeats} turns. The speed-up is to the original, "
         "compiled if the network is, with which it took turns. Loading is from a file that was read before; memory "
-        "is that of a GPU.\n\nWritten by `python -m experiments.benchmark throughput`."
+        "is that of a GPU."
     )
