@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from itertools import islice
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -20,9 +21,10 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cell import Cell
-from experiments.columns import run_cells, share_data_pass
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
+from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
 from facts.utils.display import hide_displays
+from facts.utils.files import HeldElsewhere
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,38 @@ def run_part(part: Part) -> Part:
     share_data_pass(part)
     run_cells(part)
     return part
+
+
+def share_data_pass(part: Part) -> None:
+    """Put into the cache what the estimators of the unfinished cells need. A failure leaves each cell its own pass."""
+    cells = []
+    for grid_cell in part:
+        with suppress(Exception):  # it will fail when it runs
+            cells.append(open_cell(grid_cell.known_config))
+    try:
+        collect_moments(cells)
+    except Exception as error:
+        log.error("the shared data pass failed (%s); each cell runs its own", error)
+
+
+def run_cells(part: Part) -> None:
+    """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last."""
+    for cell in [cell for cell in part if not fill(cell, wait=False)]:
+        fill(cell, wait=True)
+
+
+def fill(grid_cell: GridCell, wait: bool) -> bool:
+    """Run a cell; False if another process runs it and this one is not to wait."""
+    cell = None
+    try:
+        cell = open_cell(grid_cell.known_config)
+        grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
+    except HeldElsewhere:
+        return False
+    except Exception as error:
+        grid_cell.record, grid_cell.status = cell and earlier_record(cell), "failed"
+        log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, error)
+    return True
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:

@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from experiments.benchmark.__main__ import main
-from tests.tasks.fake_imagenet import make_files, write_folders
 
 
 @pytest.fixture
@@ -28,19 +27,6 @@ def test_data_pass_and_throughput(benchmark):
     assert (table.batch_size == 4).all()
     table = benchmark("throughput", "--models", "deit_b")
     assert len(table) == 4 and table["speed-up"][0] == 1 and (table["images per second"] > 0).all()
-
-
-def test_loader(benchmark, tmp_path):
-    write_folders(tmp_path / "imagenet", make_files())
-    table = benchmark("loader", "--root", tmp_path / "imagenet", "--images", 8, "--workers", 0, 1)
-    assert list(table.what) == ["loader, 0 workers", "loader, 1 workers", "forward pass", "data pass of FACTS"]
-    assert (table["images per second"] > 0).all()
-
-
-def test_device_times(benchmark):
-    table = benchmark("device_times", "--models", "deit_b", "swin_b", "--forms", "plain")
-    assert list(table.predicted[:2]) == ["measured again", "ranks between"] and len(table) == 4
-    assert (table["median error [%]"] <= table["nine of ten below [%]"]).all() and (table.times > 0).all()
 
 
 @pytest.mark.parametrize("predicted", [False, True])

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from experiments.columns import share_data_pass
 from experiments.grid import GridCell
 from experiments.planning.estimate import estimate
 from experiments.planning.network import kept_bytes
 from experiments.planning.rates import Rates
 from experiments.runner import open_cell
+from experiments.workers import share_data_pass
 from facts.calibration.selection import select_layers
 from facts.cost.trace import trace_network
 from facts.estimators import ESTIMATORS

@@ -15,15 +15,15 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-import experiments.columns
 import experiments.reproduce
+import experiments.workers
 from experiments.cell import Cell
-from experiments.columns import run_cells, share_data_pass
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell, chosen_experiments, grid_of, samples_of
 from experiments.outcomes import unpacked
 from experiments.output.tables import entries_of, write_tables
 from experiments.runner import open_cell
+from experiments.workers import run_cells, share_data_pass
 from facts.moments.collect import MomentPass
 
 ROOT = Path(CONF).parent
@@ -138,7 +138,7 @@ def passes(monkeypatch) -> list[list[str]]:
 
 @pytest.mark.system
 def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_others(small, passes, monkeypatch):
-    real = experiments.columns.run_cell
+    real = experiments.workers.run_cell
 
     def failing(cell: Cell, wait: bool):
         if type(cell.method.needed_estimator).__name__ == "ASVD":
@@ -149,7 +149,7 @@ def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_other
     places = [*map(small, names), small("facts", "estimator.shrinkage_row=3")]
     share_data_pass(places[:4])
     assert len(passes) == 1 and all(place.status == "missing" for place in places)
-    monkeypatch.setattr(experiments.columns, "run_cell", failing)
+    monkeypatch.setattr(experiments.workers, "run_cell", failing)
     run_cells(places)
     assert [place.status for place in places] == ["done", "done", "done", "failed", "failed"]
     record = places[0].record
@@ -206,7 +206,7 @@ def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path, monkeypatch
 
 @pytest.mark.system
 def test_a_search_leaves_its_proof_in_the_record(cell_config):
-    record = experiments.columns.run_cell(open_cell(cell_config(*SMALL, "search=cors", "ratio=0.6")))
+    record = experiments.workers.run_cell(open_cell(cell_config(*SMALL, "search=cors", "ratio=0.6")))
     summary = record.summary
     assert summary.solution["status"] == "optimal" and summary.solution["gap"] == 0
     assert summary.spent["flops"] <= summary.budget["flops"]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import experiments.runner
-from experiments.columns import run_cells
 from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.runner import attempt, open_cell, run_cell
+from experiments.workers import run_cells
 from facts.utils.files import HeldElsewhere, locked
 
 pytestmark = pytest.mark.system
