@@ -59,19 +59,19 @@ class GridCell:
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column. Raises `ValueError` for a row or column with a choice that no group has."""
-    profile = compose().profile.name
-    return [cell_of(experiment, row, column, profile) for row in experiment.rows for column in experiment.columns]
+    return [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
 
 
-def cell_of(experiment: Experiment, row: str, column: str, profile: str) -> GridCell:
+def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
     """Compose the configuration of a cell, unless it is not applicable. The overrides in `mini` precede the row's."""
     if column in experiment.not_applicable.get(row, {}):
         return GridCell(experiment.name, row, column, None, status="n.a.")
-    chosen = f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"
-    mini = experiment.mini if profile == "mini" else []
-    overrides = [*experiment.overrides, *experiment.columns[column], *mini, *experiment.rows[row]]
+    overrides = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
+    overrides += [*experiment.overrides, *experiment.columns[column]]
     try:
-        config = compose(*chosen, *overrides)
+        config = compose(*overrides, *experiment.rows[row])
+        if experiment.mini and config.profile.name == "mini":
+            config = compose(*overrides, *experiment.mini, *experiment.rows[row])
     except ValueError as error:
         raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
     return GridCell(experiment.name, row, column, config)
@@ -92,12 +92,11 @@ def samples_of(experiments: Iterable[Experiment]) -> list[list[GridCell]]:
     That is enough to see what a run needs; its tables are composed when they are reached.
     """
     samples: dict[tuple[str, ...], GridCell] = {}
-    profile = compose().profile.name
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
             overrides = [*experiment.overrides, *shared, *own]
             kind = experiment.task, *sorted(each for each in overrides if each.startswith(PARTS))
-            if kind not in samples and (cell := cell_of(experiment, row, column, profile)).config is not None:
+            if kind not in samples and (cell := cell_of(experiment, row, column)).config is not None:
                 samples[kind] = cell
     return by_data(samples.values())
 

@@ -21,7 +21,7 @@ from facts.analysis import Analysis
 from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
-from facts.finetuning import Finetuning, Recovery
+from facts.finetuning import Finetuning
 from facts.models import CausalLM, OpenMMLabModel
 from facts.moments.memory import MemoryPolicy
 from facts.refit import REFITS
@@ -59,34 +59,16 @@ def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
         assert instantiate(cell_config(f"{group}={name}")[group]) == cls()
 
 
-PUBLISHED = {
-    "convnext_b": "timm/convnext_base.fb_in22k_ft_in1k",
-    "convnext_l": "timm/convnext_large.fb_in22k_ft_in1k",
-    "convnext_s": "timm/convnext_small.fb_in22k_ft_in1k",
-    "deit_b": "timm/deit_base_distilled_patch16_224.fb_in1k",
-    "deit_b_plain": "timm/deit_base_patch16_224.fb_in1k",
-    "deit_iii_l": "timm/deit3_large_patch16_224.fb_in22k_ft_in1k",
-    "deit_s": "timm/deit_small_patch16_224.fb_in1k",
-    "mambavision_b": "nvidia/MambaVision-B-1K",
-    "mambavision_l": "nvidia/MambaVision-L-1K",
-    "mambavision_s": "nvidia/MambaVision-S-1K",
-    "swin_b": "timm/swin_base_patch4_window7_224.ms_in22k_ft_in1k",
-    "swin_l": "timm/swin_large_patch4_window7_224.ms_in22k_ft_in1k",
-    "swin_s": "timm/swin_small_patch4_window7_224.ms_in22k_ft_in1k",
-}
-
-
 @pytest.mark.parametrize("name", options("model"))
 def test_every_model_has_a_mini_and_a_paper_recipe_that_builds(cell_config, name):
     """Detectors, segmenters and language models are built in tests/detection and tests/language."""
     config = cell_config(f"model={name}").model
     published = instantiate(config.paper)
-    if name not in PUBLISHED:
-        assert isinstance(published, CausalLM if name == "qwen3_1_7b" else OpenMMLabModel)
+    if isinstance(published, CausalLM | OpenMMLabModel):
         return
     mini = instantiate(config.mini).build()
     assert mini(torch.zeros(2, *mini.pretrained_cfg["input_size"])).shape == (2, 100)
-    assert (published.weights, published.repository) == ("pretrained", PUBLISHED[name])
+    assert published.weights == "pretrained" and published.repository.partition("/")[0] in ("timm", "nvidia")
     with torch.device("meta"):
         paper = instantiate(OmegaConf.merge(config.paper, {"weights": "random"})).build()
         assert paper(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
@@ -130,16 +112,12 @@ def test_every_layer_of_the_figures_is_one_of_its_network(cell_config, name):
             assert config.analysis[profile].layer in select_layers(model).layers
 
 
-def test_the_shared_files_say_every_field_with_the_default_of_the_library(cell_config):
+def test_the_shared_files_say_every_field_with_the_default_of_the_library():
     hardware, finetuning = (OmegaConf.load(f"{CONF}/{group}/_base.yaml") for group in ("hardware", "finetuning"))
     assert hardware.memory == asdict(MemoryPolicy())
     assert hardware.timing == asdict(TimingPolicy())
     chosen = {"_target_": "facts.finetuning.Finetuning", "learning_rate": "???", "seed": "${seed}", "decay_epochs": []}
     assert OmegaConf.to_container(finetuning.paper) == {**asdict(Finetuning()), **chosen}
-    recovery = cell_config("finetuning=recovery").finetuning
-    assert recovery.paper.keys() - {"_target_"} == asdict(Recovery()).keys()
-    assert instantiate(recovery.paper) == Recovery(epochs=10, precision="bfloat16")
-    assert instantiate(recovery.mini) == Recovery(epochs=2, learning_rate=3e-4, views=False, precision="float32")
 
 
 @pytest.mark.parametrize("group", ["analysis", "finetuning", "hardware", "profile", "task", "tracking"])
@@ -207,11 +185,6 @@ def test_values_out_of_range_are_named_before_any_work(cell_config, overrides, m
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Cell.of(cell_config(*overrides))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("override", ["bounds.params=0.6", "bounds={params:0.6}"])
-def test_further_bounds(cell_config, override):
-    assert Cell.of(cell_config(override)).method.budget.ratios == {"params": 0.6, "flops": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,10 @@ def test_rows_of_other_devices(experiment, tmp_path):
         ["NVIDIA H100 80GB HBM3", "250.0", "2.5", ""],
         ["V100", "", "", "1.6"],
     ]
+    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
+    write_records([own, others[0], elsewhere], tmp_path / "tables" / "demo.jsonl")
+    kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert [record.fingerprint for record in kept] == ["first", "another_setting", "here"]
     draw_figure(experiment, grid, tmp_path)
     drawn = (tmp_path / "demo.csv").read_text()
     assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
@@ -80,15 +84,6 @@ def test_what_a_machine_sets_is_no_other_work(cell_config):
     there = Cell.of(cell_config(*timing, "hardware=cuda", "hardware.device=cpu")).identity
     assert {name for name in here if here[name] != there[name]} <= set(OWN_TO_A_DEVICE)
     assert here["matmul_precision"] != there["matmul_precision"]
-
-
-def test_records_of_other_machines_stay_in_the_file(experiment, tmp_path):
-    own, again, other = timed("here", 1.2), timed("again", 1.3), timed("there", 2.0, H100, "cuda")
-    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
-    (tmp_path / "tables").mkdir()
-    write_records([own, other, elsewhere], tmp_path / "tables" / "demo.jsonl")
-    kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", again)], tmp_path)
-    assert [record.fingerprint for record in kept] == ["there", "another_setting", "again"]
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):

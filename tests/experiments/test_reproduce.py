@@ -12,16 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
 from experiments.cell import Cell
-from experiments.config import CONF, Experiment
-from experiments.grid import GridCell, chosen_experiments, grid_of, samples_of
+from experiments.config import CONF
+from experiments.grid import GridCell, chosen_experiments, samples_of
 from experiments.outcomes import unpacked
-from experiments.output.tables import entries_of, write_tables
 from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
 from facts.moments.collect import MomentPass
@@ -75,26 +73,40 @@ def test_killed_and_started_again_nothing_is_lost_or_repeated(tmp_path):
     assert len(after) == NUM_CELLS and {name: after[name] for name in before} == before
 
     table = pd.read_csv(results / "mini/tables/fisher_estimators.csv")
-    cells = table[table.metric.eq("top1") & ~table.row.isin(["Spearman", "Pairs apart"])]
-    assert cells.status.value_counts().to_dict() == {"done": NUM_CELLS}
-    assert table.difference.isna().all() and cells.standard_error.between(0.1, 1).all()
+    assert table[table.metric.eq("top1") & table.standard_error.notna()].status.tolist() == ["done"] * NUM_CELLS
     assert table[table.row == "Spearman"]["count"].tolist() == [6, 6]
-    pairs = table[table.row == "Pairs apart"]
-    assert pairs["count"].tolist() == [15, 15] and pairs.ours.between(0, 15).all()
-    assert "GFWSVD" in (results / "mini/report.md").read_text()
-    assert all(row in done.stdout for row in ("KFAC-reduce", "Spearman", "Pairs apart"))
+    assert "GFWSVD" in (results / "mini/report.md").read_text() and "Pairs apart" in done.stdout
 
 
 @pytest.fixture
 def reproduce(monkeypatch, tmp_path):
-    """A function from overrides to a run of one figure's only cell, in this process."""
+    """A function from overrides to a run of `reproduce` in this process: of one figure's only cell by default."""
 
-    def run(*overrides):
-        given = ["experiment=sensitivity_interpolation", "tracking=off", "workers=1", f"results={tmp_path}", *overrides]
-        monkeypatch.setattr(sys, "argv", ["reproduce", *given, "hydra/job_logging=none"])
+    def run(*overrides, experiment="sensitivity_interpolation", folder=()):
+        given = [f"experiment={experiment}", "tracking=off", "workers=1", f"results={tmp_path}", *overrides]
+        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        monkeypatch.setattr(sys, "argv", ["reproduce", *folder, *given, *quiet])
         experiments.reproduce.main()
 
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     return run
+
+
+def test_a_row_with_a_misspelt_method_is_named_with_the_choices(reproduce):
+    with pytest.raises(SystemExit, match=r"^error: contributions, Mine, .+: estimator/fact is none of aafm, .*facts, "):
+        reproduce('+experiment.rows.Mine=["estimator=fact"]', "plan=true", experiment="contributions")
+
+
+def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_path):
+    own = tmp_path / "conf" / "estimator"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("_target_: facts.estimators.PELA\n")
+    folder = ("--config-dir", str(own.parent))
+    mine = '+experiment.rows.Mine=["estimator=mine"]'
+    reproduce(mine, "plan=true", experiment="contributions", folder=folder)
+    (own / "asvd.yaml").write_text("_target_: facts.estimators.PELA\n")
+    with pytest.raises(SystemExit, match=r"conf/estimator/asvd.yaml would not be read: the package has estimator/asvd"):
+        reproduce(folder=folder)
 
 
 @pytest.mark.system
@@ -161,15 +173,6 @@ def test_a_column_needs_one_data_pass_and_a_failing_cell_does_not_lose_the_other
 
 
 @pytest.mark.system
-def test_a_column_shares_a_data_pass_for_every_group_of_layers(small, passes):
-    places = [small(name, "hardware.memory.layers_at_once=3") for name in ("facts", "gfwsvd", "pela")]
-    share_data_pass(places)
-    run_cells(places)
-    assert len(passes) > 1 and max(map(len, passes)) == 3
-    assert [name for group in passes for name in group] == list(places[0].record.plan)
-
-
-@pytest.mark.system
 def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small):
     shared, alone = (small("facts", f"cache={cache}") for cache in ("true", "false"))
     cell = open_cell(alone.config)
@@ -190,18 +193,6 @@ def test_places_share_a_column_where_network_and_data_are_the_same(cell_config):
     assert data[0] == data[1] != data[2]
     full_scale = [place(cell_config("profile=paper", f"seed={seed}")).data for seed in (0, 0, 1)]
     assert full_scale[0] == full_scale[1] != full_scale[2]
-
-
-def test_a_cell_that_the_paper_leaves_out_is_shown_as_such(tmp_path, monkeypatch):
-    profile = OmegaConf.create({"profile": {"name": "mini"}})
-    monkeypatch.setattr("experiments.grid.compose", lambda *overrides: profile)
-    left_out = {"ComCat": {"Net": "a reason"}}
-    shape = {"columns": {"Net": []}, "rows": {"ComCat": []}, "not_applicable": left_out}
-    experiment = Experiment(name="demo", metrics={"top1": "Top-1"}, ranked_by="top1", **shape)
-    (cell,) = grid_of(experiment)
-    assert (cell.config, cell.status) == (None, "n.a.")
-    write_tables(experiment, entries_of(experiment, [cell], comparable=True), tmp_path, {})
-    assert "n.a." in (tmp_path / "demo.md").read_text()
 
 
 @pytest.mark.system
@@ -248,8 +239,3 @@ def test_samples_name_every_network_and_part_once(command_line):
     assert networks == {"deit_b", "swin_b", "convnext_b", "mambavision_b"}
     assert {config.pruning.name for config in samples if config.pruning} == {"isomorphic", "disp_llm", "nvit"}
     assert len(samples) < 15
-
-
-def test_an_experiment_that_does_not_exist_is_refused_with_the_choices(command_line):
-    with pytest.raises(MissingConfigException, match=r"experiment/classification_55[^$]*classification_50"):
-        command_line("experiment=classification_55")
