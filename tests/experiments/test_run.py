@@ -12,8 +12,9 @@ import experiments.runner
 from experiments.record import read_record, read_records, write_record
 from experiments.runner import open_cell, run_cell, subject_of
 from facts.models.weights import CHECKPOINTS
-from tests.disk import room_for
 from tests.records import make_record, make_summary
+
+PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
 
 
 @pytest.mark.system
@@ -68,22 +69,17 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
         "model.mini.weights=random",
         "labels=sampled",
         "analysis=cross_moments",
+        "analysis=throughput",
+        "finetuning=low_rank",
+        "cost=latency",
     ]
     assert {fingerprint(override) for override in same} == {fingerprint()}
     assert len({fingerprint(), *map(fingerprint, other)}) == 1 + len(other)
     assert fingerprint("estimator=none", "ratio=0.4") == fingerprint("estimator=none", "ratio=0.6")
-
-
-@pytest.mark.system
-@pytest.mark.attack
-def test_a_cell_on_a_full_disk_says_so_in_its_record_and_goes_on_where_it_was(cell_config, caplog):
-    caplog.set_level("INFO")
-    config = cell_config("estimator=facts")
-    with room_for(2_200_000), pytest.raises(OSError, match=r"no room for .*InputWeightedGradGram"):
-        run_cell(open_cell(config))
-    assert "free some" in open_cell(config).earlier_record().error
-    assert run_cell(open_cell(config)).status == "done"
-    assert "data pass for 3 moments" in caplog.text and "data pass for 1 moments" in caplog.text
+    assert fingerprint(*PRUNING) != fingerprint(*PRUNING, "pruning.mini.heads=0.5")
+    assert fingerprint(*PRUNING) == fingerprint(*PRUNING, "hardware.num_threads=2")
+    assert fingerprint("cost=latency") != fingerprint("cost=latency", "hardware.num_threads=2")
+    assert fingerprint("finetuning=pruned") == fingerprint("finetuning=pruned", "finetuning.mini.save_every=7")
 
 
 DAMAGES = {
@@ -145,3 +141,20 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
     )
     assert (len(factors), len(held_out)) == (1600, 800)
     assert not factors & held_out and factors | held_out <= every
+
+
+@pytest.mark.system
+def test_a_cell_prunes_finetunes_and_times(cell_config):
+    timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
+    pruned = run_cell(open_cell(cell_config(*PRUNING, *timing)))
+    dense = run_cell(open_cell(cell_config("estimator=none")))
+    assert pruned.metrics["mparams"] <= 0.7 * dense.metrics["mparams"]
+    assert pruned.metrics["top1"] < dense.metrics["top1"]
+    assert {"speedup", "latency_ms", "dense_throughput", "compressed_throughput"} <= pruned.metrics.keys()
+    tuned = run_cell(open_cell(cell_config(*PRUNING, "finetuning=pruned", "finetuning.mini.num_epochs=1")))
+    assert tuned.metrics["top1"] > pruned.metrics["top1"]
+    assert set(tuned.seconds) == {"pruning", "finetuning", "evaluation"}
+    minutes = (tuned.seconds["pruning"] + tuned.seconds["finetuning"]) / 60
+    assert tuned.values["total_minutes"] == pytest.approx(minutes)
+    with pytest.raises(ValueError, match="estimator=none"):
+        open_cell(cell_config("pruning=isomorphic"))
