@@ -14,8 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS

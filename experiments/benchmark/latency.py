@@ -4,8 +4,7 @@ import argparse
 
 import pandas as pd
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.compression.compress import compress
 from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds

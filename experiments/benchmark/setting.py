@@ -1,11 +1,14 @@
-"""Setting of a benchmark: a network of the paper with random weights, a batch, a device and its precision."""
+"""Setting of a benchmark: a network of the paper with random weights, a batch, a device; and its table."""
 
 import argparse
+import datetime
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -13,6 +16,8 @@ from torch import Tensor, nn
 from experiments.cell import MATMUL_PRECISIONS, PRECISIONS
 from experiments.config import CONF
 from experiments.instantiation import instantiate
+from facts.utils.files import replacing
+from facts.utils.processors import device_name
 
 MODELS = sorted(path.stem for path in Path(CONF, "model").glob("*.yaml"))
 
@@ -57,3 +62,29 @@ def add_setting(command: argparse.ArgumentParser, models: Sequence[str]) -> None
     command.add_argument("--precision", default="float32", choices=PRECISIONS, help="autocast type of the passes")
     command.add_argument("--matmul-precision", default="high" if cuda else "highest", choices=MATMUL_PRECISIONS)
     command.add_argument("--results", default="results", help="the tables go to benchmarks/<device> in this folder")
+
+
+def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
+    """Write `<name>.csv`, with the conditions as columns, and print and write `<name>.md`, with conditions and text."""
+    device = device_name(torch.device(args.device))
+    conditions = {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "batch_size": args.batch_size,
+        "precision": args.precision,
+        "matmul_precision": args.matmul_precision,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    title, command = f"# Benchmark `{name}`", name.replace("_predicted", " --predicted")
+    text = f"{text}\n\nWritten by `python -m experiments.benchmark {command}`."
+    header = ", ".join(f"{field.replace('_', ' ')}: {value}" for field, value in conditions.items())
+    contents = {
+        "csv": table.assign(**conditions).to_csv(index=False),
+        "md": f"{title}\n\n{header}\n\n{table.to_markdown(index=False, floatfmt='.2f')}\n\n{text}\n",
+    }
+    folder = Path(args.results, "benchmarks", re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_"))
+    for suffix, content in contents.items():
+        with replacing(folder / f"{name}.{suffix}") as path:
+            path.write_text(content)
+    print(contents["md"])

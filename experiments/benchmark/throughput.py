@@ -8,8 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
