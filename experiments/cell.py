@@ -100,7 +100,9 @@ class Cell:
     @property
     def words(self) -> str:
         """The cell in words: its network, method and ratio, and what follows."""
-        names = {kind: name for kinds in (ESTIMATORS, SEARCHES, REFITS, PRUNERS) for name, kind in kinds.items()}
+        names: dict[type, str] = {
+            kind: name for kinds in (ESTIMATORS, SEARCHES, REFITS, PRUNERS) for name, kind in kinds.items()
+        }
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:
             made += [str(self.config.ratio), *[self.config.form] * (self.config.form != "plain")]

@@ -22,7 +22,7 @@ from facts.estimators import Estimator
 log = logging.getLogger(__name__)
 
 MAIN = "paper"  # the collection of the main job
-PARTS = ("model=", "analysis=", "pruning=", "finetuning=", "stages=", "search.solver=")  # that a run may lack
+PARTS = ("model=", "estimator=", "analysis=", "pruning=", "finetuning=", "stages=", "search.solver=")
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
@@ -86,8 +86,8 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
     return list(groups.values())
 
 
-def samples_of(experiments: Iterable[Experiment]) -> list[list[GridCell]]:
-    """Compose one cell for each choice of network, task and further parts that the experiments make, by data.
+def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
+    """Compose one cell for each choice of network, task, estimator and further parts that the experiments make.
 
     That is enough to see what a run needs; its tables are composed when they are reached.
     """
@@ -98,7 +98,7 @@ def samples_of(experiments: Iterable[Experiment]) -> list[list[GridCell]]:
             kind = experiment.task, *sorted(each for each in overrides if each.startswith(PARTS))
             if kind not in samples and (cell := cell_of(experiment, row, column)).config is not None:
                 samples[kind] = cell
-    return by_data(samples.values())
+    return list(samples.values())
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:

@@ -1,6 +1,7 @@
 """Draw tables and figures of experiments: cells that are done never run again, and several processes share the work."""
 
 from concurrent.futures import BrokenExecutor
+from functools import partial
 
 import hydra
 from omegaconf import DictConfig
@@ -9,7 +10,7 @@ from rich.console import Console
 from experiments.cell import results_folder
 from experiments.config import CONF
 from experiments.first_contact import first_contact
-from experiments.grid import chosen_experiments, grid_of, samples_of
+from experiments.grid import by_data, chosen_experiments, grid_of, samples_of
 from experiments.output.results import report_on_all, show
 from experiments.planning.plan import show_plan
 from experiments.preflight import configs_of, look_first
@@ -33,7 +34,7 @@ def reproduce(config: DictConfig) -> None:
     if config.plan:
         cells = [cell for grid in grids for cell in grid]
         return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
-    samples = samples_of(experiments.values())
+    samples = by_data(samples_of(experiments.values()))
     on_main_rank(lambda: look_first(config, samples, config.force, console))
     if config.deep and not on_main_rank(lambda: first_contact(configs_of(samples), console)):
         raise SystemExit("nothing was started: the trials above have failed")
@@ -45,7 +46,7 @@ def reproduce(config: DictConfig) -> None:
         with local_pool(workers, config.hardware.device) as pool:
             for grid in launch(grids) if has_launcher() else run_grids(grids, pool, workers):
                 cells += grid
-                on_main_rank(lambda grid=grid: show(experiments[grid[0].experiment], grid, folder, config, console))
+                on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
     except BrokenExecutor as error:
         raise SystemExit(
             f"a worker died, often for lack of memory ({error}): start again, with fewer workers=; what is done is kept"

@@ -30,7 +30,8 @@ from facts.utils.reports import report, reporting_to
 from facts.utils.stopwatch import timed
 
 log = logging.getLogger(__name__)
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -128,7 +129,8 @@ def attempt(cell: Cell, number: int) -> Record:
             failure = replace(base, error=traceback.format_exc())
             distributed.on_main_rank(lambda: write_record(failure, cell.records))
             raise
-        distributed.on_main_rank(lambda: (write_record(record, cell.records), save_images(cell)))
+        distributed.on_main_rank(lambda: write_record(record, cell.records))
+        distributed.on_main_rank(lambda: save_images(cell))
         track(lambda run: log_record(run, record))
     return record
 

@@ -193,7 +193,8 @@ def launch(grids: Iterable[Grid]) -> list[Grid]:
     context = HydraContext(hydra.config_loader, Callbacks(config))
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=run_job, config=config)
     given = [override for override in chosen.overrides.task if not override.startswith("experiment=")]
-    together, alone = [], []
+    together: list[tuple[Part, list[str]]] = []
+    alone: list[tuple[Part, list[str]]] = []
     for grid in grids:
         untimed, timed = parts_of(grid)
         for number, part in enumerate(untimed + timed):
