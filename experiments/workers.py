@@ -81,7 +81,7 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     except HeldElsewhere:
         return False
     except Exception as error:
-        grid_cell.record, grid_cell.status = cell and earlier_record(cell), "failed"
+        grid_cell.record, grid_cell.status = earlier_record(cell) if cell else None, "failed"
         log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, error)
     return True
 
