@@ -20,6 +20,7 @@ def benchmark(tmp_path):
     return run
 
 
+@pytest.mark.system
 def test_data_pass_and_throughput(benchmark):
     table = benchmark("data_pass", "--models", "deit_b")
     assert list(table["pass"]) == ["forward + backward", "data pass of FACTS", "data pass of all ten estimators"]
