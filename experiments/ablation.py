@@ -17,7 +17,7 @@ from experiments.composition import compose, given_overrides
 from experiments.config import Experiment
 
 # Keys of a whole run: no axis, and no part of an ablation's name.
-OF_RUN = {"axis", "deep", "force", "launcher", "plan", "profile", "results", "tracking", "values", "workers"}
+OF_RUN = {"axis", "deep", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
 MOST_CHARACTERS = 100  # in a name
 
 

@@ -103,12 +103,12 @@ class Cell:
         names: dict[type, str] = {
             kind: name for kinds in (ESTIMATORS, SEARCHES, REFITS, PRUNERS) for name, kind in kinds.items()
         }
-        choices = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
-        form = [self.config.form] * (self.config.form != "plain")
-        made = [*choices, str(self.config.ratio), *form] if choices else ["dense"]
+        made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
+        if made:
+            made += [str(self.config.ratio), *[self.config.form] * (self.config.form != "plain")]
         stages = ["in stages"] if self.config.stages else []
         after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
-        return " · ".join([self.config.model.name, *made, *stages, *after])
+        return " · ".join([self.config.model.name, *(made or ["dense"]), *stages, *after])
 
     @cached_property
     def code(self) -> str:
@@ -140,9 +140,9 @@ class Cell:
     @property
     def depends_on_device(self) -> bool:
         """Whether something is timed, or ends by the clock."""
-        by_analysis = self.analysis is not None and self.analysis.depends_on_device
-        by_clock = self.finetuning is not None and self.finetuning.minutes is not None
-        return by_analysis or by_clock or self.method.depends_on_device
+        by_analysis = self.analysis and self.analysis.depends_on_device
+        by_clock = self.finetuning and self.finetuning.minutes is not None
+        return bool(by_analysis or by_clock or self.method.depends_on_device)
 
     @property
     def folder(self) -> Path:

@@ -31,34 +31,17 @@ class Profile:
 
 
 @dataclass
-class Memory:
-    """The fields of `facts.moments.memory.MemoryPolicy`."""
-
-    moments: str = MISSING
-    halve_batches: bool = MISSING
-    checkpoint_blocks: bool = MISSING
-    layers_at_once: int | None = MISSING
-
-
-@dataclass
-class Timing:
-    """The fields of `facts.cost.timing.TimingPolicy`."""
-
-    num_warmups: int = MISSING
-    num_turns: int = MISSING
-    min_seconds: float = MISSING
-
-
-@dataclass
 class Hardware:
+    """`memory` has the fields of `facts.moments.memory.MemoryPolicy`, `timing` those of `TimingPolicy`."""
+
     device: str = MISSING
     precision: str = MISSING
     matmul_precision: str = MISSING
     num_threads: int | None = MISSING
-    memory: Memory = MISSING
+    memory: dict[str, Any] = MISSING
     batch_size: int = MISSING
     compile: bool = MISSING
-    timing: Timing = MISSING
+    timing: dict[str, Any] = MISSING
 
 
 @dataclass
@@ -71,26 +54,15 @@ class Tracking:
 
 
 @dataclass
-class Stages:
-    """The fields of `facts.finetuning.Stages`, each with one target a profile."""
-
-    task: ByProfile = MISSING
-    retraining: ByProfile = MISSING
-    training: ByProfile = MISSING
-
-
-@dataclass
 class Experiment:
-    """A table or a figure: rows and columns of overrides, and how to show them.
+    """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
-    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure;
-    or both. The overrides in `mini` are for that profile alone, after those of the columns. An ablation has no rows of
-    its own: it has one for each of the `axis_values` of its `axis`, a field or a list of fields that vary together, and
-    `axis_title` is their title. `option` is the file of an experiment whose name the command line completes.
-    `properties` are attributes of the estimators, with their titles, that the table shows beside their rows. With
-    `by_device`, rows of other devices follow, and the paper's values are those of its devices. `not_applicable` holds,
-    by row and column, the reasons why cells are left out. `published_in` says where the values to compare with come
-    from.
+    With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
+    The overrides in `mini` are for that profile alone, after the columns'. An ablation has a row for each of the
+    `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
+    `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of
+    other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out. `published_in`
+    says where the values to compare with come from.
     """
 
     name: str = MISSING
@@ -103,6 +75,7 @@ class Experiment:
     axis_title: str = ""
     metrics: dict[str, str] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
+    experiments: list[str] = field(default_factory=list)
     ranked_by: str = ""
     by_device: bool = False
     overrides: list[str] = field(default_factory=list)
@@ -117,7 +90,7 @@ class Experiment:
 
 @dataclass
 class Config:
-    """A cell; `workers`, `launcher` and the keys of conf/reproduce.yaml are for whole tables."""
+    """A cell; `workers` and the keys of conf/reproduce.yaml are for whole tables."""
 
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
@@ -130,7 +103,7 @@ class Config:
     analysis: ByProfile | None = None
     pruning: ByProfile | None = None
     finetuning: ByProfile | None = None
-    stages: Stages | None = None
+    stages: dict[str, ByProfile] | None = None
     experiment: Experiment | None = None
     form: str = MISSING
     fit_bias: bool = MISSING
@@ -148,8 +121,8 @@ class Config:
     plan: Any = False
     deep: bool = False
     force: bool = False
+    part: int | None = None
     workers: int | None = 1
-    launcher: dict[str, Any] = MISSING
 
 
 ConfigStore.instance().store(name="schema", node=Config)

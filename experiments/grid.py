@@ -5,6 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import hydra
@@ -20,10 +21,12 @@ from facts.estimators import Estimator
 
 log = logging.getLogger(__name__)
 
+MAIN = "paper"  # the collection of the main job
+PARTS = ("model=", "estimator=", "analysis=", "pruning=", "finetuning=", "stages=", "search.solver=")
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
-@dataclass
+@dataclass(eq=False)
 class GridCell:
     """One row and column of one experiment: its configuration, unless it is n.a., and, after the run, its record."""
 
@@ -56,22 +59,22 @@ class GridCell:
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column. Raises `ValueError` for a row or column with a choice that no group has."""
-    grid = []
-    chosen = f"experiment={experiment.option or experiment.name}"
-    own = experiment.mini if experiment.mini and compose(chosen).profile.name == "mini" else []
-    for row, row_overrides in experiment.rows.items():
-        for column, column_overrides in experiment.columns.items():
-            if column in experiment.not_applicable.get(row, {}):
-                grid.append(GridCell(experiment.name, row, column, None, status="n.a."))
-                continue
-            overrides = [chosen, f"task={experiment.task}"]
-            overrides += [*experiment.overrides, *column_overrides, *own, *row_overrides]
-            try:
-                config = compose(*overrides)
-            except ValueError as error:
-                raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
-            grid.append(GridCell(experiment.name, row, column, config))
-    return grid
+    return [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
+
+
+def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
+    """Compose the configuration of a cell, unless it is not applicable. The overrides in `mini` precede the row's."""
+    if column in experiment.not_applicable.get(row, {}):
+        return GridCell(experiment.name, row, column, None, status="n.a.")
+    overrides = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
+    overrides += [*experiment.overrides, *experiment.columns[column]]
+    try:
+        config = compose(*overrides, *experiment.rows[row])
+        if experiment.mini and config.profile.name == "mini":
+            config = compose(*overrides, *experiment.mini, *experiment.rows[row])
+    except ValueError as error:
+        raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
+    return GridCell(experiment.name, row, column, config)
 
 
 def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
@@ -83,8 +86,23 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
     return list(groups.values())
 
 
+def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
+    """Compose one cell for each choice of network, task, estimator and further parts that the experiments make.
+
+    That is enough to see what a run needs; its tables are composed when they are reached.
+    """
+    samples: dict[tuple[str, ...], GridCell] = {}
+    for experiment in experiments:
+        for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
+            overrides = [*experiment.overrides, *shared, *own]
+            kind = experiment.task, *sorted(each for each in overrides if each.startswith(PARTS))
+            if kind not in samples and (cell := cell_of(experiment, row, column)).config is not None:
+                samples[kind] = cell
+    return list(samples.values())
+
+
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
-    """The experiments of `experiment=`, or every file of `conf/experiment` that the installed packages allow.
+    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow.
 
     Raises `ValueError` for `axis` or `values` without the experiment `ablation`, and for that without them.
     """
@@ -98,9 +116,11 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
         return [ablation_of(config)]
     if len(names) > 1:
         return [experiment_of(name) for name in names]
-    if config.experiment.name != "all":
-        return [with_rows(config.experiment)]
-    return possible(every_experiment())
+    if config.experiment.name == "all":
+        return possible(every_experiment())
+    if config.experiment.experiments:
+        return possible(map(experiment_of, config.experiment.experiments))
+    return [with_rows(config.experiment)]
 
 
 def named_experiments() -> list[str]:
@@ -110,9 +130,12 @@ def named_experiments() -> list[str]:
 
 
 def every_experiment() -> list[Experiment]:
-    """Read every file of `conf/experiment` but those that the command line completes."""
+    """Every experiment of `conf/experiment`: those of the main job in its order, then the others by name."""
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
-    return [experiment_of(name) for name in options if name not in ("ablation", "all") and not name.startswith("_")]
+    own = [name for name in options if name not in ("ablation", "all") and not name.startswith("_")]
+    nodes = {name: of_experiment(name).experiment for name in own}
+    names = dict.fromkeys([*nodes[MAIN].experiments, *own])
+    return [with_rows(nodes[name]) for name in names if not nodes[name].experiments]
 
 
 def experiment_of(name: str) -> Experiment:
@@ -124,10 +147,14 @@ def of_experiment(name: str, *overrides: str) -> DictConfig:
     return hydra.compose("config", overrides=[f"experiment={name}", *overrides])
 
 
-def possible(experiments: list[Experiment]) -> list[Experiment]:
+def possible(experiments: Iterable[Experiment]) -> list[Experiment]:
     """Experiments whose packages are installed; for the others the log lists the missing ones."""
-    lacking = {experiment.name: missing_packages(OF_TASKS.get(experiment.task)) for experiment in experiments}
-    for name, packages in lacking.items():
-        if packages:
-            log.warning("%s is left out, since %s are missing: make reproduce-all", name, ", ".join(packages))
-    return [experiment for experiment in experiments if not lacking[experiment.name]]
+    able = []
+    for experiment in experiments:
+        if packages := missing_packages(OF_TASKS.get(experiment.task)):
+            log.warning(
+                "%s is left out, since %s are missing: make reproduce-all", experiment.name, ", ".join(packages)
+            )
+        else:
+            able.append(experiment)
+    return able

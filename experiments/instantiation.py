@@ -57,5 +57,10 @@ def out_of_range(error: ValidationError, key: str) -> ValueError:
     return ValueError("; ".join(fields))
 
 
+def plain(value: Any) -> Any:
+    """A configuration's value in plain containers, resolved."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
 def as_json(node: DictConfig) -> str:
-    return json.dumps(OmegaConf.to_container(node, resolve=True))
+    return json.dumps(plain(node))

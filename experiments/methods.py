@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 
-from experiments.instantiation import checked, instantiate
+from experiments.instantiation import checked, instantiate, plain
 from facts.calibration.prepare import Calibration, prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
@@ -27,8 +27,10 @@ from facts.refit import Refit
 from facts.result import Summary
 from facts.search.base import Search
 from facts.tasks import Task
-from facts.utils import distributed
 from facts.utils.stopwatch import timed
+
+# Fields that the result of a compression depends on, besides a refit.
+OPTIONS = ("estimator", "search", "bounds", "excluded_names", "form", "fit_bias", "ratio", "cost", "cache")
 
 
 class Work(Protocol):
@@ -59,7 +61,17 @@ class Product:
 
 
 class Method(ABC):
-    """A way to make a network."""
+    """A way to make a network. One that `is_made_once` need not come out the same in every process of torchrun."""
+
+    is_made_once: ClassVar[bool] = False
+
+    @abstractmethod
+    def produce(self, work: Work) -> Product:
+        """Make the network."""
+
+    @abstractmethod
+    def identity(self, recipe: Recipe) -> dict[str, Any]:
+        """All that the product depends on, beside the cell's network, data and numerics."""
 
     @property
     def needed_estimator(self) -> Estimator | None:
@@ -70,14 +82,6 @@ class Method(ABC):
     def choices(self) -> tuple[Hashable, ...]:
         """The configured parts that have a file of their own."""
         return ()
-
-    @abstractmethod
-    def produce(self, work: Work) -> Product:
-        """Make the network."""
-
-    @abstractmethod
-    def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """All that the product depends on, beside the cell's network, data and numerics."""
 
     @property
     def depends_on_device(self) -> bool:
@@ -150,13 +154,14 @@ class Pruned(Method):
     ratio: float
     cost: PrunedCost
 
+    is_made_once = True
+
     def produce(self, work: Work) -> Product:
         shape = work.task.input_shape(work.model)
         seconds: dict[str, float] = {}
         problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
-            model = distributed.on_main_rank(lambda: self.pruner.prune(problem).cpu())
-        model = model.to(next(work.model.parameters()).device)
+            model = self.pruner.prune(problem).cpu()  # as it is sent to other processes
         return Product(model, count_cost(model, shape), seconds=seconds)
 
     @property
@@ -209,19 +214,22 @@ def method_of(config: DictConfig) -> Method:
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
-    groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "fit_bias", "ratio", "cost", "cache")
-    options = {key: OmegaConf.to_container(config[key], resolve=True) for key in groups}
-    options |= {key: config[key] for key in values}
-    timing = checked(TimingPolicy, config.hardware.timing)
     refit = instantiate(config.refit) if config.refit else None
     if refit:
         refit.check(config.fit_bias, has_data=True)
-        options["refit"] = OmegaConf.to_container(config.refit, resolve=True)
-    estimator, search = instantiate(config.estimator), instantiate(config.search)
-    low_rank = LowRank(estimator, search, config.form, budget, timing, options, refit)
+    chosen = {key: config[key] for key in (*OPTIONS, *["refit"] * bool(refit))}
+    low_rank = LowRank(
+        estimator=instantiate(config.estimator),
+        search=instantiate(config.search),
+        form=config.form,
+        budget=budget,
+        timing=checked(TimingPolicy, config.hardware.timing),
+        options={key: plain(value) for key, value in chosen.items()},
+        refit=refit,
+    )
     if not config.stages:
         return low_rank
     if refit:
-        raise ValueError("stages train the compressed layers anew: choose refit=null with them")
+        raise ValueError("stages train the compressed layers again: choose refit=null with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
     return Staged(low_rank, Stages(**stages))

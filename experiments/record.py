@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import logging
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -33,23 +34,15 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "h
 
 @cache
 def versions() -> dict[str, str]:
-    return {
-        "facts": __version__,
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
-    }
+    packages = {package: importlib.metadata.version(package) for package in PACKAGES}
+    return {"facts": __version__, "python": platform.python_version(), **packages}
 
 
 @cache
 def machine(num_threads: int) -> dict[str, str]:
     """Describe the machine; `num_threads` of its processors are in use."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "platform": platform.platform(),
-        "processor": processor(),
-        "gpu": gpu,
-        "threads": str(num_threads),
-    }
+    return {"platform": platform.platform(), "processor": processor(), "gpu": gpu, "threads": str(num_threads)}
 
 
 @cache
@@ -128,17 +121,14 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write records as lines of JSON, each once, for readers elsewhere.
-
-    They are without the values of analyses, which take megabytes, and without the place of the results folder: paths
-    in it begin with `results`.
+    """Write records as lines of JSON, each once, to be read elsewhere: without the values of analyses, which take
+    megabytes, and with paths in the results folder that begin with `results`.
     """
-    lines = {
-        record.fingerprint: json.dumps(asdict(replace(record, analysis={}, config=without_place(record.config))))
-        for record in records
-    }
-    with replacing(path) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines.values()))
+    by_fingerprint = {record.fingerprint: record for record in records}
+    with replacing(path) as temporary, temporary.open("w") as file:
+        for record in by_fingerprint.values():
+            portable = replace(record, analysis={}, config=without_place(record.config))
+            file.write(f"{json.dumps(asdict(portable))}\n")
 
 
 def without_place(config: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +136,8 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
     if "results" not in config:
         return config
     start = f"{config['results']}/"
-    named = tree_map_only(
-        str, lambda text: f"results/{text.removeprefix(start)}" if text.startswith(start) else text, config
-    )
-    return {**named, "results": "results"}
+    moved = tree_map_only(str, lambda text: re.sub(f"^{re.escape(start)}", "results/", text), config)
+    return {**moved, "results": "results"}
 
 
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
@@ -166,20 +154,16 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
     """Read a cell's record; None if there is none. One that is damaged is set aside, and its cell runs again."""
     path = folder / f"{fingerprint}.json"
     try:
-        record, reason = RECORD.validate_json(path.read_bytes()), ""
+        record = RECORD.validate_json(path.read_bytes())
+        if record.fingerprint != fingerprint or (record.status == "done" and not record.metrics):
+            raise ValueError(f"it is of the cell {record.fingerprint}, with {len(record.metrics)} metrics")
+        return record
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        record, reason = None, str(error).partition("\n")[0]
-    if record and record.fingerprint != fingerprint:
-        reason = f"it is of the cell {record.fingerprint}"
-    elif record and record.status == "done" and not record.metrics:
-        reason = "it is done, but has no metrics"
-    if not reason:
-        return record
-    other = path.with_suffix(f".damaged-{time.time_ns()}")
+    except (OSError, ValueError) as error:
+        reason, other = str(error).partition("\n")[0], path.with_suffix(f".damaged-{time.time_ns()}")
     log.warning("the record %s is damaged (%s): it is set aside as %s, and its cell runs again", path, reason, other)
-    with suppress(OSError):  # of a folder that cannot be written
+    with suppress(OSError):  # the folder is read-only
         path.replace(other)
     return None
 

@@ -13,15 +13,10 @@ log = logging.getLogger(__name__)
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def main(config: DictConfig) -> None:
     # Imported here, since PyTorch takes seconds to load: completion, and a sweep that submits its jobs, need not wait.
-    from experiments.composition import refuse_hidden_files
-    from experiments.errors import in_one_line
-    from experiments.runner import open_cell, run_cell
-    from facts.utils import distributed
+    from experiments.runner import open_cell, run_cell, started
 
-    distributed.join()
-    with in_one_line():
-        refuse_hidden_files()
-        record = run_cell(distributed.on_all_ranks(lambda: open_cell(config)))
+    with started():
+        record = run_cell(open_cell(config))
     log.info("%s: %s", record.fingerprint, ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items()))
 
 

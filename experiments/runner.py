@@ -4,14 +4,20 @@ import copy
 import json
 import logging
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from experiments.cell import Cell
+from experiments.composition import refuse_hidden_files
+from experiments.config import Tracking
+from experiments.errors import in_one_line
 from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
@@ -24,8 +30,25 @@ from facts.utils.reports import report, reporting_to
 from facts.utils.stopwatch import timed
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
+@contextmanager
+def started() -> Iterator[None]:
+    """Run a command: join the processes of torchrun, and end with one line for a user error."""
+    distributed.join()
+    with in_one_line():
+        refuse_hidden_files()
+        yield
+
+
+def together(action: Callable[P, T]) -> Callable[P, T]:
+    """Run a function in every process of torchrun: an error in one is raised in all."""
+    return wraps(action)(lambda *args, **kwargs: distributed.on_all_ranks(lambda: action(*args, **kwargs)))
+
+
+@together
 def open_cell(config: DictConfig) -> Cell:
     """Check everything and load the network, before any work starts.
 
@@ -42,6 +65,27 @@ def open_cell(config: DictConfig) -> Cell:
     return cell
 
 
+@together
+def collect_moments(cells: list[Cell]) -> None:
+    """Put into the cache what the estimators of unfinished cells need that share a network and its data.
+
+    First come the moments of the cells' data, then those of the data that analyses read; a data pass for each.
+    """
+    cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
+    records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
+    unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
+    for fit_bias in (False, True):  # moments of other inputs
+        alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
+        if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
+            alike[0].calibration.collect(estimators)
+    analysed = [cell for cell in unfinished if cell.analysis and cell.analysis.needs_factors]
+    wanted = [cell.method.needed_estimator for cell in analysed if cell.method.needed_estimator]
+    if moments := list(dict.fromkeys(moment for estimator in wanted for moment in estimator.moments)):
+        data, _ = analysed[0].task.analysis(analysed[0].model)
+        analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
+
+
+@together
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
 
@@ -49,11 +93,15 @@ def run_cell(cell: Cell, wait: bool = True) -> Record:
     torchrun run it together; the main rank writes.
     """
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
-        earlier = distributed.on_main_rank(cell.earlier_record)
+        earlier = earlier_record(cell)
         if earlier and earlier.status == "done":
             log.info("%s (%s) was done on %s", cell.words, cell.fingerprint, earlier.time)
             return earlier
         return attempt(cell, earlier.attempt + 1 if earlier else 1)
+
+
+def earlier_record(cell: Cell) -> Record | None:
+    return distributed.on_main_rank(cell.earlier_record)
 
 
 def attempt(cell: Cell, number: int) -> Record:
@@ -72,11 +120,11 @@ def attempt(cell: Cell, number: int) -> Record:
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
     shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
-    with tracked(config.tracking, cell.folder, base.run_id, **shown) as track:
+    tracking = config.tracking if distributed.is_main_rank() else Tracking(mode="disabled")
+    with tracked(tracking, cell.folder, base.run_id, **shown) as track:
         try:
-            stages = reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values)))
-            with stages:
-                record = replace(base, status="done", **distributed.on_all_ranks(lambda: measure(cell)))
+            with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
+                record = replace(base, status="done", **measure(cell))
         except Exception:
             failure = replace(base, error=traceback.format_exc())
             distributed.on_main_rank(lambda: write_record(failure, cell.records))
@@ -87,20 +135,22 @@ def attempt(cell: Cell, number: int) -> Record:
     return record
 
 
+@together
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
-    product = cell.method.produce(cell)
+    if cell.method.is_made_once:
+        product = distributed.on_main_rank(lambda: cell.method.produce(cell))
+        product = replace(product, model=product.model.to(cell.config.hardware.device))
+    else:
+        product = cell.method.produce(cell)
     if cell.finetuning:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
     with timed(seconds, "evaluation"):
         judgement = cell.task.judge(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
-    metrics = judgement.metrics | {
-        "gflops": product.cost.flops / 1e9,
-        "mparams": product.cost.params / 1e6,
-        **product.metrics,
-    }
+    cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
+    metrics = {**judgement.metrics, **cost, **product.metrics}
     outcomes = {metric: packed(values) for metric, values in judgement.outcomes.items()}
     fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:

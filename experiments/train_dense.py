@@ -1,6 +1,7 @@
 """Train the dense network of a detector or segmenter from its classifier: `python -m experiments.train_dense`."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
@@ -10,7 +11,7 @@ from torch import nn
 
 from experiments.cell import Cell
 from experiments.config import CONF
-from experiments.errors import in_one_line
+from experiments.runner import started
 from facts.finetuning import Finetuning, finetune
 from facts.models import OpenMMLabModel
 from facts.models.feature_network import FeatureNetwork
@@ -24,8 +25,7 @@ log = logging.getLogger(__name__)
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="train_dense")
 def main(config: DictConfig) -> None:
-    distributed.join()
-    with in_one_line():
+    with started():
         train(config)
 
 
@@ -38,20 +38,13 @@ def train(config: DictConfig) -> None:
     recipe, schedule = cell.recipe, cell.finetuning
     if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):
         raise ValueError(f"{config.model.name} is not trained here: choose a detector or segmenter, and its task")
-    if path := existing(recipe):
-        raise FileExistsError(f"{path} is there already: move it away to train the network anew")
+    with suppress(FileNotFoundError):
+        raise FileExistsError(f"{recipe.checkpoint()} exists: move it away to train the network again")
     model = from_classifier(recipe, cell.task, schedule, config.hardware.device, cell.folder / "finetuning")
     path = Path(recipe.weights).expanduser()
     distributed.on_main_rank(lambda: write_weights(model, path))
     metrics = cell.task.evaluate(model, cell.execution.precision)
     log.info("%s: %s", path, ", ".join(f"{name} {value:.1f}" for name, value in metrics.items()))
-
-
-def existing(recipe: OpenMMLabModel) -> Path | None:
-    try:
-        return recipe.checkpoint()
-    except FileNotFoundError:
-        return None
 
 
 def from_classifier(

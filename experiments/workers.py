@@ -1,122 +1,212 @@
-"""Work on a grid of cells by several processes at once, in the order of the experiments."""
+"""Work on the cells of tables: by processes of this machine, or by one of Hydra's launchers."""
 
 import logging.config
+import multiprocessing
 import os
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from itertools import islice
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+import torch
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.cell import Cell
-from experiments.columns import run_cells, share_data_pass
-from experiments.grid import GridCell, by_data
-from experiments.instantiation import instantiate
-from experiments.launchers.base import Launcher
-from experiments.launchers.processes import Processes
-from facts.utils import distributed
+from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
+from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
 from facts.utils.display import hide_displays
+from facts.utils.files import HeldElsewhere
 
 log = logging.getLogger(__name__)
 
+Grid = list[GridCell]
 Part = list[GridCell]
 """The cells of one experiment that share a network and its data."""
 
 
-def number_of_workers(wanted: int | None) -> int:
-    """As many as wanted, or as there are processors; one if this process is one of several already."""
-    return 1 if distributed.size() > 1 else wanted or os.cpu_count() or 1
+def parts_of(grid: Grid) -> tuple[list[Part], list[Part]]:
+    """Divide an experiment into parts that may run beside others, and those that measure time."""
+    timed = {cell for cell in grid if cell.config is not None and is_timed(cell)}
+    return by_data(cell for cell in grid if cell not in timed), by_data(cell for cell in grid if cell in timed)
 
 
-def launcher_of(config: DictConfig) -> Launcher:
-    """Build the launcher. Raises `ValueError` for another than this machine's processes under torchrun."""
-    launcher = instantiate(config.launcher)
-    if distributed.size() > 1 and not isinstance(launcher, Processes):
-        raise ValueError("torchrun divides every cell among its processes: start it without launcher=")
-    return launcher
+def is_timed(grid_cell: GridCell) -> bool:
+    """Whether the cell measures time, so that nothing else may run meanwhile."""
+    try:
+        return Cell.of(grid_cell.known_config).depends_on_device
+    except (OSError, ValueError, ImportError):
+        return False  # it will fail when it runs
 
 
-def prepare(logging_config: Any, folder: Path) -> None:
-    """Make a process of a launcher log as configured, without bars, and see paths as its parent does."""
+def run_part(part: Part) -> Part:
+    """Run the cells of a part after one data pass for all of them; return them with their records."""
+    share_data_pass(part)
+    run_cells(part)
+    return part
+
+
+def share_data_pass(part: Part) -> None:
+    """Put into the cache what the estimators of the unfinished cells need. A failure leaves each cell its own pass."""
+    cells = []
+    for grid_cell in part:
+        with suppress(Exception):  # it will fail when it runs
+            cells.append(open_cell(grid_cell.known_config))
+    try:
+        collect_moments(cells)
+    except Exception as error:
+        log.error("the shared data pass failed (%s); each cell runs its own", error)
+
+
+def run_cells(part: Part) -> None:
+    """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last."""
+    for cell in [cell for cell in part if not fill(cell, wait=False)]:
+        fill(cell, wait=True)
+
+
+def fill(grid_cell: GridCell, wait: bool) -> bool:
+    """Run a cell; False if another process runs it and this one is not to wait."""
+    cell = None
+    try:
+        cell = open_cell(grid_cell.known_config)
+        grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
+    except HeldElsewhere:
+        return False
+    except Exception as error:
+        grid_cell.record, grid_cell.status = earlier_record(cell) if cell else None, "failed"
+        log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, error)
+    return True
+
+
+def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
+    """Run the cells of experiments on so many workers; yield each experiment's as soon as all of them are done.
+
+    Experiments are taken one after another, when a worker is free. Parts that measure time come last, alone. Raises
+    `BrokenExecutor` if a worker dies.
+    """
+    alone: list[tuple[Grid, Part]] = []
+    running: dict[Future, tuple[Grid, Part]] = {}
+
+    def queue() -> Iterator[tuple[Grid, Part]]:
+        for grid in grids:
+            untimed, timed = parts_of(grid)
+            log.info("%s: %d cells", grid[0].experiment, sum(map(len, untimed + timed)))
+            alone.extend((grid, part) for part in timed)
+            yield from ((grid, part) for part in untimed or [[]])
+
+    waiting = queue()
+    while True:
+        for grid, part in islice(waiting, num_workers - len(running)):
+            running[pool.submit(run_part, part)] = grid, part
+        if not running:
+            break
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            grid, part = running.pop(future)
+            take_over(part, future.result())
+            if is_complete(grid):
+                yield grid
+    for grid, part in alone:
+        take_over(part, pool.submit(run_part, part).result())
+        if is_complete(grid):
+            yield grid
+
+
+def take_over(part: Part, done: Part) -> None:
+    """Set the records and states of cells that another process has run."""
+    for cell, result in zip(part, done, strict=True):
+        cell.record, cell.status = result.record, result.status
+        log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
+
+
+def is_complete(grid: Grid) -> bool:
+    return all(cell.status != "missing" for cell in grid)
+
+
+class ThisProcess(Executor):
+    """A worker that does its work when it is submitted, in this process."""
+
+    def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        future.set_result(task(*args, **kwargs))
+        return future
+
+
+def local_pool(num_workers: int, device: str) -> Executor:
+    """Processes of this machine; for one worker, this process alone. On the `device` cuda, GPUs take turns."""
+    if num_workers == 1:
+        return ThisProcess()
+    context = multiprocessing.get_context("spawn")
+    gpus, names = context.SimpleQueue(), visible_gpus() if device == "cuda" else [None]
+    for number in range(num_workers):
+        gpus.put(names[number % len(names)])
+    logging_config = OmegaConf.to_container(HydraConfig.get().job_logging)
+    return ProcessPoolExecutor(num_workers, context, _begin, (logging_config, Path.cwd(), gpus))
+
+
+def visible_gpus() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _begin(logging_config: Any, folder: Path, gpus: SimpleQueue) -> None:
+    """Prepare a process: it ends with its parent, has a GPU of its own, and logs and sees paths as its parent does."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if gpu := gpus.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialised
     os.chdir(folder)
     hide_displays()
     logging.config.dictConfig(logging_config)
 
 
-def run_grid(grid: list[GridCell], workers: Executor, num_workers: int) -> Iterator[Part]:
-    """Run all cells that have a configuration; yield each part when it is done, on at most so many workers.
-
-    The first part of a network waits for a data pass for all its cells. Cells that measure time come last, alone.
-    Raises `BrokenExecutor` if there are no workers left.
-    """
-    untimed: list[GridCell] = []
-    timed: list[GridCell] = []
-    for cell in grid:
-        if cell.config is not None:
-            (timed if is_timed(cell) else untimed).append(cell)
-    passes = {column[0].data: column for column in by_data([*untimed, *timed])}
-    waiting, shared = _parts(untimed), set[str]()
-    running: dict[Future, tuple] = {}
-    while waiting or running:
-        while len(running) < num_workers and (task := _next_task(waiting, passes, shared)):
-            running[workers.submit(*task[1:])] = task
-        finished, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in finished:
-            data, task, cells = running.pop(future)
-            if task is run_part:
-                yield _done(cells, future)
-            else:
-                _result(cells, future)
-                shared.add(data)  # if its process died, each cell runs its own
-    for part in _parts(timed):
-        yield _done(part, workers.submit(run_part, part))
+def _end_with_parent() -> None:
+    """A killed parent cannot stop its workers, which would wait for work forever."""
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os._exit(1)
 
 
-def _parts(cells: list[GridCell]) -> list[Part]:
-    """By experiment, and within one by network and data."""
-    experiments = dict.fromkeys(cell.experiment for cell in cells)
-    return [part for name in experiments for part in by_data(cell for cell in cells if cell.experiment == name)]
+def has_launcher() -> bool:
+    """Whether `hydra/launcher=` chooses another launcher than Hydra's default."""
+    return not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher")
 
 
-def _next_task(waiting: list[Part], passes: dict[str, Part], shared: set[str]) -> tuple | None:
-    """The first part whose data pass is done, or the first data pass that has not begun; None if there is neither."""
-    for part in waiting:
-        data = part[0].data
-        if data in shared:
-            waiting.remove(part)
-            return data, run_part, part
-        if data in passes:
-            return data, share_data_pass, passes.pop(data)
-    return None
+def launch(grids: Iterable[Grid]) -> list[Grid]:
+    """Run the cells of experiments as jobs of Hydra's launcher, one for each part; those that measure time alone."""
+    grids, chosen = list(grids), HydraConfig.get()
+    overrides = [*chosen.overrides.hydra, *chosen.overrides.task]
+    hydra = GlobalHydra.instance().hydra
+    assert hydra is not None
+    config = hydra.compose_config(chosen.job.config_name, overrides, RunMode.MULTIRUN, with_log_configuration=False)
+    context = HydraContext(hydra.config_loader, Callbacks(config))
+    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=run_job, config=config)
+    given = [override for override in chosen.overrides.task if not override.startswith("experiment=")]
+    together: list[tuple[Part, list[str]]] = []
+    alone: list[tuple[Part, list[str]]] = []
+    for grid in grids:
+        untimed, timed = parts_of(grid)
+        for number, part in enumerate(untimed + timed):
+            experiment = part[0].known_config.experiment
+            job = part, [*given, f"experiment={experiment.option or experiment.name}", f"part={number}"]
+            (together if number < len(untimed) else alone).append(job)
+    for jobs in filter(None, [together, *([job] for job in alone)]):
+        done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
+        for (part, _), result in zip(jobs, done, strict=True):
+            take_over(part, result.return_value)
+    return grids
 
 
-def run_part(part: Part) -> Part:
-    run_cells(part)
-    return part
-
-
-def _done(part: Part, future: Future) -> Part:
-    """The part with the records and states that a worker found; if its process died, all cells have failed."""
-    found = _result(part, future) or [replace(cell, status="failed") for cell in part]
-    for cell, result in zip(part, found, strict=True):
-        cell.record, cell.status = result.record, result.status
-    return part
-
-
-def _result(part: Part, future: Future) -> Part | None:
-    """The part that a worker sends back; None if its process died."""
-    try:
-        return future.result()
-    except Exception as error:  # of the launcher: cells note their own
-        log.error("%s, %s: the process died (%s)", part[0].experiment, part[0].column, error)
-        return None
-
-
-def is_timed(grid_cell: GridCell) -> bool:
-    """Whether the cell measures time, so that nothing else may run beside it."""
-    try:
-        return Cell.of(grid_cell.known_config).depends_on_device
-    except (OSError, ValueError, ImportError):
-        return False  # it will fail when it runs
+def run_job(config: DictConfig) -> Part:
+    """Run one part of an experiment, by number: the task of a launcher's job."""
+    os.chdir(HydraConfig.get().runtime.cwd)
+    hide_displays()
+    (experiment,) = chosen_experiments(config)
+    untimed, timed = parts_of(grid_of(experiment))
+    return run_part((untimed + timed)[config.part])

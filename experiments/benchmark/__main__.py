@@ -6,13 +6,13 @@ Variants take turns, A B C A B C, and medians are compared, so that a busy machi
 import argparse
 from collections.abc import Sequence
 
-from experiments.benchmark import coupling, data_pass, device_times, latency, loader, search, throughput
+from experiments.benchmark import data_pass, latency, throughput
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for module in (data_pass, throughput, latency, device_times, loader, search, coupling):
+    for module in (data_pass, throughput, latency):
         command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.__doc__)
         command.add_argument("--repeats", type=int, default=3, help="turns, after one that is not timed")
         module.add_arguments(command)

@@ -14,8 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
@@ -23,28 +22,26 @@ from facts.modules.modes import autocast
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy
 
-FAMILIES = ("deit_b", "swin_b", "convnext_b", "mambavision_b")
 ESTIMATORS_OF = {"data pass of FACTS": ["facts"], "data pass of all ten estimators": list(ESTIMATORS)}
 PLAIN = "forward + backward"
 PASSES = (PLAIN, *ESTIMATORS_OF)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", nargs="+", default=FAMILIES, choices=MODELS)
-    add_setting(command)
+    add_setting(command, ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
 
 
 def run(args: argparse.Namespace) -> None:
     rows = []
     for name in args.models:
-        setting = Setting.of(name, args)
+        setting = Setting(name, args)
         memory = {what: in_own_process(peak_memory, setting, what) for what in PASSES}
         seconds = median_seconds(setting, args.repeats)
         rows += [
             {
                 "model": setting.title,
                 "pass": what,
-                "seconds per 1,000 images": 1000 * seconds[what] / setting.batch_size,
+                "seconds per 1,000 images": 1000 * seconds[what] / args.batch_size,
                 "ratio of time": seconds[what] / seconds[PLAIN],
                 "peak memory [GiB]": memory[what],
                 "ratio of memory": memory[what] / memory[PLAIN],
@@ -65,8 +62,7 @@ def text(args: argparse.Namespace) -> str:
     kind = "of tensors on the GPU" if args.device.startswith("cuda") else "of the whole process, libraries included"
     return (
         f"Random weights and images; medians of {args.repeats} rounds in which the passes took turns. Peak memory is "
-        f"that {kind}, over two batches, each pass in a process of its own.\n\n"
-        "Written by `python -m experiments.benchmark data_pass`."
+        f"that {kind}, over two batches, each pass in a process of its own."
     )
 
 
@@ -74,13 +70,14 @@ def text(args: argparse.Namespace) -> str:
 def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str, Callable[[], None]]]:
     """Passes over the same batch, to call repeatedly; their sums are allocated, as in a run of many batches."""
     model, batch = setting.build()
+    layers = select_layers(model).layers
+    calls: dict[str, Callable[[], None]] = {PLAIN: partial(plain_pass, model, *batch, setting.dtype)}
     with tempfile.TemporaryDirectory() as folder:
-        yield {
-            name: partial(plain_pass, model, *batch, setting.dtype)
-            if name == PLAIN
-            else partial(moment_pass(model, ESTIMATORS_OF[name], setting.dtype, Path(folder)).accumulate, [batch])
-            for name in names
-        }
+        for name in set(names) & set(ESTIMATORS_OF):
+            moments = dict.fromkeys(moment for each in ESTIMATORS_OF[name] for moment in ESTIMATORS[each]().moments)
+            run = MomentPass(model, layers, list(moments), summed_cross_entropy, setting.dtype, Path(folder))
+            calls[name] = partial(run.accumulate, [batch])
+        yield {name: calls[name] for name in names}
 
 
 def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torch.dtype) -> None:
@@ -89,11 +86,6 @@ def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torc
     with autocast(images.device, precision):
         loss = summed_cross_entropy(model(images), labels)
     loss.backward()
-
-
-def moment_pass(model: nn.Module, estimators: list[str], precision: torch.dtype, folder: Path) -> MomentPass:
-    moments = list(dict.fromkeys(moment for name in estimators for moment in ESTIMATORS[name]().moments))
-    return MomentPass(model, select_layers(model).layers, moments, summed_cross_entropy, precision, folder)
 
 
 def in_own_process(function: Callable[..., float], *arguments: Setting | str) -> float:
@@ -109,6 +101,6 @@ def peak_memory(setting: Setting, what: str) -> float:
     with passes(setting, [what]) as variants:
         for _ in range(2):
             variants[what]()
-    if setting.device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated(setting.device) / 2**30
+    if setting.options.device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(setting.options.device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

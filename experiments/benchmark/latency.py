@@ -4,8 +4,7 @@ import argparse
 
 import pandas as pd
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.compression.compress import compress
 from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds
@@ -13,17 +12,16 @@ from facts.cost.timing import TimingPolicy
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
     command.add_argument("--ratios", nargs="+", type=float, default=[0.7], help="of the original's latency")
     command.add_argument("--search", default="memvit", help="random weights: one that runs no network saves time")
     command.add_argument("--predicted", action="store_true", help="by device times, without correction by measuring")
-    add_setting(command)
+    add_setting(command, ["deit_b", "swin_b"])
 
 
 def run(args: argparse.Namespace) -> None:
     rows, policy = [], TimingPolicy(num_turns=args.repeats, min_seconds=0)
-    for name in args.models:
-        setting = Setting.of(name, args)
+    for network in args.models:
+        setting = Setting(network, args)
         model, batch = setting.build()
         images, times = batch[0], None
         if args.predicted:
@@ -53,23 +51,19 @@ def run(args: argparse.Namespace) -> None:
                     "search [s]": summary.seconds["search"],
                 }
             )
-            write_results(
-                "latency_predicted" if times else "latency", pd.DataFrame(rows), text(args), args
-            )  # immediately: the next takes minutes
+            name = "latency_predicted" if times else "latency"
+            write_results(name, pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
 
 
 def text(args: argparse.Namespace) -> str:
-    if args.predicted:
-        return (
-            f"Random weights and images, ranks by search={args.search}, allotted by what `facts.measure` had found on "
-            "this device, as if it were another; shares are of the original network's latency for one batch. Nothing "
-            f"is corrected by measuring; measured again is what came of it: medians of {args.repeats} turns with the "
-            "original.\n\nWritten by `python -m experiments.benchmark latency --predicted`."
-        )
+    how = (
+        "allotted by what `facts.measure` had found on this device, as if it were another. Nothing is corrected by "
+        "measuring. Predicted is what the table of device times promises for the plan"
+        if args.predicted
+        else "allotted by measuring. Predicted is what the table of the layers promises for the plan, measured is what "
+        "the search accepted, in its time"
+    )
     return (
-        f"Random weights and images, ranks by search={args.search}; shares are of the original network's latency for "
-        "one batch. Predicted is what the layers' table promises for the plan; measured is what the search accepted, "
-        f"and measured again once it was done: medians of {args.repeats} turns with the original. The search's time is "
-        "that of the table and of these measurements.\n\n"
-        "Written by `python -m experiments.benchmark latency`."
+        f"Random weights and images, ranks by search={args.search}, {how}; measured again is what came of it: medians "
+        f"of {args.repeats} turns with the original. Shares are of the original network's latency for one batch."
     )

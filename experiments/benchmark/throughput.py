@@ -8,8 +8,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from experiments.benchmark.results import write_results
-from experiments.benchmark.setting import MODELS, Setting, add_setting
+from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
@@ -20,18 +19,17 @@ ORIGINAL = "original"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", nargs="+", default=["deit_b", "swin_b"], choices=MODELS)
     command.add_argument("--ratio", type=float, default=0.5, help="of the linear layers' FLOPs")
     command.add_argument("--step", type=int, default=16, help="of the ranks of another network, of the same FLOPs")
     command.add_argument("--compile", action="store_true", help="also under torch.compile, which takes minutes")
-    add_setting(command)
+    add_setting(command, ["deit_b", "swin_b"])
 
 
 def run(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     policy = TimingPolicy(num_turns=args.repeats, min_seconds=0)
     for name in args.models:
-        setting = Setting.of(name, args)
+        setting = Setting(name, args)
         model, (images, _) = setting.build()
         share = f"{args.ratio:.0%} of the FLOPs"
         networks = {
@@ -71,5 +69,5 @@ def text(args: argparse.Namespace) -> str:
     return (
         f"Random weights and images, uniform ranks; medians of {args.repeats} turns. The speed-up is to the original, "
         "compiled if the network is, with which it took turns. Loading is from a file that was read before; memory "
-        "is that of a GPU.\n\nWritten by `python -m experiments.benchmark throughput`."
+        "is that of a GPU."
     )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config import Tracking
-from facts.utils import distributed
 
 log = logging.getLogger(__name__)
 
@@ -18,10 +17,10 @@ def tracked(
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
     """Open a W&B run for the block. Yields a function that calls its argument on the run, if there is one.
 
-    Only the main rank has a run. An error in the block marks it as failed.
+    An error in the block marks it as failed.
     """
     run = None
-    if tracking.mode != "disabled" and distributed.is_main_rank():
+    if tracking.mode != "disabled":
         run = _guarded("start", lambda: _start(tracking, folder, run_id, init))
     exit_code = 1
     try:

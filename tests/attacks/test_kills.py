@@ -18,7 +18,7 @@ WORK = (
 
 def test_a_table_survives_kills(tmp_path, record_property):
     assert attack(tmp_path, KILLS, WORK, seconds=10) >= 1
-    assert (tmp_path / "killed_0" / "log").read_text().count("experiments, 14 cells") >= 2  # some were killed at work
+    assert (tmp_path / "killed_0" / "log").read_text().count("fisher_estimators: 14 cells") >= 2  # killed at work
     (text,) = tables(tmp_path / "killed_0").values()
     assert text.count(",done,") > 14
     record_property("attacks", KILLS)

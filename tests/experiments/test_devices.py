@@ -15,7 +15,6 @@ from experiments.output.devices import OWN_TO_A_DEVICE, kept_records, rows_of_ot
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, wide_table
 from experiments.record import write_record, write_records
-from tests.devices.pretended import pretended_cuda
 from tests.records import make_record
 
 HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
@@ -69,6 +68,10 @@ def test_rows_of_other_devices(experiment, tmp_path):
         ["NVIDIA H100 80GB HBM3", "250.0", "2.5", ""],
         ["V100", "", "", "1.6"],
     ]
+    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
+    write_records([own, others[0], elsewhere], tmp_path / "tables" / "demo.jsonl")
+    kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
+    assert [record.fingerprint for record in kept] == ["first", "another_setting", "here"]
     draw_figure(experiment, grid, tmp_path)
     drawn = (tmp_path / "demo.csv").read_text()
     assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
@@ -78,52 +81,31 @@ def test_what_a_machine_sets_is_no_other_work(cell_config):
     """A processor computes in float32, a GPU in TF32."""
     timing = ("analysis=throughput", "estimator=pela", "model.mini.weights=random")
     here = Cell.of(cell_config(*timing, "hardware=cpu")).identity
-    with pretended_cuda():
-        there = Cell.of(cell_config(*timing, "hardware=cuda")).identity
+    there = Cell.of(cell_config(*timing, "hardware=cuda", "hardware.device=cpu")).identity
     assert {name for name in here if here[name] != there[name]} <= set(OWN_TO_A_DEVICE)
     assert here["matmul_precision"] != there["matmul_precision"]
-
-
-def test_records_of_other_machines_stay_in_the_file(experiment, tmp_path):
-    own, again, other = timed("here", 1.2), timed("again", 1.3), timed("there", 2.0, H100, "cuda")
-    elsewhere = timed("another_setting", 2.0, H100, "cuda", model="swin_b")
-    (tmp_path / "tables").mkdir()
-    write_records([own, other, elsewhere], tmp_path / "tables" / "demo.jsonl")
-    kept = kept_records(experiment, [GridCell("demo", "This device", "Net", None, "done", again)], tmp_path)
-    assert [record.fingerprint for record in kept] == ["there", "another_setting", "again"]
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):
     config = {"results": str(tmp_path), "task": {"crops": f"{tmp_path}/crops", "names": ["deit", f"{tmp_path}_other"]}}
     record, path = make_record(config=config), tmp_path / "demo.jsonl"
-    write_records([record], path)
+    write_records([record, record], path)
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["config"] == {
         "results": "results",
         "task": {"crops": "results/crops", "names": ["deit", f"{tmp_path}_other"]},
     }
-    assert record.config is config and config["results"] == str(tmp_path)
+    published = [each for each in (Path(CONF).parent / "results").rglob("*.jsonl")]
+    lines = [line for each in published for line in each.read_text().splitlines()]
+    assert len(lines) > 300 and [line[:80] for line in lines if re.search(r'"/[^"]', line)] == []
 
 
-def test_no_published_record_names_a_machines_folder():
-    lines = [
-        line for path in (Path(CONF).parent / "results").rglob("*.jsonl") for line in path.read_text().splitlines()
-    ]
-    assert len(lines) > 300
-    assert [line[:80] for line in lines if re.search(r'"/[^"]', line)] == []
-
-
-def test_whole_records_come_before_those_without_an_analysis(experiment, tmp_path):
+def test_whole_records_come_before_published_ones_and_a_gpu_that_stood_by_did_no_work(experiment, tmp_path):
     own, other = timed("here", 1.2), timed("there", 2.0, H100, "cuda", analysis={"missing": {"residual": "no"}})
     write_record(other, tmp_path / "records")
+    write_record(timed("stood_by", 1.1, H100), tmp_path / "records")
     (tmp_path / "tables").mkdir()
     write_records([other, replace(other, status="failed", metrics={})], tmp_path / "tables" / "demo.jsonl")
     rows = rows_of_other_devices(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
-    assert rows[0].record.analysis == other.analysis and len(rows) == 2
-
-
-def test_the_processor_did_the_work_where_a_gpu_stood_by(experiment, tmp_path):
-    own, other = timed("here", 1.2), timed("there", 1.1, H100)
-    write_record(other, tmp_path / "records")
-    rows = rows_of_other_devices(experiment, [GridCell("demo", "This device", "Net", None, "done", own)], tmp_path)
-    assert [cell.row for cell in rows] == ["AMD EPYC, 16 threads", "V100"]
+    assert [cell.row for cell in rows] == ["AMD EPYC, 16 threads", "NVIDIA H100 80GB HBM3", "V100"]
+    assert rows[1].record.analysis == other.analysis

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.columns import share_data_pass
 from experiments.grid import GridCell
 from experiments.plan import kept_bytes, latest_records, needs_of, show_plan, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
+from experiments.workers import share_data_pass
 from facts.calibration.selection import select_layers
 from facts.cost.trace import trace_network
 from facts.models import Recipe

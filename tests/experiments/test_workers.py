@@ -1,17 +1,24 @@
-"""The order in which cells run, and that it makes no difference who runs them."""
+"""The order in which cells run, that it makes no difference who runs them, and the workers that do."""
 
-import copy
+import os
 import pickle
-from concurrent.futures import Executor, Future
-from functools import partial
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pandas as pd
 import pytest
+import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+import experiments.reproduce
 import experiments.workers
+from experiments.config import CONF
 from experiments.grid import GridCell
-from experiments.launchers.processes import AtOnce, Processes
-from experiments.workers import is_timed, launcher_of, run_grid
+from experiments.workers import ThisProcess, is_timed, local_pool, run_grids, visible_gpus
 from facts.utils import distributed
 from tests.records import make_record
 
@@ -30,173 +37,138 @@ def table(experiment: str, *rows: str) -> list[GridCell]:
 
 
 @pytest.fixture
-def grid() -> list[GridCell]:
-    """Two tables, of which the first measures time in one row; one cell of it has no configuration."""
-    left_out = GridCell("first", "none", "DeiT", None, "n.a.")
-    return [*table("first", "A", TIMED), left_out, *table("second", "A", "B")]
+def grids() -> list[list[GridCell]]:
+    """Four experiments; the first measures time in one row, and the last has nothing to run."""
+    left_out = [GridCell(name, "none", "DeiT", None, "n.a.") for name in ("first", "fourth")]
+    return [[*table("first", "A", TIMED), left_out[0]], table("second", "A", "B"), table("third", "A"), left_out[1:]]
 
 
 @pytest.fixture
-def steps(monkeypatch) -> list[tuple]:
+def steps(monkeypatch) -> list[tuple[str, str, str]]:
     """What was run, in order; the runs are made up."""
     steps = []
 
-    def share_data_pass(cells: list[GridCell]) -> None:
-        steps.append(("pass", cells[0].column, len(cells)))
-
     def run_cells(cells: list[GridCell]) -> None:
-        steps.append((cells[0].experiment, cells[0].column, "".join(cell.row for cell in cells)))
         for each in cells:
-            each.record, each.status = make_record("/".join(name_of(each))), "done"
+            each.record, each.status = make_record(f"{each.experiment}/{each.row}/{each.column}"), "done"
+        if cells:
+            steps.append((cells[0].experiment, cells[0].column, "".join(cell.row for cell in cells)))
 
-    monkeypatch.setattr(experiments.workers, "share_data_pass", share_data_pass)
+    monkeypatch.setattr(experiments.workers, "share_data_pass", lambda cells: None)
     monkeypatch.setattr(experiments.workers, "run_cells", run_cells)
     monkeypatch.setattr(experiments.workers, "is_timed", lambda cell: cell.row == TIMED)
     return steps
 
 
-def name_of(cell: GridCell) -> tuple[str, str, str]:
-    return cell.experiment, cell.row, cell.column
-
-
-def sent(values):
-    """As they arrive in another process."""
-    return pickle.loads(pickle.dumps(values))
-
-
-class Elsewhere(AtOnce):
-    """Works on copies, as another process does."""
-
-    def submit(self, task, /, *args, **kwargs) -> Future:
-        return super().submit(task, *sent(args), **kwargs)
-
-
-class Later(Future):
-    """Its work is done when somebody asks for the result."""
-
-    def __init__(self, task, args):
-        super().__init__()
-        self.work = partial(task, *sent(args))
-
-    def result(self, timeout=None):
-        if not self.done():
-            self.set_result(self.work())
-        return super().result()
-
-
-class Backwards(Executor):
-    """Several workers, of which the one that began last is always the first to finish."""
-
-    def __init__(self, monkeypatch):
-        self.most = 0
-        monkeypatch.setattr(experiments.workers, "wait", self.wait)
-
-    def submit(self, task, /, *args) -> Future:
-        return Later(task, args)
-
-    def wait(self, running, return_when):
-        self.most = max(self.most, len(running))
-        *others, last = running
-        return {last}, set(others)
-
-
-def test_one_worker_keeps_the_order_and_a_network_begins_with_its_data_pass(grid, steps):
-    """What measures time comes last, but the pass is for its cells too."""
-    parts = list(run_grid(grid, AtOnce(), 1))
+def test_one_worker_keeps_the_order_and_what_measures_time_comes_last(grids, steps):
+    done = [grid[0].experiment for grid in run_grids(grids, ThisProcess(), 1)]
+    assert done == ["second", "third", "fourth", "first"]
     assert steps == [
-        ("pass", "DeiT", 4),
         ("first", "DeiT", "A"),
-        ("pass", "Swin", 4),
         ("first", "Swin", "A"),
         ("second", "DeiT", "AB"),
         ("second", "Swin", "AB"),
+        ("third", "DeiT", "A"),
+        ("third", "Swin", "A"),
         ("first", "DeiT", TIMED),
         ("first", "Swin", TIMED),
     ]
-    given = [(experiment, column, rows) for experiment, column, rows in steps if experiment != "pass"]
-    assert [(part[0].experiment, part[0].column, "".join(cell.row for cell in part)) for part in parts] == given
 
 
-@pytest.mark.parametrize("make", [Elsewhere, AtOnce])
-def test_results_come_back_into_the_cells_of_the_grid(grid, steps, make):
-    parts = list(run_grid(grid, make(), 1))
-    own = {id(cell) for cell in grid}
-    assert all(id(cell) in own for part in parts for cell in part)
-    for each in grid:
-        if each.config is None:
-            assert (each.status, each.record) == ("n.a.", None)
-        else:
-            assert (each.status, each.record.fingerprint) == ("done", "/".join(name_of(each)))
+@pytest.mark.parametrize("num_workers", [1, 2, 8])
+def test_several_workers_find_what_one_finds(grids, steps, num_workers):
+    with ThreadPoolExecutor(num_workers) as pool:
+        pool.submit = lambda task, part: ThreadPoolExecutor.submit(pool, task, pickle.loads(pickle.dumps(part)))
+        done = [grid[0].experiment for grid in run_grids(grids, pool, num_workers)]
+    assert sorted(done) == ["first", "fourth", "second", "third"] and done[-1] == "first"
+    for each in (each for grid in grids for each in grid):
+        found = each.record and each.record.fingerprint
+        expected = ("n.a.", None) if each.config is None else ("done", f"{each.experiment}/{each.row}/{each.column}")
+        assert (each.status, found) == expected
+    assert len(steps) == len(set(steps)) == 8 and steps[-2:] == [("first", "DeiT", TIMED), ("first", "Swin", TIMED)]
 
 
-def test_a_failure_comes_back_too(grid, steps, monkeypatch):
-    def failing(cells: list[GridCell]) -> None:
-        for each in cells:
-            each.status, each.record = "failed", make_record("f", "failed", error="no luck")
-
-    monkeypatch.setattr(experiments.workers, "run_cells", failing)
-    list(run_grid(grid, Elsewhere(), 1))
-    cells = [each for each in grid if each.config is not None]
-    assert all(each.status == "failed" and each.record.error == "no luck" for each in cells)
+def test_a_table_is_composed_when_it_is_reached(grids, steps):
+    composed = []
+    lazily = (composed.append(grid[0].experiment) or grid for grid in grids[1:])
+    for grid in run_grids(lazily, ThisProcess(), 1):
+        assert composed[-1] == grid[0].experiment
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 8])
-def test_several_workers_find_what_one_finds_in_whatever_order_they_finish(grid, steps, monkeypatch, num_workers):
-    alone = copy.deepcopy(grid)
-    list(run_grid(alone, Elsewhere(), 1))
-    expected = list(steps)
-    steps.clear()
-    workers = Backwards(monkeypatch)
-    list(run_grid(grid, workers, num_workers))
-    assert [(each.status, each.record and each.record.fingerprint) for each in grid] == [
-        (each.status, each.record and each.record.fingerprint) for each in alone
-    ]
-    assert sorted(steps) == sorted(expected) and steps != expected
-    assert steps[-2:] == expected[-2:]  # what measures time
-    for network in ("DeiT", "Swin"):
-        assert next(step for step in steps if step[1] == network)[0] == "pass"
-    assert 2 <= workers.most <= num_workers
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [(["analysis=throughput"], True), (["cost=latency"], True), ([], False), (["estimator.shrinkage_row=3"], False)],
+)
+def test_cells_that_measure_time_are_told_from_the_others(cell_config, overrides, expected):
+    assert is_timed(GridCell("demo", "row", "column", cell_config(*overrides))) == expected
 
 
-def test_no_more_parts_are_under_way_than_there_are_workers(steps, monkeypatch):
-    grid = [each for name in ("first", "second", "third") for each in table(name, "A")]
-    workers = Backwards(monkeypatch)
-    list(run_grid(grid, workers, 3))
-    assert workers.most == 3
-    assert len(steps) == 2 + 6
+def seen(folder: str) -> tuple[bool, str | None]:
+    time.sleep(1)  # for the other process to begin too
+    return os.getcwd() == folder, os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def test_a_grid_without_a_cell_to_run_is_done_at_once(steps):
-    assert list(run_grid([GridCell("first", "A", "DeiT", None, "n.a.")], AtOnce(), 4)) == []
-    assert steps == []
+@pytest.mark.system
+def test_processes_see_the_folder_and_take_gpus_in_turn(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
+    monkeypatch.chdir(tmp_path)
+    with local_pool(2, "cuda") as pool:
+        futures = [pool.submit(seen, str(tmp_path)) for _ in range(4)]
+        assert {future.result() for future in futures} == {(True, "5"), (True, "7")}
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(divmod, 1, 0).result()
 
 
-class Fragile(AtOnce):
-    """Its process dies in the first table's part of a network."""
-
-    def submit(self, task, /, *args, **kwargs) -> Future:
-        (cells,) = args
-        if task is not experiments.workers.run_part or (cells[0].experiment, cells[0].column) != ("first", "DeiT"):
-            return super().submit(task, *args, **kwargs)
-        future: Future = Future()
-        future.set_exception(RuntimeError("killed"))
-        return future
+def reproduce(monkeypatch, results: Path, *overrides: str) -> pd.DataFrame:
+    """The table of throughput, whose two cells are timed, of networks without weights, by Hydra's launchers."""
+    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
+    turns = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hydra/job_logging=none"]
+    monkeypatch.setattr(sys, "argv", ["reproduce", *given, *turns, f"results={results}", *overrides])
+    experiments.reproduce.main()
+    return pd.read_csv(results / "mini/tables/throughput.csv")
 
 
-def test_the_cells_of_a_process_that_died_have_failed_and_the_others_go_on(steps, caplog):
-    grid = [*table("first", "A"), *table("second", "A")]
-    list(run_grid(grid, Fragile(), 1))
-    assert [each.status for each in grid] == ["failed", "done", "done", "done"]
-    assert "first, DeiT: the process died (killed)" in caplog.text
+@pytest.mark.system
+def test_a_launcher_of_hydra_runs_the_parts(monkeypatch, tmp_path, caplog):
+    found = reproduce(monkeypatch, tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    here = found[found.row == "This device"]
+    assert len(here) == 6 and (here.status == "done").all() and here.fingerprint.nunique() == 2
+    assert len(list(tmp_path.glob("mini/records/*.json"))) == 2
+    with pytest.raises(SystemExit, match="start it without hydra/launcher="), monkeypatch.context() as patch:
+        patch.setattr(distributed, "size", lambda: 2)
+        reproduce(patch, tmp_path, "hydra/launcher=joblib")
 
 
-def test_torchrun_divides_cells_and_no_launcher_does(cell_config, monkeypatch):
-    monkeypatch.setattr(distributed, "size", lambda: 2)
-    assert isinstance(launcher_of(cell_config()), Processes)
-    with pytest.raises(ValueError, match="start it without launcher="):
-        launcher_of(cell_config("launcher=submitit_local"))
+@pytest.mark.system
+@pytest.mark.attack
+def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install -e '.[ray]'")
+    few = ["model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
+    command = [sys.executable, "-m", "experiments.reproduce", "experiment=sensitivity_interpolation", *few]
+    killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
+    killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
+    done = subprocess.run(
+        [*command, "hydra/launcher=ray", f"results={tmp_path}"],
+        cwd=Path(CONF).parent,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(CONF).parent)])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "marker").exists()
+    assert len(list(tmp_path.glob("mini/records/*.json"))) == 1
 
 
-def test_cells_that_measure_time_are_told_from_the_others(cell_config):
-    for overrides, expected in ((["analysis=throughput"], True), ([], False), (["estimator.shrinkage_row=3"], False)):
-        assert is_timed(GridCell("demo", "row", "column", cell_config(*overrides))) == expected
+KILLER = """
+import os, signal, sys, threading, time
+def watch():
+    while not os.path.exists({marker!r}):
+        if "facts.moments.collect" in sys.modules and sys.argv[0].endswith("default_worker.py"):
+            open({marker!r}, "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+threading.Thread(target=watch, daemon=True).start()
+"""

@@ -5,10 +5,10 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.columns import run_cells, share_data_pass
 from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.instantiation import instantiate
+from experiments.workers import run_cells, share_data_pass
 
 pytestmark = pytest.mark.external
 
