@@ -32,7 +32,7 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
 
 @pytest.mark.system
 def test_a_worker_that_dies_ends_the_run_in_one_line(command, monkeypatch):
-    monkeypatch.setattr("experiments.reproduce.run_grid", Mock(side_effect=BrokenExecutor("killed")))
+    monkeypatch.setattr("experiments.reproduce.run_grids", Mock(side_effect=BrokenExecutor("killed")))
     with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):
         command(reproduce, "experiment=contributions")
 
