@@ -23,8 +23,8 @@ class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
     `weights` is `pretrained` (published at Hugging Face), `random`, a checkpoint file, or a folder with the published
-    weights of many networks; a relative file is looked for in the package's own `models/checkpoints`, then in the
-    working folder. `arguments` go to the architecture.
+    weights of many networks; a relative file is looked for where this package is installed, then in the working folder.
+    `arguments` go to the architecture.
     """
 
     kind: ClassVar[str]

@@ -121,7 +121,7 @@ class TransformersModel(Recipe):
         misfits += [f"{name} is {what}" for what in ("missing", "unexpected") for name in found[f"{what}_keys"]]
         refuse_misfits(misfits, model, path)
         model = with_linear_layers(model)
-        read_beside(model, path.parent)
+        read_processors(model, path.parent)
         return model
 
     @abstractmethod
@@ -164,7 +164,7 @@ def _refuse_code(settings: Any) -> None:
         _refuse_code(value)
 
 
-def write_beside(model: nn.Module, folder: Path) -> None:
+def write_processors(model: nn.Module, folder: Path) -> None:
     """Write, besides the weights, what a network's use takes: generation settings, tokenizer, image processor; JSON."""
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
@@ -174,8 +174,8 @@ def write_beside(model: nn.Module, folder: Path) -> None:
         processor.save_pretrained(folder)
 
 
-def read_beside(model: nn.Module, folder: Path) -> None:
-    """Load the files that `write_beside` wrote into a model."""
+def read_processors(model: nn.Module, folder: Path) -> None:
+    """Load the files that `write_processors` wrote into a model."""
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     if (folder / TOKENIZER).exists():

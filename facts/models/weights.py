@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from facts.utils.hub import hub
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+ROOT = Path(__file__).parents[2]  # of the packages: `facts`, and in a clone or beside it `experiments`
 INDEX = ".safetensors.index.json"  # of weights in several files
 PUBLISHED = ("model.safetensors", f"model{INDEX}")
 SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
@@ -64,8 +64,8 @@ def _download(repository: str) -> Path:
 
 
 def find_checkpoint(weights: str) -> Path:
-    """Find a checkpoint in this package, or on this machine. Raises `FileNotFoundError`."""
-    return _first_file(weights, [CHECKPOINTS / weights, Path(weights).expanduser()])
+    """Find a checkpoint where the packages are installed, or on this machine. Raises `FileNotFoundError`."""
+    return _first_file(weights, [ROOT / weights, Path(weights).expanduser()])
 
 
 def find_published(folder: Path, repository: str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.options import options
 
 
@@ -112,3 +113,18 @@ class Task(ABC):
     def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
         """Measure the same metrics, with the outcomes behind them."""
         return Judgement(self.evaluate(model, precision))
+
+
+@options
+class ClassLogits(Task):
+    """A task of networks with class logits: cross-entropy on labels, Kullback-Leibler divergence between networks."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return summed_cross_entropy(outputs, targets)
+
+    def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
+        return kl_divergence(original, changed)
+
+    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
+        """KL divergence of the softened outputs, times the squared temperature, by which their gradient shrinks."""
+        return temperature**2 * kl_divergence(original / temperature, changed / temperature)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.finetuning import Finetuning, finetune
 from facts.tasks.dense.coco import Coco
 

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from mmengine.logging import MessageHub
 from omegaconf import OmegaConf
 
-from experiments.train_mini import FILES, mini_recipe
+from experiments.mini.train import FILES, mini_recipe
 from facts.cost.count import count_cost
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import select_layers

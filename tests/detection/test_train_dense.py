@@ -5,9 +5,9 @@ import re
 import pytest
 
 from experiments.instantiation import instantiate
+from experiments.mini.train import mini_recipe
 from experiments.preflight import checkpoints, sources
 from experiments.train_dense import train
-from experiments.train_mini import mini_recipe
 
 pytestmark = pytest.mark.external
 

@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.compression.compress import compress
 from facts.models.transplant import transplant, untrained
 from facts.modules.lowrank import LowRankLayer, LowRankLinear

@@ -6,8 +6,8 @@ import pytest
 
 from experiments.extras import MODULES, how_to_install, missing_packages
 from experiments.grid import possible
+from experiments.mini.train import mini_recipe
 from experiments.preflight import extras, of_cells
-from experiments.train_mini import mini_recipe
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 
 import experiments.methods
 import experiments.runner
+from experiments.mini import CHECKPOINTS
 from experiments.record import read_record, read_records, write_record
 from experiments.runner import open_cell, run_cell, subject_of
-from facts.models.weights import CHECKPOINTS
 from facts.moments.losses import SampledLabels
 from tests.disk import room_for
 from tests.records import make_record, make_summary

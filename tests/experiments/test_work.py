@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiments.mini.digits import Digits
 from experiments.planning.estimate import estimate
 from experiments.runner import open_cell, run_cell
-from facts.tasks import Digits
 
 pytestmark = pytest.mark.system
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from experiments.runner import open_cell
 from experiments.runner import run_cell
 from experiments.preflight import of_cells
-from experiments.train_mini import main, mini_recipe
+from experiments.mini.train import main, mini_recipe
 from facts.calibration.selection import select_layers
 
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ def test_the_doctor_looks_at_texts_and_weights(cell_config):
 
 
 def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.train_mini.EPOCHS_OF_TEXT", 1)
+    monkeypatch.setattr("experiments.mini.train.EPOCHS_OF_TEXT", 1)
     main(["qwen3_1_7b", "--folder", str(tmp_path)])
     assert "perplexity" in capsys.readouterr().out
     weights = tmp_path / "mini_qwen3" / "model.safetensors"

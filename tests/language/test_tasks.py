@@ -20,8 +20,8 @@ from facts.tasks.language.benchmarks import accuracies, find_benchmarks
 from facts.tasks.language.corpus import Corpus
 from facts.tasks.language.base import perplexity, windows
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
-from facts.tasks.language.python_reference import PythonReference, paragraphs
-from facts.tasks.language.questions import CHOICES, KINDS, questions
+from experiments.mini.language import PythonReference, paragraphs
+from experiments.mini.language import CHOICES, KINDS, questions
 from tests.language.architectures import build
 
 NUM_TOKENS = 300

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.tasks.language.corpus import Corpus
 from tests.language.stories import EVALUATION, TRAINING, needs_files
 

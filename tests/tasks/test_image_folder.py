@@ -7,7 +7,7 @@ import timm
 import torch
 
 from facts.tasks.classification.image_folder import ImageFolder
-from facts.tasks.classification.imagenet_files import synsets
+from facts.tasks.classification.imagenet import synsets
 from tests.cli.pictures import write_images
 
 SYNSETS = (synsets()[7], synsets()[400])

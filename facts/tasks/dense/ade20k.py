@@ -15,7 +15,6 @@ from torch import Tensor
 from facts.models.feature_network import Features
 from facts.moments.losses import kl_divergence
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import CLASSES, NUM_SCENES, write_ade20k
 from facts.utils.cache import content_key
 from facts.utils.options import options
 
@@ -88,18 +87,3 @@ class ADE20K(DensePrediction):
                 "annotations/"
             )
         return dict(zip(("img_path", "seg_map_path"), map(str, folders), strict=True))
-
-
-@options
-class DigitSegmentation(ADE20K):
-    """Scenes of digits, written to `root` at the first use; the background is a class too."""
-
-    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
-    epoch_size: ClassVar[int] = NUM_SCENES["train"]
-
-    def __post_init__(self):
-        write_ade20k(Path(self.root))
-
-    def files(self, split: Split, pipeline: list) -> BaseSegDataset:
-        folders = self._folders(split)
-        return BaseSegDataset(img_suffix=".png", metainfo={"classes": CLASSES}, data_prefix=folders, pipeline=pipeline)

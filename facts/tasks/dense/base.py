@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -11,11 +11,12 @@ from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from facts.models.feature_network import Features
 from facts.modules.modes import autocast
 from facts.tasks.base import Task
-from facts.tasks.dense.numbered_batches import Groups, NumberedBatches
+from facts.tasks.numbered_batches import NumberedBatches
 from facts.utils import distributed
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
@@ -150,18 +151,17 @@ class DensePrediction(Task):
         return self._loaded(model, dataset, range(len(dataset)), lambda samples: samples, batch_size=1)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        device = next(model.parameters()).device
-        images_alone, metric = self.evaluation(model), self.metric()
-        metric.dataset_meta = images_alone.groups.items.metainfo  # type: ignore[attr-defined]  # of the library's own dataset
+        device, dataset, metric = next(model.parameters()).device, self.dataset("val"), self.metric()
+        metric.dataset_meta = dataset.metainfo
         model.eval()
-        for image, samples in with_progress(distributed.shard(images_alone), "evaluation"):
+        for image, samples in with_progress(distributed.shard(self.evaluation(model)), "evaluation"):
             with torch.inference_mode():
                 with autocast(device, precision):
                     features = model(image)
                 predictions = features.predictions(samples)
             metric.process({}, [prediction.to_dict() for prediction in predictions])
         with silence():
-            return self.figures(metric.evaluate(len(images_alone.groups)))
+            return self.figures(metric.evaluate(len(dataset)))
 
     def _order(self, dataset: BaseDataset) -> list[int]:
         return torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()
@@ -183,13 +183,31 @@ class DensePrediction(Task):
     ) -> NumberedBatches:
         """Batches of images, preprocessed by the network's library, and the targets that `truth` makes from samples."""
 
-        def prepare(items: list[Any]) -> tuple[Tensor, Any]:
+        def finish(items: list[Any]) -> tuple[Tensor, Any]:
             data = model.heads.data_preprocessor(pseudo_collate(items), training=truth == self.targets)
             return data["inputs"], truth(data["data_samples"])
 
         groups = Groups(dataset, indices, batch_size, (self.seed, *seed))
         key = content_key(self.content_key(model), list(indices), batch_size, groups.seed)
-        return NumberedBatches(groups, prepare, key, loader_workers(self.num_workers), range(len(groups)))
+        return NumberedBatches(groups, finish, key, loader_workers(self.num_workers), range(len(groups)))
+
+
+@dataclass(frozen=True)
+class Groups(Dataset):
+    """Items of a dataset by the number of their batch. Random transforms depend on `seed` and the number."""
+
+    items: Dataset
+    indices: Sequence[int]
+    batch_size: int
+    seed: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __getitem__(self, number: int) -> list[Any]:
+        start = number * self.batch_size
+        with seeded(*self.seed, number):
+            return [self.items[index] for index in self.indices[start : start + self.batch_size]]
 
 
 def _preprocessing(model: nn.Module) -> list[Any]:

@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import NUM_SCENES, write_coco
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -109,17 +108,6 @@ class Coco(DensePrediction):
                 f"no {path}: root must hold COCO 2017 as it is unpacked, train2017/, val2017/ and annotations/"
             )
         return path
-
-
-@options
-class DigitDetection(Coco):
-    """Scenes of digits, written to `root` at the first use."""
-
-    num_evaluation: ClassVar[int] = NUM_SCENES["test"]
-    epoch_size: ClassVar[int] = NUM_SCENES["train"]
-
-    def __post_init__(self):
-        write_coco(Path(self.root))
 
 
 def _sample(boxes: Tensor, labels: Tensor, masks: Tensor, sizes: Tensor, padded_sizes: Tensor) -> DetDataSample:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from facts.modules.modes import autocast
 from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
-from facts.tasks.class_logits import ClassLogits
+from facts.tasks.base import ClassLogits
 from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import distributed

@@ -1,9 +1,9 @@
-"""Train the small networks that ship with the package on scikit-learn's digits: `python -m experiments.train_mini`.
+"""Train the small networks of the `mini` profile: `python -m experiments.mini.train`.
 
-A fixed number of epochs, then the last weights: the test images select no weights. The networks have about 64 channels
-and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be 85 to
-95 %. Sizes were chosen for the base networks; those of the other classifiers follow from these, and some have other
-epochs, for the same range of accuracies. docs/reproducing.md says how the task itself was chosen. Detectors and
+A fixed number of epochs, then the last weights: the test images select no weights. The classifiers have about 64
+channels and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be
+85 to 95 %. Sizes were chosen for the base networks; the other sizes follow from these, and some train for other
+numbers of epochs, for the same range of accuracies. docs/reproducing.md says how the task was chosen. Detectors and
 segmenters are trained from their own classifiers, which see digits in colour, by the last recipe of PELA's protocol;
 its epochs and rate, and the scenes, were chosen for the dense networks. The language model learns Python's reference;
 its size, vocabulary and epochs were chosen for its perplexity on other topics.
@@ -29,19 +29,20 @@ from torch import nn
 
 from experiments.config import CONF
 from experiments.extras import TASKS, how_to_install, missing_packages
+from experiments.mini import CHECKPOINTS
+from experiments.mini.coloured import load_coloured
+from experiments.mini.digits import Digits, move
 from experiments.train_dense import from_classifier, write_weights
 from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.models.causal_lm import new_tokenizer
-from facts.models.from_transformers import write_beside
-from facts.models.weights import CHECKPOINTS
-from facts.tasks import Digits, Task
+from facts.models.from_transformers import write_processors
+from facts.tasks import Task
 from facts.tasks.classification.base import Batch, are_right, percentage
-from facts.tasks.classification.coloured_digits import load_coloured
-from facts.tasks.classification.digit_stream import move
 from facts.tasks.language.base import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
+WITHIN = "experiments/mini/checkpoints"  # of the recipes' relative names
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster
 EPOCHS_OF_TEXT = 15
@@ -198,11 +199,11 @@ def main(arguments: list[str] | None = None) -> None:
         if extra and (lacking := missing_packages(extra)):
             print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install(extra)})")
             continue
-        path = options.folder / recipe.weights
+        path = options.folder / Path(recipe.weights).relative_to(WITHIN)
         path.parent.mkdir(exist_ok=True)
         if isinstance(recipe, CausalLM):
             model, figures = train_language_model(recipe, options.seed)
-            write_beside(model, path.parent)
+            write_processors(model, path.parent)
         elif isinstance(recipe, OpenMMLabModel):
             model, figures = train_dense(name, recipe, options.seed, options.scenes)
         else:
