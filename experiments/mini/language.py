@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from facts.models.from_transformers import import_transformers
 from facts.tasks.language.base import Language, Split
 from facts.utils.cache import content_key
 from facts.utils.options import options
@@ -19,6 +20,7 @@ from facts.utils.options import options
 EVERY, FIRST = 6, 1  # of the topics in alphabetical order, for evaluation
 CONTEXT, ENDING = 12, 8  # words
 CHOICES = 4
+END = "<|endoftext|>"
 
 Words = list[str]
 
@@ -147,3 +149,14 @@ def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> di
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
+
+
+def new_tokenizer(text: str, num_tokens: int) -> Any:
+    """Train a byte-level BPE tokenizer on a text; its token 0 marks the beginning and the end of a text."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([text], num_tokens, special_tokens=[END], show_progress=False)
+    return import_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
+    )

@@ -32,10 +32,10 @@ from experiments.extras import TASKS, how_to_install, missing_packages
 from experiments.mini import CHECKPOINTS
 from experiments.mini.coloured import load_coloured
 from experiments.mini.digits import Digits, move
+from experiments.mini.language import new_tokenizer
 from experiments.train_dense import from_classifier, write_weights
 from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
-from facts.models.causal_lm import new_tokenizer
 from facts.models.from_transformers import write_processors
 from facts.tasks import Task
 from facts.tasks.classification.base import Batch, are_right, percentage

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from facts.models import RECIPES, CausalLM, ImageClassifier, Recipe, TimmModel
-from facts.models.image_classifier import LABELS
+from facts.models.from_transformers import LABELS
 from facts.models.timm_options import options_beside
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from facts.utils.cache import content_key
 from facts.models import CausalLM, weights
-from facts.models.causal_lm import new_tokenizer
+from experiments.mini.language import new_tokenizer
 from facts.modules.networks import run
 from tests.language.architectures import CONFIGURATIONS, build, sequences
 

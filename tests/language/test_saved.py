@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import facts
-from facts.models.causal_lm import new_tokenizer
+from experiments.mini.language import new_tokenizer
 from facts.modules.networks import run
 from tests.language.architectures import CONFIGURATIONS, NUM_TOKENS, build, sequences
 

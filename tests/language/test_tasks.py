@@ -14,7 +14,7 @@ import torch
 from facts.utils import hub
 from facts.moments.losses import NOTHING
 from facts.models import CausalLM
-from facts.models.causal_lm import new_tokenizer
+from experiments.mini.language import new_tokenizer
 from facts.modules.networks import run
 from facts.tasks.language.benchmarks import accuracies, find_benchmarks
 from facts.tasks.language.corpus import Corpus

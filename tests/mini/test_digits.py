@@ -84,11 +84,8 @@ def test_moving_keeps_the_ground_and_moves_each_image_its_own_way():
 def test_no_image_is_in_two_parts_of_the_task():
     """Noise alone sets two views of a digit about 0.6 * (2 * 256) ** 0.5 = 13.6 apart."""
     task = Digits(num_training=1000)
-    calls = (task.calibration, task.sensitivity, task.evaluation)
-    parts = [
-        *(call(NETWORK) for call in calls),
-        *(task.training(NETWORK, *numbers) for numbers in ((0,), (1,), (0, 1))),
-    ]
+    epochs = [task.training(NETWORK, *numbers) for numbers in ((0,), (1,), (0, 1))]
+    parts = [task.calibration(NETWORK), task.sensitivity(NETWORK), task.evaluation(NETWORK), *epochs]
     images, _ = together([batch for part in parts for batch in part])
     assert len(images) == 4096 + 128 + 3000 + 3 * 1000
     distances = torch.cdist(images, images).fill_diagonal_(torch.inf)
