@@ -7,7 +7,6 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.planning.estimate import estimate
 from facts.cost.count import count_cost
 from facts.calibration.selection import select_layers
 from facts.modules.forms import FORMS
@@ -51,20 +50,3 @@ def test_layers_parameters_and_operations(qwen3):
     assert small.params == kept + EMBEDDINGS + NORMS
     assert small.flops == 2 * 2048 * (kept + EMBEDDINGS)
     assert 0.69 < kept / linear <= 0.7
-
-
-@pytest.mark.parametrize(
-    ("overrides", "moments", "batch"),
-    [
-        ([], 16.0, 17.57),
-        (["hardware.memory.layers_at_once=7"], 0.57, 17.57),
-        (["hardware.memory.checkpoint_blocks=true"], 16.0, 2.25),
-    ],
-)
-def test_memory_of_the_calibration(cell_config, overrides, moments, batch):
-    cell = ["profile=paper", "model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params"]
-    need = estimate([cell_config(*cell, *overrides)])
-    gibibytes = {name: getattr(need, name) / 2**30 for name in ("parameters", "moments", "batch")}
-    assert gibibytes["parameters"] == pytest.approx(6.41, abs=0.01)
-    assert gibibytes["moments"] == pytest.approx(moments, abs=0.05)
-    assert gibibytes["batch"] == pytest.approx(batch, rel=0.05)  # what transformers keeps may change with its version
