@@ -71,7 +71,7 @@ def widen_init(model: nn.Module) -> None:
 
 
 class ColouredEpoch:
-    """Batches of the coloured training digits, in a new order and moved anew each time they are read."""
+    """Batches of the coloured training digits, in another order and moved differently each time they are read."""
 
     def __init__(self, side: int, seed: int, batch_size: int):
         self.images, self.labels = load_coloured("train", side)
@@ -145,8 +145,8 @@ def top1_on_test(model: nn.Module) -> float:
 def participation(model: nn.Module) -> float:
     """Participation ratio of the gradients' energy over the calibration digits: 1 if all images have the same.
 
-    Gradients are those of each image's loss with respect to its pixels. A network that knows its images by heart has
-    next to nothing but a few of them to learn from.
+    Gradients are taken of each image's loss with respect to its pixels. In a network that has memorised its images,
+    only a few of them have any.
     """
     energies = []
     for images, labels in Digits().calibration(model):
@@ -202,20 +202,20 @@ def main(arguments: list[str] | None = None) -> None:
         path = options.folder / Path(recipe.weights).relative_to(WITHIN)
         path.parent.mkdir(exist_ok=True)
         if isinstance(recipe, CausalLM):
-            model, figures = train_language_model(recipe, options.seed)
+            model, metrics = train_language_model(recipe, options.seed)
             write_processors(model, path.parent)
         elif isinstance(recipe, OpenMMLabModel):
-            model, figures = train_dense(name, recipe, options.seed, options.scenes)
+            model, metrics = train_dense(name, recipe, options.seed, options.scenes)
         else:
             model = train_classifier(recipe, options.epochs or epochs_of(name), options.seed)
-            figures = {"top1": top1_on_test(model)}
+            metrics = {"top1": top1_on_test(model)}
             if not name.endswith("backbone"):
-                figures["participation"] = participation(model)
+                metrics["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
         write_weights(model, path)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        shown = ", ".join(f"{metric} {value:.2f}" for metric, value in figures.items())
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in metrics.items())
         table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")
     Console().print(table)
 

@@ -8,7 +8,7 @@ import torch
 
 from facts.cli import models
 from facts.tasks import ImageDataset, ImageFolder
-from facts.tasks.classification.image_dataset import Rows
+from facts.tasks.classification.image_files import Rows
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT
 from tests.networks import make_image_classifier

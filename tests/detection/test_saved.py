@@ -26,11 +26,10 @@ torch.save({name: found.pred_instances[name] for name in ("bboxes", "labels", "s
 """
 
 
-@pytest.mark.parametrize("form", ["plain", "pivoted"])
-def test_a_fresh_process_finds_the_same_boxes(detection, detector, form, tmp_path):
+def test_a_fresh_process_finds_the_same_boxes(detection, detector, tmp_path):
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
-    result = facts.compress(detector, calibration, form=form, ratio=0.6, **losses)
+    result = facts.compress(detector, calibration, form="pivoted", ratio=0.6, **losses)
     facts.save_compressed(result, tmp_path / "saved")
     image, samples = next(iter(detection.evaluation(detector)))
     sizes = {name: samples[0].get(name) for name in ("img_shape", "ori_shape", "batch_input_shape", "pad_shape")}

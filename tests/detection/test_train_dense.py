@@ -1,12 +1,8 @@
 """Training of a detector and of segmenters from their classifiers, by the command that the doctor names."""
 
-import re
-
 import pytest
 
-from experiments.instantiation import instantiate
 from experiments.mini.train import mini_recipe
-from experiments.preflight import checkpoints, sources
 from experiments.train_dense import train
 
 pytestmark = pytest.mark.external
@@ -33,13 +29,3 @@ def test_a_detector_is_trained_once_and_found_by_its_configuration(config, tmp_p
 def test_a_classifier_is_not_trained_here(cell_config):
     with pytest.raises(ValueError, match="deit_b is not trained here: choose a detector"):
         train(cell_config("estimator=none", "finetuning=low_rank"))
-
-
-def test_the_doctor_says_where_weights_come_from(cell_config, tmp_path):
-    missing = cell_config("profile=paper", "model=upernet_swin_b", f"model.paper.weights={tmp_path / 'none.pth'}")
-    (finding,) = checkpoints([missing])
-    assert re.search(r"SHA-256 that begins with 762e2178: https://\S+-762e2178\.pth", finding.advice)
-    assert "experiments.train_dense model=upernet_swin_b task=ade20k" in finding.advice
-    name = "mask_rcnn_swin_b"
-    recipe = instantiate(cell_config("profile=paper", f"model={name}").model.paper)
-    assert f"Nobody publishes it: python -m experiments.train_dense model={name} task=coco" in sources(name, recipe)

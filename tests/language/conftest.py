@@ -13,7 +13,7 @@ def stories(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def told(stories):
+def beginnings(stories):
     """The beginnings of sixteen stories, four a batch, to calibrate on."""
     start = torch.ones(16, 1, dtype=torch.long)
     with torch.random.fork_rng(devices=[]):

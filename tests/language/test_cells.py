@@ -4,13 +4,10 @@ from tests.language import installed  # noqa: F401, I001
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
 from experiments.mini.train import main, mini_recipe
-from facts.calibration.selection import select_layers
 
 pytestmark = pytest.mark.system
 
@@ -53,17 +50,6 @@ def test_analyses_look_at_tokens(cell_config):
     coupling = torch.tensor(record.analysis["coupling"])
     assert coupling.shape == (10, 10) and torch.equal(coupling, coupling.T)
     assert coupling[-1].abs().sum() == 0  # nothing is to be predicted at the last place: it has no gradient
-
-
-@pytest.mark.parametrize("profile", ["paper", "mini"])
-def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
-    experiment = cell_config("experiment=llm_moments").experiment
-    for column in experiment.columns.values():
-        config = cell_config(*experiment.overrides, *column)
-        with torch.device("meta"):
-            recipe = OmegaConf.merge(config.model[profile], {"weights": "random"})
-            model = instantiate(recipe, _convert_="all").build()
-        assert config.analysis[profile].layer in select_layers(model).layers
 
 
 def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):

@@ -44,16 +44,3 @@ def test_shampoo_and_gfwsvd_see_each_sequence_s_gradient(model, name):
         assert torch.allclose(found / found.trace(), expected / expected.trace(), rtol=1e-9, atol=1e-12)
     (stored,) = moments[groups.moments[0]].chunks()
     assert torch.allclose(stored, grads.view(2, 4, *grads.shape[1:]).mean(dim=1), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["facts", "kfac_expand", "shampoo2"])
-def test_batches_can_be_cut_anywhere(model, name):
-    estimator = BY_SAMPLE[name]
-    layers = select_layers(model).layers
-    found = []
-    for sizes in ((8,), (3, 3, 2)):
-        moments = collect_moments(model, layers, sequences(sizes), estimator.moments)
-        found.append({name: estimator.factors(moments[name]) for name in layers})
-    for layer in layers:
-        assert torch.allclose(found[0][layer].A, found[1][layer].A, rtol=1e-9, atol=1e-12)
-        assert torch.allclose(found[0][layer].B, found[1][layer].B, rtol=1e-9, atol=1e-12)

@@ -3,8 +3,6 @@
 from tests.language import installed  # noqa: F401, I001
 
 import json
-import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,27 +13,18 @@ from facts.tasks.language.base import perplexity
 from facts.tasks.language.corpus import Corpus
 from tests.language.choice.records import question
 from tests.language.stories import (
-    BYTE,
     CHOICE,
     EVALUATION,
-    FIRST_MERGED,
     SHUFFLED,
     STORY,
     TRAINING,
     needs_files,
-    read_pieces,
     text_loss,
 )
 from tests.networks import UNIFORM
 
 pytestmark = [needs_files, pytest.mark.external]
 
-TEXTS = {
-    "story": STORY,
-    "wikipedia": EVALUATION.read_text(encoding="utf-8")[:3000] if EVALUATION.exists() else "",
-    "characters without a token": "The café costs 5 £;\tnaïve 日本 🙂.\n\n  Two  spaces ",
-    "one letter": "a",
-}
 # What llama2.c prints at temperature 0 (its doc/stories260K.md).
 PUBLISHED = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
@@ -46,28 +35,6 @@ PUBLISHED = (
     "Lily didn't want to help her mom, so she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, "
     "\"Don't worry, Lily. We can help you."
 )
-
-
-def encoded(text):
-    """llama2.c's tokens: characters, or else their bytes, of which the pair with the best score merges, and again."""
-    pieces = read_pieces()
-    number = {piece.text: place for place, piece in enumerate(pieces)}
-    tokens = []
-    for character in " " + text:
-        tokens += [number[character]] if character in number else [number[BYTE(b)] for b in character.encode()]
-    while True:
-        joined = [pieces[left].text + pieces[right].text for left, right in pairwise(tokens)]
-        known = [place for place, text in enumerate(joined) if number.get(text, 0) >= FIRST_MERGED]
-        if not known:
-            return [1, *tokens]
-        best = max(known, key=lambda place: pieces[number[joined[place]]].score)
-        tokens[best : best + 2] = [number[joined[best]]]
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_tokens_are_those_of_llama2_c(stories, text):
-    tokens = stories.tokenizer(text)["input_ids"]
-    assert tokens == encoded(text) and stories.tokenizer.decode(tokens, skip_special_tokens=True) == text
 
 
 def test_the_story_is_likely_and_its_words_shuffled_are_not(stories):
@@ -84,20 +51,20 @@ def test_greedy_continuation_is_the_published_one(stories):
     assert found[0].tolist() == expected
 
 
-def test_compressed_it_still_prefers_the_story(stories, told):
+def test_compressed_it_still_prefers_the_story(stories, beginnings):
     """Measured: at most 3.9 nats per token, against 5.6 of the shuffled words and 5.5 with a plain SVD; CoRS 2.2."""
     settings = {"ratio": 0.8, "cost": "params"}
-    plain = text_loss(compress(stories, told, estimator="pela", **settings, **UNIFORM).model, STORY)
+    plain = text_loss(compress(stories, beginnings, estimator="pela", **settings, **UNIFORM).model, STORY)
     losses = {}
     for name in ("facts", "kfac_expand", "svd_llm", "flar"):
-        result = compress(stories, told, estimator=name, **settings, **UNIFORM)
+        result = compress(stories, beginnings, estimator=name, **settings, **UNIFORM)
         layers = sum(stories.get_submodule(layer).weight.numel() for layer in result.plan)
         assert len(result.plan) == 35 and size(stories) - size(result.model) >= 0.2 * layers
-        assert perplexity(stories, told) < perplexity(result.model, told) < 512
+        assert perplexity(stories, beginnings) < perplexity(result.model, beginnings) < 512
         losses[name] = text_loss(result.model, STORY)
     assert max(losses.values()) < min(plain, text_loss(stories, SHUFFLED)) - 1
     searched = compress(
-        stories, told, estimator="svd_llm", search="cors", form="plain", sensitivity=told[:2], **settings
+        stories, beginnings, estimator="svd_llm", search="cors", form="plain", sensitivity=beginnings[:2], **settings
     )
     assert text_loss(searched.model, STORY) < losses["svd_llm"] - 0.5
 
@@ -106,26 +73,15 @@ def size(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_perplexity_of_wikitext(stories, tmp_path):
-    """That by transformers; and on the whole text 112.71, against 103.7 and 29.7 by counting tokens and pairs.
+def test_perplexity_of_wikitext(stories):
+    """112.71 on the whole text, against 103.7 and 29.7 by counting tokens and pairs.
 
     The network and the text are published, so only rounding can change it.
     """
-    (tmp_path / "text").write_text(EVALUATION.read_text(encoding="utf-8")[:50_000], encoding="utf-8")
-    settings = {"training_text": str(TRAINING), "sequence_length": 256, "batch_size": 16}
-    whole, part = (
-        Corpus(evaluation_text=str(file), **settings).evaluate(stories) for file in (EVALUATION, tmp_path / "text")
-    )
-    tokens = torch.tensor(stories.tokenizer((tmp_path / "text").read_text(encoding="utf-8"))["input_ids"])
-    with torch.inference_mode():
-        losses = [
-            stories(input_ids=window[None], labels=window[None]).loss.item()
-            for window in tokens[: len(tokens) // 256 * 256].view(-1, 256)
-        ]
-    # One window at a time sums up in another order than batches of sixteen.
-    assert part["perplexity"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
-    assert whole["perplexity"] == pytest.approx(112.71, rel=1e-3)
-    assert whole["bigram_perplexity"] < whole["unigram_perplexity"] < whole["perplexity"]
+    texts = {"training_text": str(TRAINING), "evaluation_text": str(EVALUATION)}
+    figures = Corpus(**texts, sequence_length=256, batch_size=16).evaluate(stories)
+    assert figures["perplexity"] == pytest.approx(112.71, rel=1e-3)
+    assert figures["bigram_perplexity"] < figures["unigram_perplexity"] < figures["perplexity"]
 
 
 def test_accuracy_on_benchmarks_is_the_one_counted_by_hand(stories, tmp_path):
@@ -138,23 +94,17 @@ def test_accuracy_on_benchmarks_is_the_one_counted_by_hand(stories, tmp_path):
             text = file.read_text().replace("RECORDS", CHOICE.as_posix()).replace("CACHE", tmp_path.as_posix())
             (tmp_path / file.name).write_text(text)
     (tmp_path / "text").write_text(STORY)
-    names = ("arc_easy", "winogrande")
+    name = "arc_easy"
     texts = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
-    benchmarks = {"benchmark_names": names, "benchmark_folder": str(tmp_path), "num_questions": 50}
+    benchmarks = {"benchmark_names": (name,), "benchmark_folder": str(tmp_path), "num_questions": 50}
     figures = Corpus(**texts, **benchmarks, sequence_length=64, batch_size=16).evaluate(stories)
-    assert figures["accuracy"] == pytest.approx(sum(figures[f"accuracy_{name}"] for name in names) / 2)
-    for name in names:
-        right = 0
-        for record in json.loads((CHOICE / f"{name}.test.json").read_text(encoding="utf-8"))[:50]:
-            asked = question(record)
-            if name == "winogrande":
-                before, after = asked["question"].split("_")
-                pairs = [(before + choice, " " + after.strip()) for choice in asked["choices"]]
-            else:
-                pairs = [(f"Question: {asked['question']}\nAnswer:", " " + choice) for choice in asked["choices"]]
-            scores = [log_likelihood(stories, *pair) for pair in pairs]
-            right += scores.index(max(scores)) == asked["label"]
-        assert figures[f"accuracy_{name}"] == pytest.approx(100 * right / 50)
+    right = 0
+    for record in json.loads((CHOICE / f"{name}.test.json").read_text(encoding="utf-8"))[:50]:
+        asked = question(record)
+        pairs = [(f"Question: {asked['question']}\nAnswer:", " " + choice) for choice in asked["choices"]]
+        scores = [log_likelihood(stories, *pair) for pair in pairs]
+        right += scores.index(max(scores)) == asked["label"]
+    assert figures["accuracy"] == figures[f"accuracy_{name}"] == pytest.approx(100 * right / 50)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from experiments.mini.language import CHOICES, KINDS, PythonReference, new_token
 from facts.models import CausalLM
 from facts.moments.losses import NOTHING
 from facts.modules.networks import run
-from facts.tasks.language.base import perplexity, windows
+from facts.tasks.language.base import perplexity
 from facts.tasks.language.benchmarks import accuracies, find_benchmarks
 from facts.tasks.language.corpus import Corpus
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
@@ -49,18 +49,14 @@ def test_no_paragraph_is_in_both_splits(task):
     assert 4 < len(task.text("training")) / len(task.text("evaluation")) < 6
 
 
-def test_windows_leave_out_the_rest_alone():
-    assert windows(torch.arange(7), 3).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(ValueError, match="2 tokens has not one window of 3"):
-        windows(torch.arange(2), 3)
-
-
 def test_calibration_and_sensitivity_share_no_window(task, model):
     calibration, sensitivity = rows_of(task.calibration(model)), rows_of(task.sensitivity(model))
     assert (len(calibration), len(sensitivity)) == (20, 4) and not calibration & sensitivity
     tokens, targets = task.calibration(model)[0]
     assert tokens.shape == (8, 128)
     assert torch.equal(targets[:, :-1], tokens[:, 1:]) and (targets[:, -1] == NOTHING).all()
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has no tokenizer: set model\.tokenizer"):
+        task.calibration(build("llama"))
     with pytest.raises(ValueError, match="needs 100016 windows of 128 tokens; the evaluation text has"):
         replace(task, num_held_out=100_000).analysis(model)
 
@@ -81,6 +77,8 @@ def test_every_epoch_has_as_many_batches(tmp_path, model, rest):
     epochs = [corpus.training(model, epoch, seed=5) for epoch in range(12)]
     assert {len(batches) for batches in epochs} == ({2} if rest < length - 1 else {3})
     assert len(replace(corpus, sequence_length=length * 3 + rest).training(model, 0)) == 1
+    with pytest.raises(ValueError, match="tokens has not one window of 10000"):
+        replace(corpus, sequence_length=10000).training(model, 0)
 
 
 def test_perplexity_is_that_of_transformers_own_loss(task, model):
@@ -161,11 +159,6 @@ def test_the_key_depends_on_text_windows_and_questions(task, model, tmp_path, wr
     assert corpus.benchmarks_key != before
 
 
-def test_a_network_without_tokenizer_is_an_error(task):
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM has no tokenizer: set model\.tokenizer"):
-        task.calibration(build("llama"))
-
-
 def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     for split in ("training", "evaluation"):
         (tmp_path / split).write_text(f"the {split} of a text " * 200, encoding="utf-8")
@@ -217,7 +210,7 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
         "doc_to_text: '{{a}}'\ndoc_to_choice: '{{b}}'\ndoc_to_target: '{{c}}'\nmetric_list: [{metric: acc}]\n"
     )
     with pytest.raises(ConnectionError, match="nobody/nothing"):
-        accuracies(model, model.tokenizer, ["mine"], 4, folder=str(tmp_path))
+        accuracies(model, model.tokenizer, ["mine"], 4, benchmark_folder=str(tmp_path))
 
 
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):

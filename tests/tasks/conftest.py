@@ -7,7 +7,7 @@ from tests.tasks import fake_imagenet
 
 @pytest.fixture(scope="session")
 def files():
-    """What every layout holds."""
+    """The pictures of every layout."""
     return fake_imagenet.make_files()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
+from facts.tasks.base import chosen_of
 from facts.tasks.classification.image_files import (
     Files,
     ImageFiles,
@@ -66,13 +66,8 @@ class ImageNet(Images):
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Positions of the images for both uses. Raises `ValueError` if there are too few."""
-        available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
-        if available < needed:
-            raise ValueError(
-                f"{self.root} holds {available} training images; num_sensitivity + num_calibration needs {needed}"
-            )
-        order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed)).tolist()
-        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[self.num_sensitivity : needed]}
+        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
+        return chosen_of(*numbers, self.seed, self.root)
 
 
 def find_images(root: Path, split: Split) -> ImageFiles:

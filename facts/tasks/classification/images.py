@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from facts.calibration.cutmix import CutMix
+from facts.tasks.base import settings_of
 from facts.tasks.classification.base import Classification, balanced
 from facts.tasks.classification.image_files import ImageFiles
 from facts.tasks.classification.pictures import Decodable, DecodedBatches
@@ -28,7 +28,7 @@ Augmentation = Literal["none", "train", "train_cutmix"]
 Transform = Literal["paper", "timm"]
 TrainingAugmentation = Literal["crop", "deit"]
 
-# The defaults of DeiT's code, like those of Mixup below, except mmax9: at magnitude 10, one draw in forty, timm
+# The defaults of DeiT's code, as are Mixup's below, except mmax9: at magnitude 10, one draw in forty, timm
 # asks Pillow for images of 0 bits, which Pillow 13 refuses.
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
@@ -78,10 +78,8 @@ class Images(Classification):
         return images
 
     def content_key(self, model: nn.Module) -> str:
-        elsewhere = ("root", "num_workers")
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in elsewhere}
         files = (self.training_images.content_key, self.validation_images.content_key)
-        return content_key(*files, settings, preprocessing_key(model))
+        return content_key(*files, settings_of(self), preprocessing_key(model))
 
     def calibration(self, model: nn.Module) -> NumberedBatches | CutMix:
         batches = self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)

@@ -55,7 +55,7 @@ class ADE20K(DensePrediction):
     def metric(self) -> IoUMetric:
         return IoUMetric(iou_metrics=["mIoU"], prefix="classes")
 
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
+    def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         return {"miou": float(measured["classes/mIoU"])}
 
     def targets(self, samples: list[SegDataSample]) -> dict[str, Tensor]:

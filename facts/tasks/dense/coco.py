@@ -25,7 +25,7 @@ from facts.utils.silence import silence
 
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
 NONE = -1  # the label of a row of padding
-FIGURES = {
+METRICS = {
     f"{ours}_map{threshold}": f"{theirs}_mAP{threshold}"
     for ours, theirs in (("box", "bbox"), ("mask", "segm"))
     for threshold in ("", "_50", "_75")
@@ -64,9 +64,9 @@ class Coco(DensePrediction):
         with silence():
             return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
 
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
+    def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         # The metric has no entry for a network that finds nothing.
-        return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in FIGURES.items()}
+        return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in METRICS.items()}
 
     def targets(self, samples: list[DetDataSample]) -> dict[str, Tensor]:
         """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, padded to the M of the fullest image.
