@@ -17,10 +17,9 @@ DATA = Path(__file__).parents[3] / "shared" / "data"
 WEIGHTS = DATA / "lm_stories" / "stories260K.bin"
 PIECES = DATA / "lm_stories" / "tok512.bin"
 TRAINING, EVALUATION = DATA / "text" / "wikitext2.valid.tokens", DATA / "text" / "wikitext2.test.raw"
-CHOICE = DATA / "text" / "choice"
 needs_files = pytest.mark.skipif(
-    not all(path.exists() for path in (WEIGHTS, PIECES, TRAINING, EVALUATION, CHOICE)),
-    reason=f"no language model, texts and questions in {DATA}",
+    not all(path.exists() for path in (WEIGHTS, PIECES, TRAINING, EVALUATION)),
+    reason=f"no language model and texts in {DATA}",
 )
 HEADER = 7  # whole numbers before the weights
 FIRST_MERGED = 259  # after the special tokens and the bytes

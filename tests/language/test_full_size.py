@@ -50,3 +50,9 @@ def test_layers_parameters_and_operations(qwen3):
     assert small.params == kept + EMBEDDINGS + NORMS
     assert small.flops == 2 * 2048 * (kept + EMBEDDINGS)
     assert 0.69 < kept / linear <= 0.7
+
+
+def test_the_layers_of_the_figure_are_the_network_s(qwen3, cell_config):
+    columns = cell_config("experiment=llm_moments").experiment.columns.values()
+    layers = {cell_config(*column).analysis.paper.layer for column in columns}
+    assert layers <= select_layers(qwen3).layers.keys()

@@ -1,9 +1,7 @@
-"""A published language model, read as it was meant, compressed, and measured on texts and benchmarks."""
+"""A published language model, read as it was meant, compressed, and measured on texts."""
 
 from tests.language import installed  # noqa: F401, I001
 
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ import torch
 from facts import compress
 from facts.tasks.language.base import perplexity
 from facts.tasks.language.corpus import Corpus
-from tests.language.choice.records import question
 from tests.language.stories import (
-    CHOICE,
     EVALUATION,
     SHUFFLED,
     STORY,
@@ -82,34 +78,3 @@ def test_perplexity_of_wikitext(stories):
     figures = Corpus(**texts, sequence_length=256, batch_size=16).evaluate(stories)
     assert figures["perplexity"] == pytest.approx(112.71, rel=1e-3)
     assert figures["bigram_perplexity"] < figures["unigram_perplexity"] < figures["perplexity"]
-
-
-def test_accuracy_on_benchmarks_is_the_one_counted_by_hand(stories, tmp_path):
-    """The choice whose tokens are the likeliest after the context, by their sum, on the first 50 questions.
-
-    To the last question: the best two choices lie 0.05 nats apart or more, and sums in float32 differ by some 1e-5.
-    """
-    for file in (Path(__file__).parent / "choice").iterdir():
-        if file.is_file():
-            text = file.read_text().replace("RECORDS", CHOICE.as_posix()).replace("CACHE", tmp_path.as_posix())
-            (tmp_path / file.name).write_text(text)
-    (tmp_path / "text").write_text(STORY)
-    name = "arc_easy"
-    texts = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
-    benchmarks = {"benchmark_names": (name,), "benchmark_folder": str(tmp_path), "num_questions": 50}
-    figures = Corpus(**texts, **benchmarks, sequence_length=64, batch_size=16).evaluate(stories)
-    right = 0
-    for record in json.loads((CHOICE / f"{name}.test.json").read_text(encoding="utf-8"))[:50]:
-        asked = question(record)
-        pairs = [(f"Question: {asked['question']}\nAnswer:", " " + choice) for choice in asked["choices"]]
-        scores = [log_likelihood(stories, *pair) for pair in pairs]
-        right += scores.index(max(scores)) == asked["label"]
-    assert figures["accuracy"] == figures[f"accuracy_{name}"] == pytest.approx(100 * right / 50)
-
-
-@torch.inference_mode()
-def log_likelihood(model, context, continuation):
-    whole, beginning = (model.tokenizer(text)["input_ids"] for text in (context + continuation, context))
-    tokens = torch.tensor([whole])
-    scores = model(tokens).logits[0, :-1].double().log_softmax(dim=-1)
-    return scores.gather(1, tokens[0, 1:, None])[len(beginning) - 1 :].sum().item()

@@ -2,6 +2,7 @@
 
 from tests.language import installed  # noqa: F401, I001
 
+import json
 import math
 import sys
 from collections import Counter
@@ -168,23 +169,29 @@ def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     assert corpus.evaluate(model).keys() == {"perplexity", "unigram_perplexity", "bigram_perplexity"}
     with pytest.raises(FileNotFoundError, match=r"no text .*nowhere"):
         replace(corpus, training_text=str(tmp_path / "nowhere")).inspect()
-    with_benchmarks = replace(corpus, benchmark_names=("mine",), benchmark_folder=written)
-    assert with_benchmarks.inspect().endswith("1 benchmarks")
-    with pytest.raises(ValueError, match=r"no benchmark is called yours in .*, which describes mine"):
-        replace(with_benchmarks, benchmark_names=("mine", "yours")).inspect()
+    quiz = replace(corpus, benchmark_names=("quiz",), benchmark_folder=written)
+    assert quiz.inspect().endswith("1 benchmarks")
+    made = questions("word", paragraphs("evaluation"), 8, 0)
+    right = [_likeliest(model, question, False) == question["answer"] for question in made]
+    assert quiz.evaluate(model)["accuracy_quiz"] == pytest.approx(100 * sum(right) / 8)
+    with pytest.raises(ValueError, match=r"no benchmark is called yours in .*, which describes mine, quiz"):
+        replace(quiz, benchmark_names=("mine", "yours")).inspect()
     with pytest.raises(ValueError, match="gives no accuracy of mine"):
-        with_benchmarks.evaluate(model)
+        replace(quiz, benchmark_names=("mine",)).evaluate(model)
 
 
 @pytest.fixture
 def written(tmp_path):
-    """A folder with a benchmark that is of no multiple choice."""
-    (tmp_path / "questions.jsonl").write_text('{"a": "x y", "b": "z"}\n')
-    source = f"{{data_files: {{test: {tmp_path}/questions.jsonl}}, cache_dir: {tmp_path}}}"
-    (tmp_path / "mine.yaml").write_text(
-        f"task: mine\ndataset_path: json\ndataset_kwargs: {source}\ntest_split: test\noutput_type: loglikelihood\n"
-        "doc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\nmetric_list: [{metric: perplexity}]\n"
-    )
+    """A folder with a benchmark of multiple choice, `quiz`, and one of likelihoods, `mine`."""
+    made = questions("word", paragraphs("evaluation"), 8, 0)
+    (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in made))
+    source = {"data_files": {"test": f"{tmp_path}/questions.jsonl"}, "cache_dir": str(tmp_path)}
+    shared = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "test", "doc_to_text": "context"}
+    quiz = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": [{"metric": "acc"}]}
+    mine = {"output_type": "loglikelihood", "metric_list": [{"metric": "perplexity"}]}
+    for name, own in (("quiz", quiz), ("mine", mine)):
+        task = {"task": name, **shared, "doc_to_target": "answer", **own}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML too
     return str(tmp_path)
 
 

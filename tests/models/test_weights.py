@@ -103,17 +103,14 @@ def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeyp
     assert weights.sha256(path) == " ".join(weights.sha256(tmp_path / name) for name in shards)
 
 
-def offline(*args):
-    raise LocalEntryNotFoundError("no connection\nand a page of advice")
-
-
 @pytest.mark.parametrize(
     ("recipe", "repository"),
     [(tiny(), REPOSITORY), (TimmModel(tag="deit_small_patch16_224"), "timm/deit_small_patch16_224.fb_in1k")],
 )
 def test_offline_the_repository_and_what_to_do_are_named(recipe, repository, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(weights, "hf_hub_download", offline)
+    error = LocalEntryNotFoundError("no connection\nand a page of advice")
+    monkeypatch.setattr(weights, "hf_hub_download", Mock(side_effect=error))
     with pytest.raises(FileNotFoundError, match=rf"{repository} could not be fetched \(no connection\).*folder"):
         recipe.build()
 
