@@ -172,8 +172,7 @@ def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[s
     task: Language = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
-    tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
-    model.tokenizer = tokenizer  # type: ignore[assignment]  # torch declares tensors and modules alone
+    model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
     schedule = Finetuning(
         num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
     )

@@ -16,9 +16,8 @@ from facts.models import CausalLM
 DATA = Path(__file__).parents[3] / "shared" / "data"
 WEIGHTS = DATA / "lm_stories" / "stories260K.bin"
 PIECES = DATA / "lm_stories" / "tok512.bin"
-TRAINING, EVALUATION = DATA / "text" / "wikitext2.valid.tokens", DATA / "text" / "wikitext2.test.raw"
 needs_files = pytest.mark.skipif(
-    not all(path.exists() for path in (WEIGHTS, PIECES, TRAINING, EVALUATION)),
+    not all(path.exists() for path in (WEIGHTS, PIECES)),
     reason=f"no language model and texts in {DATA}",
 )
 HEADER = 7  # whole numbers before the weights
@@ -26,16 +25,15 @@ FIRST_MERGED = 259  # after the special tokens and the bytes
 SPECIAL = ["<unk>", "<s>", "</s>"]
 BYTE = "<0x{:02X}>".format
 
+# What llama2.c prints at temperature 0 (its doc/stories260K.md).
 STORY = (
-    "Once upon a time, there was a little girl named Lily. She had a small red ball and she loved to play with it in "
-    "the park. One day, Lily threw the ball very high. The ball went up and up, and it got stuck in a big tree. Lily "
-    "was sad. She did not know what to do.\n"
-    'A kind bird saw Lily and said, "Do not cry. I can help you." The bird flew up to the top of the tree and pushed '
-    'the ball with its beak. The ball fell down on the soft grass. Lily was so happy! She said, "Thank you, bird!" '
-    "and gave the bird some bread.\n"
-    "From that day on, Lily and the bird were best friends. They played in the park every day. When it was time to go "
-    'home, Lily hugged her mom and told her all about her new friend. Her mom smiled and said, "It is good to be '
-    'kind."'
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big, red ball. She wanted to play with it, but it was too high.\n"
+    "Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to "
+    "play with your ball, but I can't find it.\"\n"
+    "Lily was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\n"
+    "Lily didn't want to help her mom, so she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, "
+    "\"Don't worry, Lily. We can help you."
 )
 SHUFFLED = " ".join(random.Random(0).sample(STORY.split(), len(STORY.split())))
 

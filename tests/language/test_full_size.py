@@ -53,6 +53,7 @@ def test_layers_parameters_and_operations(qwen3):
 
 
 def test_the_layers_of_the_figure_are_the_network_s(qwen3, cell_config):
-    columns = cell_config("experiment=llm_moments").experiment.columns.values()
-    layers = {cell_config(*column).analysis.paper.layer for column in columns}
+    experiment = cell_config("experiment=llm_moments").experiment
+    configs = [cell_config(*experiment.overrides, *column) for column in experiment.columns.values()]
+    layers = {config.analysis.paper.layer for config in configs}
     assert layers <= select_layers(qwen3).layers.keys()

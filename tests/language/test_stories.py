@@ -1,54 +1,45 @@
-"""A published language model, read as it was meant, compressed, and measured on texts."""
+"""A published language model, read as it was meant, and compressed."""
 
 from tests.language import installed  # noqa: F401, I001
-
 
 import pytest
 import torch
 
 from facts import compress
+from facts.moments.losses import next_tokens
 from facts.tasks.language.base import perplexity
-from facts.tasks.language.corpus import Corpus
-from tests.language.stories import (
-    EVALUATION,
-    SHUFFLED,
-    STORY,
-    TRAINING,
-    needs_files,
-    text_loss,
-)
+from tests.language.stories import SHUFFLED, STORY, needs_files, story_recipe, text_loss
 from tests.networks import UNIFORM
 
 pytestmark = [needs_files, pytest.mark.external]
 
-# What llama2.c prints at temperature 0 (its doc/stories260K.md).
-PUBLISHED = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
-    "big, red ball. She wanted to play with it, but it was too high.\n"
-    "Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to "
-    "play with your ball, but I can't find it.\"\n"
-    "Lily was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\n"
-    "Lily didn't want to help her mom, so she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, "
-    "\"Don't worry, Lily. We can help you."
-)
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    return story_recipe(tmp_path_factory.mktemp("stories")).build()
 
 
-def test_the_story_is_likely_and_its_words_shuffled_are_not(stories):
-    """Measured: 0.96 and 5.6 nats per token. Its author gives 1.30 for stories that it was not trained on."""
-    assert text_loss(stories, STORY) < 1.3
-    assert text_loss(stories, SHUFFLED) > text_loss(stories, STORY) + 3
+@pytest.fixture(scope="module")
+def beginnings(stories):
+    """The beginnings of sixteen stories that it tells, four a batch, to calibrate on."""
+    start = torch.ones(16, 1, dtype=torch.long)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings = {"do_sample": True, "min_length": 64, "max_length": 64, "pad_token_id": 0}
+        tokens = stories.generate(start, attention_mask=start, **settings)
+    return [(batch, next_tokens(batch)) for batch in tokens.split(4)]
 
 
 def test_greedy_continuation_is_the_published_one(stories):
     start = stories.tokenizer("Once upon a time", return_tensors="pt", return_token_type_ids=False)
-    expected = stories.tokenizer(PUBLISHED)["input_ids"]
+    expected = stories.tokenizer(STORY)["input_ids"]
     with torch.inference_mode():
         found = stories.generate(**start, max_length=len(expected), do_sample=False, pad_token_id=0)
     assert found[0].tolist() == expected
 
 
 def test_compressed_it_still_prefers_the_story(stories, beginnings):
-    """Measured: at most 3.9 nats per token, against 5.6 of the shuffled words and 5.5 with a plain SVD; CoRS 2.2."""
+    """Measured: 3.1 to 3.5 nats per token, against 5.4 of the words shuffled and 4.7 with a plain SVD; CoRS 2.0."""
     settings = {"ratio": 0.8, "cost": "params"}
     plain = text_loss(compress(stories, beginnings, estimator="pela", **settings, **UNIFORM).model, STORY)
     losses = {}
@@ -67,14 +58,3 @@ def test_compressed_it_still_prefers_the_story(stories, beginnings):
 
 def size(model):
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_perplexity_of_wikitext(stories):
-    """112.71 on the whole text, against 103.7 and 29.7 by counting tokens and pairs.
-
-    The network and the text are published, so only rounding can change it.
-    """
-    texts = {"training_text": str(TRAINING), "evaluation_text": str(EVALUATION)}
-    figures = Corpus(**texts, sequence_length=256, batch_size=16).evaluate(stories)
-    assert figures["perplexity"] == pytest.approx(112.71, rel=1e-3)
-    assert figures["bigram_perplexity"] < figures["unigram_perplexity"] < figures["perplexity"]

@@ -187,10 +187,15 @@ def written(tmp_path):
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in made))
     source = {"data_files": {"test": f"{tmp_path}/questions.jsonl"}, "cache_dir": str(tmp_path)}
     shared = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "test", "doc_to_text": "context"}
-    quiz = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": [{"metric": "acc"}]}
-    mine = {"output_type": "loglikelihood", "metric_list": [{"metric": "perplexity"}]}
+    quiz = {
+        "output_type": "multiple_choice",
+        "doc_to_target": "answer",
+        "doc_to_choice": "choices",
+        "metric_list": [{"metric": "acc"}],
+    }
+    mine = {"output_type": "loglikelihood", "doc_to_target": "context", "metric_list": [{"metric": "perplexity"}]}
     for name, own in (("quiz", quiz), ("mine", mine)):
-        task = {"task": name, **shared, "doc_to_target": "answer", **own}
+        task = {"task": name, **shared, **own}
         (tmp_path / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML too
     return str(tmp_path)
 
