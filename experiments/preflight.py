@@ -25,11 +25,9 @@ from experiments.wording import worded
 from facts.models import OpenMMLabModel, Recipe
 from facts.models.weights import sha256
 from facts.moments.memory import MemoryPolicy
-from facts.tasks import ImageNet
 from facts.utils.files import writable_folder
 
 Level = Literal["fine", "warning", "problem"]
-CROP_BYTES = 3 * 224**2  # of a decoded image
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -71,7 +69,7 @@ def of_cells(columns: list[list[DictConfig]]) -> Iterator[Finding]:
     yield from checkpoints(configs)
     if needs := [estimate(column) for column in columns]:
         yield memory(configs[0], max(needs, key=lambda need: need.memory))
-        yield disk(configs[0], sum(need.disk for need in needs) + size_of_crops(configs))
+        yield disk(configs[0], sum(need.disk for need in needs))
 
 
 def extras(configs: Iterable[DictConfig]) -> Iterator[Finding]:
@@ -188,18 +186,6 @@ def _distinct(configs: Iterable[DictConfig], group: str) -> dict[str, Any]:
     """Objects that the cells name in one group, built, by name."""
     nodes = {config[group].name: config[group][config.profile.name] for config in configs}
     return {name: instantiate(node) for name, node in nodes.items()}
-
-
-def size_of_crops(configs: Iterable[DictConfig]) -> int:
-    """Bytes of the decoded images that a run at 224 pixels will keep, less those that are there."""
-    tasks = [config.task[config.profile.name] for config in configs]
-    wanted = {
-        str(task.crops): CROP_BYTES * (ImageNet.num_evaluation + task.num_calibration + task.num_sensitivity)
-        for task in tasks
-        if task.get("crops")
-    }
-    held = sum(path.stat().st_blocks * 512 for folder in wanted for path in Path(folder).glob("*.crops"))
-    return max(0, sum(wanted.values()) - held)
 
 
 def disk(config: DictConfig, needed: float) -> Finding:

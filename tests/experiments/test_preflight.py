@@ -20,7 +20,6 @@ from experiments.preflight import (
     of_cells,
     of_machine,
     show_findings,
-    size_of_crops,
     tracking,
 )
 
@@ -113,16 +112,6 @@ def test_room_on_the_disk(cell_config, tmp_path):
     assert full.level == "problem" and "results" in full.advice
     (tmp_path / "file").write_text("")
     assert disk(cell_config(f"results={tmp_path / 'file'}"), needed=0).level == "problem"
-
-
-def test_decoded_images_take_room(cell_config, tmp_path):
-    config, other = cell_config("profile=paper"), cell_config("profile=paper", "task=coco")
-    whole = 3 * 224 * 224 * (50_000 + 16_384 + 512)
-    assert size_of_crops([other, config, config]) == whole
-    assert size_of_crops([cell_config("profile=paper", "task.paper.crops=null"), cell_config(), other]) == 0
-    (tmp_path / "results" / "crops").mkdir(parents=True)
-    (tmp_path / "results" / "crops" / "key.crops").write_bytes(b"x" * 2**20)
-    assert whole - 2**21 < size_of_crops([config]) < whole
 
 
 def test_what_the_cache_holds_already_needs_no_room(cell_config, tmp_path):
