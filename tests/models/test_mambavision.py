@@ -76,14 +76,6 @@ def test_scan_stays_finite_where_decays_vanish():
     torch.testing.assert_close(SelectiveScan()(*arguments), sequential_scan(*arguments))
 
 
-def test_scan_computes_half_precision_in_float32():
-    arguments = [tensor.detach().bfloat16() for tensor in scan_arguments(33)]
-    expected = sequential_scan(*(tensor.float() for tensor in arguments))
-    output = SelectiveScan()(*arguments)
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output, expected.bfloat16())
-
-
 def test_tokens_of_a_window_see_one_another_alone(tiny):
     """Windows of 4 x 4 on a map of 8 x 8: a change in the last column reaches the right half of the map."""
     stage = tiny.double().levels[2]
