@@ -3,6 +3,7 @@
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -169,13 +170,18 @@ class MambaVisionModel(Recipe):
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
 
 
-def refuse_references(value: Any, where: str) -> None:
+def refuse_references(values: Any, where: str) -> None:
     """Raises `ValueError` if nested plain values contain the name of a file, an address or a repository."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            refuse_references(inner, f"{where}.{name}")
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            refuse_references(inner, where)
-    elif isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
-        raise ValueError(f"the recipe's {where} is {value!r}, and may name no file and no address in a saved network")
+    for name, value in nested(values, where):
+        if isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
+            raise ValueError(
+                f"the recipe's {name} is {value!r}, and may name no file and no address in a saved network"
+            )
+
+
+def nested(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested plain values under their dotted names, the outermost first."""
+    yield name, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, inner in items:
+        yield from nested(inner, f"{name}.{key}")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from facts.models.builders import Recipe, refuse_references
+from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
 from facts.utils.hub import hub
@@ -173,21 +173,16 @@ def published_configuration(tag: str) -> dict[str, Any]:
         ) from error
 
 
-def _refuse_code(settings: Any) -> None:
+def _refuse_code(settings: dict[str, Any]) -> None:
     """Raises `ValueError` for fields of a configuration, however deep, that load code or other weights."""
-    if isinstance(settings, list):
-        for inner in settings:
-            _refuse_code(inner)
-    if not isinstance(settings, dict):
-        return
-    for name, value in settings.items():
+    for path, value in nested(settings):
+        name = path.rpartition(".")[2]
         foreign = (name in CODE and value is not None) or name.startswith("__")
         if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
             raise ValueError(
                 f"the recipe's configuration sets {name} to {value!r}, which is more than data: in a saved network "
                 f"{', '.join(CODE)} must be left out, and implementations be of transformers itself"
             )
-        _refuse_code(value)
 
 
 def write_processors(model: nn.Module, folder: Path) -> None:
