@@ -2,7 +2,6 @@
 
 import random
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,9 @@ from facts.models import CausalLM
 DATA = Path(__file__).parents[3] / "shared" / "data"
 WEIGHTS = DATA / "lm_stories" / "stories260K.bin"
 PIECES = DATA / "lm_stories" / "tok512.bin"
-needs_files = pytest.mark.skipif(
-    not all(path.exists() for path in (WEIGHTS, PIECES)),
-    reason=f"no language model and texts in {DATA}",
-)
+needs_files = pytest.mark.skipif(not (WEIGHTS.exists() and PIECES.exists()), reason=f"no language model in {DATA}")
 HEADER = 7  # whole numbers before the weights
 FIRST_MERGED = 259  # after the special tokens and the bytes
-SPECIAL = ["<unk>", "<s>", "</s>"]
-BYTE = "<0x{:02X}>".format
 
 # What llama2.c prints at temperature 0 (its doc/stories260K.md).
 STORY = (
@@ -111,35 +105,27 @@ def read_weights() -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-@dataclass(frozen=True)
-class Piece:
-    text: str
-    score: float
-
-
-def read_pieces() -> list[Piece]:
-    """The vocabulary: the special tokens, the 256 bytes, and what merges make, the higher its score the sooner."""
+def read_pieces() -> dict[str, float]:
+    """The vocabulary with its scores: special tokens, the 256 bytes, and merges, the higher its score the sooner."""
     content, place, found = PIECES.read_bytes(), 4, []
     while place < len(content):
         score, length = struct.unpack_from("fi", content, place)
-        place += 8
-        found.append(Piece(content[place : place + length].decode(), score))
-        place += length
-    return [Piece(text, 0.0) for text in SPECIAL] + found[len(SPECIAL) :]
+        place += 8 + length
+        found.append((content[place - length : place].decode(), score))
+    return dict([("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *found[3:]])
 
 
 def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    pieces = read_pieces()
-    number = {piece.text: place for place, piece in enumerate(pieces)}
-    assert [number[BYTE(byte)] for byte in range(256)] == list(range(3, FIRST_MERGED))
+    scores = read_pieces()
+    number = {piece: place for place, piece in enumerate(scores)}
     merges = [
-        (piece.text[:cut], piece.text[cut:])
-        for piece in sorted(pieces[FIRST_MERGED:], key=lambda piece: -piece.score)
-        for cut in range(1, len(piece.text))
-        if piece.text[:cut] in number and piece.text[cut:] in number
+        (piece[:cut], piece[cut:])
+        for piece in sorted([*scores][FIRST_MERGED:], key=lambda piece: -scores[piece])
+        for cut in range(1, len(piece))
+        if piece[:cut] in number and piece[cut:] in number
     ]
     tokenizer = Tokenizer(models.BPE(number, merges, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
