@@ -182,6 +182,9 @@ def refuse_references(values: Any, where: str) -> None:
 def nested(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield nested plain values under their dotted names, the outermost first."""
     yield name, value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, inner in items:
-        yield from nested(inner, f"{name}.{key}")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from nested(inner, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from nested(inner, name)
