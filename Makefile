@@ -33,9 +33,9 @@ docs: $(VENV)/.test
 	$(VENV)/bin/python docs/make_tables.py
 	$(RUN) mkdocs build --strict
 
-# For machines without a clone: `pip install 'dist/facts-....whl[experiments]'`.
+# For machines without a clone: the library alone, and the experiments with the small networks.
 wheel: $(VENV)/bin/python
-	$(RUN) pip wheel -q --no-deps -w dist .
+	$(RUN) pip wheel -q --no-deps -w dist . ./experiments
 
 install-detection: $(VENV)/.detection
 

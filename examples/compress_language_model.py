@@ -15,9 +15,9 @@ import typer
 from small_networks import small_qwen
 
 import facts
+from experiments.mini.language import PythonReference
 from facts.models import CausalLM
 from facts.tasks.language.base import perplexity, tokenized, windows
-from facts.tasks.language.python_reference import PythonReference
 
 NUM_TEST = 100  # windows
 

@@ -15,7 +15,8 @@ import typer
 from small_networks import small_deit
 
 import facts
-from facts.tasks import Digits, ImageFolder
+from experiments.mini.digits import Digits
+from facts.tasks import ImageFolder
 
 
 def main(

@@ -11,10 +11,10 @@ from pydantic.dataclasses import dataclass
 from small_networks import small_deit
 
 import facts
+from experiments.mini.digits import Digits
 from facts.estimators import Estimator, KroneckerFactors
 from facts.moments import GradWeightedInputGram
 from facts.search import Search, SearchResult
-from facts.tasks import Digits
 
 
 @dataclass(frozen=True, kw_only=True)

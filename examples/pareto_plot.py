@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from small_networks import small_deit
 
 import facts
-from facts.tasks import Digits
+from experiments.mini.digits import Digits
 
 RATIOS = (0.2, 0.3, 0.4, 0.5, 0.7)
 

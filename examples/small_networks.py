@@ -6,12 +6,12 @@ from facts.models import CausalLM, TimmModel
 
 
 def small_deit() -> nn.Module:
-    """A DeiT of six blocks for images `[N, 1, 16, 16]`, trained to tell the digits of `facts.tasks.Digits` apart."""
+    """A DeiT of six blocks for images `[N, 1, 16, 16]`, trained on the hundred digits of `experiments.mini.digits`."""
     sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 6, "num_heads": 4}
     overlay = {"pretrained_cfg_overlay": {"input_size": [1, 16, 16]}}
     return TimmModel(
         tag="deit_tiny_patch16_224",
-        weights="mini_deit_plain.safetensors",
+        weights="experiments/mini/checkpoints/mini_deit_plain.safetensors",
         arguments={**overlay, **sizes, "in_chans": 1, "num_classes": 100},
     ).build()
 
@@ -22,5 +22,6 @@ def small_qwen() -> nn.Module:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "rope_theta": 10000}
     tokens = {"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0}
     return CausalLM(
-        weights="mini_qwen3/model.safetensors", configuration={"model_type": "qwen3", **sizes, **heads, **tokens}
+        weights="experiments/mini/checkpoints/mini_qwen3/model.safetensors",
+        configuration={"model_type": "qwen3", **sizes, **heads, **tokens},
     ).build()

@@ -8,8 +8,7 @@ from torch import nn
 
 from facts.calibration.cutmix import CutMix
 from facts.modules.networks import reads_tokens
-from facts.tasks.classification.image_dataset import image_data
-from facts.tasks.classification.image_folder import ImageFolder
+from facts.tasks.classification.image_folder import ImageFolder, image_data
 from facts.tasks.classification.preprocessing import num_classes
 from facts.tasks.language.base import Split, perplexity
 from facts.tasks.language.corpus import Corpus

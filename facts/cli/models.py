@@ -10,7 +10,7 @@ from torch import nn
 
 from facts.cli.choices import TIMM, TRANSFORMERS
 from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel
-from facts.models.from_transformers import TransformersModel, published_configuration, read_beside
+from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
 from facts.models.weights import PUBLISHED
 from facts.modules.networks import reads_tokens
 from facts.saving.folder import load_compressed
@@ -45,7 +45,7 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
     if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(BESIDE):
-        read_beside(network, Path(name).expanduser())  # its weights are random, or in another place
+        read_processors(network, Path(name).expanduser())  # its weights are random, or in another place
     return network.to(place)
 
 

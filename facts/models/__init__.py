@@ -1,8 +1,7 @@
 """Networks: timm's by tag, OpenMMLab's and transformers' by configuration, MambaVision, and small checkpoints."""
 
 from facts.models.builders import MambaVisionModel, Recipe, TimmModel
-from facts.models.causal_lm import CausalLM
-from facts.models.image_classifier import ImageClassifier
+from facts.models.from_transformers import CausalLM, ImageClassifier
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 

@@ -3,6 +3,7 @@
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -23,8 +24,8 @@ class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
     `weights` is `pretrained` (published at Hugging Face), `random`, a checkpoint file, or a folder with the published
-    weights of many networks; a relative file is looked for in the package's own `models/checkpoints`, then in the
-    working folder. `arguments` go to the architecture.
+    weights of many networks; a relative file is looked for where this package is installed, then in the working folder.
+    `arguments` go to the architecture.
     """
 
     kind: ClassVar[str]
@@ -169,13 +170,21 @@ class MambaVisionModel(Recipe):
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
 
 
-def refuse_references(value: Any, where: str) -> None:
+def refuse_references(values: Any, where: str) -> None:
     """Raises `ValueError` if nested plain values contain the name of a file, an address or a repository."""
+    for name, value in nested(values, where):
+        if isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
+            raise ValueError(
+                f"the recipe's {name} is {value!r}, and may name no file and no address in a saved network"
+            )
+
+
+def nested(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested plain values under their dotted names, the outermost first."""
+    yield name, value
     if isinstance(value, dict):
-        for name, inner in value.items():
-            refuse_references(inner, f"{where}.{name}")
+        for key, inner in value.items():
+            yield from nested(inner, f"{name}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
-            refuse_references(inner, where)
-    elif isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
-        raise ValueError(f"the recipe's {where} is {value!r}, and may name no file and no address in a saved network")
+            yield from nested(inner, name)

@@ -1,38 +1,44 @@
-"""Networks of transformers, with the files beside their weights: tokenizer, image processor, generation settings."""
+"""Networks of transformers: language models and image classifiers, with their tokenizers and image processors."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from facts.models.builders import Recipe, refuse_references
+from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
 from facts.utils.hub import hub
 from facts.utils.options import options
 from facts.utils.silence import silence
 
-if TYPE_CHECKING:
-    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
-
-GENERATION, TOKENIZER, PROCESSOR = "generation_config.json", "tokenizer_config.json", "preprocessor_config.json"
+# Files that `save_pretrained` writes, by the attribute of a network and transformers' class that reads it.
+PROCESSORS = {
+    "tokenizer": ("tokenizer_config.json", "AutoTokenizer"),
+    "image_processor": ("preprocessor_config.json", "AutoImageProcessor"),
+}
+GENERATION = "generation_config.json"
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
+LABELS = ("id2label", "label2id")  # names of classes, in any words
+FOREIGN = "timm_wrapper"  # would have timm build, and load, what its other settings say
 
 
 @options
 class TransformersModel(Recipe):
     """A network of transformers, by its `configuration` (with `model_type`) or by the one published under a `tag`.
 
-    `arguments` change fields of the configuration. Weights are read as float32. No code is fetched.
+    `arguments` change fields of the configuration. Weights are read as float32. The tokenizer or image processor next
+    to them, or under the tag, becomes the network's `.tokenizer` or `.image_processor`. No code is fetched.
     """
 
     auto_class: ClassVar[str]
     mapping: ClassVar[str]  # transformers' table of the classes that it can be, by type of configuration
+    processor: ClassVar[str]  # the attribute
     tag: str | None = None
     configuration: dict[str, Any] | None = None
 
@@ -52,11 +58,7 @@ class TransformersModel(Recipe):
         known = any(name in names for names in cls.classes().values())
         if not known or getattr(import_transformers(), name, None) is not type(model):
             return None
-        return cls(configuration=cls.configuration_of(model), weights="random")
-
-    @classmethod
-    def configuration_of(cls, model: nn.Module) -> dict[str, Any]:
-        return model.config.to_diff_dict()
+        return cls(configuration=configuration_of(model), weights="random")
 
     @property
     def name(self) -> str:
@@ -81,15 +83,14 @@ class TransformersModel(Recipe):
         super().refuse_foreign()
         if self.configuration is None:
             raise ValueError("the recipe has no configuration, which a saved network holds rather than fetches")
-        for settings in map(self.without_prose, (self.configuration, self.arguments)):
+        if self.configuration.get("model_type") == FOREIGN:
+            raise ValueError(f"a network of timm within transformers ({FOREIGN}) cannot be saved: compress timm's own")
+        for settings in (self.configuration, self.arguments):
+            settings = {name: value for name, value in settings.items() if name not in LABELS}
             refuse_references(settings, "configuration")
             _refuse_code(settings)
 
-    def without_prose(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings without those that are free text, which nothing reads but people."""
-        return settings
-
-    def transformers_config(self) -> "PretrainedConfig":
+    def transformers_config(self) -> Any:
         """Configuration by transformers. Raises `ValueError` if the architecture is unknown, `OSError` if missing."""
         transformers = import_transformers()
         configuration = published_configuration(self.repository) if self.configuration is None else self.configuration
@@ -121,18 +122,43 @@ class TransformersModel(Recipe):
         misfits += [f"{name} is {what}" for what in ("missing", "unexpected") for name in found[f"{what}_keys"]]
         refuse_misfits(misfits, model, path)
         model = with_linear_layers(model)
-        read_beside(model, path.parent)
+        read_processors(model, path.parent)
         return model
-
-    @abstractmethod
-    def fetch_beside(self, model: nn.Module) -> None:
-        """Fetch what is published under the tag and was not beside the weights."""
 
     def build(self) -> nn.Module:
         model = super().build()
-        self.fetch_beside(model)
-        model.recipe = replace(self, configuration=self.configuration_of(model), arguments={})  # type: ignore[assignment]
+        if self.tag and not hasattr(model, self.processor):
+            with hub(), suppress(OSError):
+                setattr(model, self.processor, read_processor(self.processor, self.tag))
+                if model.can_generate():
+                    model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
+        model.recipe = replace(self, configuration=configuration_of(model), arguments={})  # type: ignore[assignment]
         return model
+
+
+@options
+class CausalLM(TransformersModel):
+    """Any `AutoModelForCausalLM`. GPT-2's `Conv1D` becomes `nn.Linear`."""
+
+    kind: ClassVar[str] = "transformers"
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    mapping: ClassVar[str] = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+    processor: ClassVar[str] = "tokenizer"
+
+
+@options
+class ImageClassifier(TransformersModel):
+    """Any `AutoModelForImageClassification`."""
+
+    kind: ClassVar[str] = "transformers_images"
+    auto_class: ClassVar[str] = "AutoModelForImageClassification"
+    mapping: ClassVar[str] = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
+    processor: ClassVar[str] = "image_processor"
+
+
+def configuration_of(model: nn.Module) -> dict[str, Any]:
+    """The settings of a network, with its class, since a type of configuration may have several."""
+    return {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
 
 
 def published_configuration(tag: str) -> dict[str, Any]:
@@ -147,25 +173,20 @@ def published_configuration(tag: str) -> dict[str, Any]:
         ) from error
 
 
-def _refuse_code(settings: Any) -> None:
+def _refuse_code(settings: dict[str, Any]) -> None:
     """Raises `ValueError` for fields of a configuration, however deep, that load code or other weights."""
-    if isinstance(settings, list):
-        for inner in settings:
-            _refuse_code(inner)
-    if not isinstance(settings, dict):
-        return
-    for name, value in settings.items():
+    for path, value in nested(settings):
+        name = path.rpartition(".")[2]
         foreign = (name in CODE and value is not None) or name.startswith("__")
         if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
             raise ValueError(
                 f"the recipe's configuration sets {name} to {value!r}, which is more than data: in a saved network "
                 f"{', '.join(CODE)} must be left out, and implementations be of transformers itself"
             )
-        _refuse_code(value)
 
 
-def write_beside(model: nn.Module, folder: Path) -> None:
-    """Write, besides the weights, what a network's use takes: generation settings, tokenizer, image processor; JSON."""
+def write_processors(model: nn.Module, folder: Path) -> None:
+    """Write the JSON files that using a network takes, besides its weights: generation settings, tokenizer, images."""
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):
@@ -174,24 +195,19 @@ def write_beside(model: nn.Module, folder: Path) -> None:
         processor.save_pretrained(folder)
 
 
-def read_beside(model: nn.Module, folder: Path) -> None:
-    """Load the files that `write_beside` wrote into a model."""
+def read_processors(model: nn.Module, folder: Path) -> None:
+    """Load the files that `write_processors` wrote into a model."""
     if (folder / GENERATION).exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
-    if (folder / TOKENIZER).exists():
-        model.tokenizer = read_tokenizer(folder, local_files_only=True)  # type: ignore[assignment]
-    if (folder / PROCESSOR).exists():
-        model.image_processor = read_image_processor(folder, local_files_only=True)  # type: ignore[assignment]
+    for attribute, (file, _) in PROCESSORS.items():
+        if (folder / file).exists():
+            setattr(model, attribute, read_processor(attribute, folder, local_files_only=True))
 
 
-def read_tokenizer(source: Path | str, **settings: Any) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of a folder or a tag. Raises `ValueError` if it would run code of somebody else."""
-    return import_transformers().AutoTokenizer.from_pretrained(source, trust_remote_code=False, **settings)
-
-
-def read_image_processor(source: Path | str, **settings: Any) -> "BaseImageProcessor":
-    """Load the image processor of a folder or a tag. Raises `ValueError` if it would run code of somebody else."""
-    return import_transformers().AutoImageProcessor.from_pretrained(source, trust_remote_code=False, **settings)
+def read_processor(attribute: str, source: Path | str, **settings: Any) -> Any:
+    """Load the tokenizer or image processor of a folder or a tag. Raises `ValueError` if it would run foreign code."""
+    reader = getattr(import_transformers(), PROCESSORS[attribute][1])
+    return reader.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 def import_transformers() -> Any:

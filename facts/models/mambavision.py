@@ -5,12 +5,14 @@ and from the checkpoints' tensors. Every linear layer sees its samples in the or
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, Mlp, trunc_normal_
+from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 try:
@@ -58,7 +60,7 @@ class MambaVision(nn.Module):
             "interpolation": "bicubic",
             "crop_pct": 0.875,  # resize to 256 as for the other networks; the publishers themselves use 1.0 for B
         }
-        self.patch_embed = Stem(in_chans, stem_dim, dims[0])
+        self.patch_embed = stem(in_chans, stem_dim, dims[0])
         self.levels = nn.ModuleList(
             [
                 ConvStage(depths[0], dims[0], dims[1]),
@@ -99,33 +101,18 @@ class MambaVision(nn.Module):
         return self.head(self.forward_features(x).mean(dim=(2, 3)))
 
 
-class Stem(nn.Module):
+def stem(in_chans: int, stem_dim: int, dim: int) -> nn.Module:
     """Two strided convolutions: images `[N, in_chans, H, W]` to `[N, dim, H / 4, W / 4]`."""
-
-    def __init__(self, in_chans: int, stem_dim: int, dim: int):
-        super().__init__()
-        self.conv_down = nn.Sequential(
-            nn.Conv2d(in_chans, stem_dim, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(stem_dim, eps=1e-4),
-            nn.ReLU(),
-            nn.Conv2d(stem_dim, dim, 3, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(dim, eps=1e-4),
-            nn.ReLU(),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv_down(x)
+    layers: list[nn.Module] = []
+    for before, after in ((in_chans, stem_dim), (stem_dim, dim)):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after, eps=1e-4)]
+        layers += [nn.ReLU()]
+    return nn.Sequential(OrderedDict(conv_down=nn.Sequential(*layers)))
 
 
-class Downsample(nn.Module):
-    """Halves the resolution of `[N, dim, H, W]` and changes its width to `out_dim`."""
-
-    def __init__(self, dim: int, out_dim: int):
-        super().__init__()
-        self.reduction = nn.Sequential(nn.Conv2d(dim, out_dim, 3, stride=2, padding=1, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reduction(x)
+def downsample(dim: int, out_dim: int) -> nn.Module:
+    """A strided convolution: `[N, dim, H, W]` to `[N, out_dim, H / 2, W / 2]`."""
+    return nn.Sequential(OrderedDict(reduction=nn.Sequential(nn.Conv2d(dim, out_dim, 3, 2, padding=1, bias=False))))
 
 
 class ConvBlock(nn.Module):
@@ -148,13 +135,11 @@ class ConvStage(nn.Module):
 
     def __init__(self, depth: int, dim: int, out_dim: int):
         super().__init__()
-        self.blocks = nn.ModuleList(ConvBlock(dim) for _ in range(depth))
-        self.downsample = Downsample(dim, out_dim)
+        self.blocks = nn.Sequential(*(ConvBlock(dim) for _ in range(depth)))
+        self.downsample = downsample(dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.downsample(x)
+        return self.downsample(self.blocks(x))
 
 
 class TokenStage(nn.Module):
@@ -174,41 +159,28 @@ class TokenStage(nn.Module):
         layer_scale: float | None,
     ):
         super().__init__()
-        self.window = window
+        self.window = window, window
         mixers = (depth + 1) // 2
-        self.blocks = nn.ModuleList(
-            TokenBlock(
-                MambaMixer(dim) if index < mixers else Attention(dim, num_heads=heads, qkv_bias=True),
-                dim,
-                mlp_ratio,
-                layer_scale,
+        self.blocks = nn.Sequential(
+            *(
+                TokenBlock(
+                    MambaMixer(dim) if index < mixers else Attention(dim, num_heads=heads, qkv_bias=True),
+                    dim,
+                    mlp_ratio,
+                    layer_scale,
+                )
+                for index in range(depth)
             )
-            for index in range(depth)
         )
-        self.downsample = nn.Identity() if out_dim is None else Downsample(dim, out_dim)
+        self.downsample = nn.Identity() if out_dim is None else downsample(dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
-        x = F.pad(x, (0, -width % self.window, 0, -height % self.window))
+        x = F.pad(x, (0, -width % self.window[1], 0, -height % self.window[0]))
         padded = x.shape[2:]
-        x = to_windows(x, self.window)
-        for block in self.blocks:
-            x = block(x)
-        return self.downsample(from_windows(x, self.window, *padded)[:, :, :height, :width])
-
-
-def to_windows(x: Tensor, window: int) -> Tensor:
-    """Maps `[N, C, H, W]` to tokens `[N * windows, window ** 2, C]`, all windows of an image together."""
-    channels = x.shape[1]
-    x = x.unflatten(2, (-1, window)).unflatten(4, (-1, window))
-    return x.permute(0, 2, 4, 3, 5, 1).reshape(-1, window * window, channels)
-
-
-def from_windows(tokens: Tensor, window: int, height: int, width: int) -> Tensor:
-    """The inverse of `to_windows`."""
-    channels = tokens.shape[2]
-    x = tokens.reshape(-1, height // window, width // window, window, window, channels)
-    return x.permute(0, 5, 1, 3, 2, 4).reshape(-1, channels, height, width)
+        tokens = self.blocks(window_partition(x.movedim(1, -1), self.window).flatten(1, 2))
+        x = window_reverse(tokens.unflatten(1, self.window), self.window, *padded).movedim(-1, 1).contiguous()
+        return self.downsample(x[:, :, :height, :width])
 
 
 class TokenBlock(nn.Module):
@@ -220,11 +192,9 @@ class TokenBlock(nn.Module):
         self.mixer = mixer
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, hidden_features=int(dim * mlp_ratio))
-        self.gamma_1: nn.Parameter | float = 1.0
-        self.gamma_2: nn.Parameter | float = 1.0
-        if layer_scale is not None:
-            self.gamma_1 = nn.Parameter(torch.full((dim,), layer_scale))
-            self.gamma_2 = nn.Parameter(torch.full((dim,), layer_scale))
+        self.gamma_1, self.gamma_2 = (
+            1.0 if layer_scale is None else nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.gamma_1 * self.mixer(self.norm1(x))

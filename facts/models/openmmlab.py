@@ -1,16 +1,15 @@
 """Networks of mmdetection and mmsegmentation by the libraries' own configurations."""
 
 import importlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import field_validator
 from torch import Tensor, nn
 
-from facts.models.builders import Recipe, TimmModel
+from facts.models.builders import Recipe, TimmModel, nested
 from facts.models.feature_network import FeatureNetwork, SelfAttention
 from facts.utils.options import options
 from facts.utils.silence import silence
@@ -85,11 +84,13 @@ class OpenMMLabModel(Recipe):
         super().refuse_foreign()
         if self.classifier:
             raise ValueError("the recipe names a classifier to be loaded, which a saved network does not need")
-        for name, value in _fields(self.arguments):
-            if name.startswith(("_", "init_cfg", "pretrained")) or (name == "type" and value not in LAYERS):
+        for path, value in nested(self.arguments):
+            parts = path.split(".")
+            foreign = [part for part in parts if part.startswith(("_", "init_cfg", "pretrained"))]
+            if foreign or ("type" in parts and value not in LAYERS):
                 raise ValueError(
-                    f"the recipe's arguments set {name} to {value!r}: in a saved network they may only be sizes, and "
-                    f"types among {', '.join(LAYERS)}"
+                    f"the recipe's arguments set {(*foreign, 'type')[0]} to {value!r}: in a saved network they may "
+                    f"only be sizes, and types among {', '.join(LAYERS)}"
                 )
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -122,17 +123,6 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
 def configurations(toolbox: str) -> Path:
     """The folder of the library's configurations."""
     return Path(importlib.import_module(toolbox).__path__[0], ".mim", "configs")
-
-
-def _fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every name in nested arguments, or part of a dotted name, with its value."""
-    if isinstance(value, dict):
-        for names, inner in value.items():
-            yield from ((name, inner) for name in names.split("."))
-            yield from _fields(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _fields(inner)
 
 
 def _renamed(name: str) -> str:

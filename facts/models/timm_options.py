@@ -1,4 +1,4 @@
-"""Options of timm that a network was made with, as far as the network shows them."""
+"""Options of timm that a network was built with, as far as the network shows them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from timm.layers import DropPath
 from torch import nn
 
 
-def options_beside(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
+def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
     """Options of `timm.create_model` in which a network differs from the plain one of its name."""
     usual = _options(plain)
     return {name: value for name, value in _options(model).items() if value not in (None, usual[name])}

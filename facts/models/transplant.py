@@ -68,7 +68,7 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
             f"the backbone {type(backbone).__name__} has other shapes than its classifier: {error}"
         ) from error
     if unexpected:
-        raise ValueError(f"the backbone {type(backbone).__name__} has nothing for {', '.join(unexpected)}")
+        raise ValueError(f"the backbone {type(backbone).__name__} has no place for {', '.join(unexpected)}")
 
 
 def _renamed(name: str, names: Names) -> str:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from facts.utils.hub import hub
 
-CHECKPOINTS = Path(__file__).parent / "checkpoints"
+ROOT = Path(__file__).parents[2]  # of the packages `facts` and `experiments`
 INDEX = ".safetensors.index.json"  # of weights in several files
 PUBLISHED = ("model.safetensors", f"model{INDEX}")
 SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
 # Arguments of scripts, and the logs that OpenMMLab's own checkpoints hold.
-BESIDE_TENSORS = (
+OTHER_OBJECTS = (
     "argparse.Namespace",
     "builtins.getattr",
     "mmengine.logging.history_buffer.HistoryBuffer",
@@ -64,12 +64,12 @@ def _download(repository: str) -> Path:
 
 
 def find_checkpoint(weights: str) -> Path:
-    """Find a checkpoint in this package, or on this machine. Raises `FileNotFoundError`."""
-    return _first_file(weights, [CHECKPOINTS / weights, Path(weights).expanduser()])
+    """Find a checkpoint where the packages are installed, or on this machine. Raises `FileNotFoundError`."""
+    return _first_file(weights, [ROOT / weights, Path(weights).expanduser()])
 
 
 def find_published(folder: Path, repository: str) -> Path:
-    """Find a repository's weights in a folder with those of many. Raises `FileNotFoundError`."""
+    """Find a repository's weights in a folder with the weights of many. Raises `FileNotFoundError`."""
     name = repository.rpartition("/")[2]
     single = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
     return _first_file(folder, single + [folder / name / published for published in PUBLISHED])
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 class _Ignored:
-    """Stand-in for the objects that training scripts leave beside the tensors: none of their code runs."""
+    """Stand-in for the objects that training scripts save with the tensors: none of their code runs."""
 
     def __new__(cls, *_: object, **__: object) -> "_Ignored":
         return super().__new__(cls)
@@ -126,7 +126,7 @@ class _Ignored:
 
 
 def _read_pickle(path: Path) -> object:
-    with torch.serialization.safe_globals([(_Ignored, name) for name in BESIDE_TENSORS]):
+    with torch.serialization.safe_globals([(_Ignored, name) for name in OTHER_OBJECTS]):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from facts.models.from_transformers import read_beside, write_beside
+from facts.models.from_transformers import read_processors, write_processors
 from facts.models.weights import refuse_misfits, sha256
 from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
@@ -46,7 +46,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
     if is_transformers(model):
-        write_beside(model, folder)
+        write_processors(model, folder)
     manifest = Manifest(
         recipe=describe_recipe(recipe_of_result(result)),
         plan=result.plan,
@@ -119,7 +119,7 @@ def load_compressed(
     refuse_non_permutations(model, folder / WEIGHTS)
     _refuse_no_numbers(model, manifest.quantization, folder / WEIGHTS)
     if is_transformers(model):
-        read_beside(model, folder)
+        read_processors(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]
     return with_hub_methods(CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped))
 

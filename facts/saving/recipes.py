@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from facts.models import RECIPES, CausalLM, ImageClassifier, Recipe, TimmModel
-from facts.models.image_classifier import LABELS
-from facts.models.timm_options import options_beside
+from facts.models.from_transformers import LABELS
+from facts.models.timm_options import differing_options
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
 from facts.result import CompressionResult
@@ -58,7 +58,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
     arguments: dict[str, Any] = {"num_classes": model.num_classes}
     try:
         with torch.device("meta"):
-            arguments |= options_beside(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
+            arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
             rebuilt = with_plan(build_recipe(recipe), result.plan, layouts_of(model), quantization_of(model))
     except ValueError:  # the named network has other layers, or takes other options

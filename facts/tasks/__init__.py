@@ -1,10 +1,7 @@
 """Tasks: calibration data, losses and metrics for one kind of network each."""
 
 from facts.tasks.base import Task
-from facts.tasks.classification.coloured_digits import ColouredDigits
-from facts.tasks.classification.digits import Digits
-from facts.tasks.classification.image_dataset import ImageDataset
-from facts.tasks.classification.image_folder import ImageFolder
+from facts.tasks.classification.image_folder import ImageDataset, ImageFolder
 from facts.tasks.classification.imagenet import ImageNet
 
-__all__ = ["ColouredDigits", "Digits", "ImageDataset", "ImageFolder", "ImageNet", "Task"]
+__all__ = ["ImageDataset", "ImageFolder", "ImageNet", "Task"]

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.options import options
 
 
@@ -87,3 +88,32 @@ class Task(ABC):
     def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
         """Measure the same metrics, with the outcomes behind them."""
         return Judgement(self.evaluate(model, precision))
+
+
+@options
+class ClassLogits(Task):
+    """A task of networks with class logits: cross-entropy on labels, Kullback-Leibler divergence between networks."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return summed_cross_entropy(outputs, targets)
+
+    def output_error(self, original: Tensor, changed: Tensor) -> Tensor:
+        return kl_divergence(original, changed)
+
+    def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
+        """KL divergence of the softened outputs, times the squared temperature, by which their gradient shrinks."""
+        return temperature**2 * kl_divergence(original / temperature, changed / temperature)
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """The fields that a result depends on: all but the place of the data and the number of workers."""
+    return {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("root", "num_workers")}
+
+
+def chosen_of(available: int, num_sensitivity: int, num_calibration: int, seed: int, root: object) -> dict[str, Any]:
+    """Positions for `sensitivity` and for `calibration` among shuffled images. Raises `ValueError` for too few."""
+    needed = num_sensitivity + num_calibration
+    if available < needed:
+        raise ValueError(f"{root} holds {available} training images; num_sensitivity + num_calibration needs {needed}")
+    order = torch.randperm(available, generator=torch.Generator().manual_seed(seed)).tolist()
+    return {"sensitivity": order[:num_sensitivity], "calibration": order[num_sensitivity:needed]}

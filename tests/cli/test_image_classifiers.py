@@ -8,7 +8,7 @@ import torch
 
 from facts.cli import models
 from facts.tasks import ImageDataset, ImageFolder
-from facts.tasks.classification.image_dataset import Rows
+from facts.tasks.classification.image_files import Rows
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT
 from tests.networks import make_image_classifier
@@ -201,8 +201,6 @@ class TestDataSets:
         dataset.select(range(11, -1, -1)).save_to_disk(tmp_path / "second")
         keys = [ImageDataset(root=tmp_path / name).content_key(network) for name in ("first", "first", "second")]
         assert keys[0] == keys[1] != keys[2]
-        rows = ImageDataset(root=tmp_path / "first").training_images
-        assert rows.stamp(0) == ImageDataset(root=tmp_path / "first").training_images.stamp(0) != rows.stamp(1)
 
 
 class TestErrors:

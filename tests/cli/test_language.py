@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
 
+from experiments.mini.language import new_tokenizer
 from facts.cli.data import data_to_calibrate_on
 from facts.cli.models import build
-from facts.models.causal_lm import new_tokenizer
 from tests.networks import make_causal_lm
 
 NUM_TOKENS = 280  # 256 of them bytes

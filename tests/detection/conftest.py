@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +14,7 @@ def scenes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def detection(scenes):
-    from facts.tasks.dense.coco import DigitDetection
+    from experiments.mini.scenes import DigitDetection
 
     settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
     return DigitDetection(root=str(scenes / "coco"), scale=(64, 64), **settings)
@@ -22,7 +22,7 @@ def detection(scenes):
 
 @pytest.fixture(scope="session")
 def segmentation(scenes):
-    from facts.tasks.dense.ade20k import DigitSegmentation
+    from experiments.mini.scenes import DigitSegmentation
 
     settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
     return DigitSegmentation(root=str(scenes / "ade20k"), scale=(64, 64), crop=64, **settings)

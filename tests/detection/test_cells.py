@@ -4,10 +4,10 @@ from tests.detection import installed  # noqa: F401, I001
 
 import pytest
 
-from experiments.runner import open_cell
-from experiments.runner import run_cell
+import facts
 from experiments.doctor import examine
 from experiments.grid import GridCell
+from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost
 
 pytestmark = pytest.mark.external
@@ -64,3 +64,13 @@ def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tm
     for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
         assert findings[what].level == "problem"
     assert "root must hold" in findings[f"data of {config.task.name}"].detail
+
+
+def test_a_detector_recovers(detection, detector):
+    """A compressed detector learns from the original, without boxes."""
+    calibration = detection.calibration(detector)
+    losses = {"loss": detection.loss, "output_error": detection.output_error}
+    result = facts.compress(detector, calibration, ratio=0.3, **losses)
+    course = facts.recover(result, calibration, epochs=6, batch_size=2, views=False).summary.recovery
+    assert course.num_samples + course.num_held_back == 16
+    assert course.after < 0.8 * course.before

@@ -11,11 +11,10 @@ from hydra.utils import instantiate
 from mmengine.logging import MessageHub
 from omegaconf import OmegaConf
 
-from experiments.train_mini import FILES, mini_recipe
+from experiments.mini.train import FILES, mini_recipe
 from facts.cost.count import count_cost
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import select_layers
-from facts.models.feature_network import SelfAttention
 from facts.models.openmmlab import library_network
 from facts.modules.forms import FORMS
 
@@ -50,24 +49,6 @@ def test_a_checkpoint_of_the_library_gives_the_library_s_own_outputs(name, tmp_p
             torch.testing.assert_close(network(images).logits, original.decode_head(expected), rtol=1e-4, atol=1e-5)
 
 
-def test_attention_as_two_linear_layers_is_mmcv_s(segmenters):
-    from mmcv.cnn.bricks.transformer import MultiheadAttention
-
-    original = MultiheadAttention(embed_dims=32, num_heads=4, batch_first=True, bias=True).eval()
-    torch.nn.init.normal_(original.attn.in_proj_bias)
-    ours = SelfAttention(original).eval()
-    x, identity = torch.randn(2, 3, 9, 32)
-    torch.testing.assert_close(ours(x, identity), original(x, identity=identity), rtol=1e-5, atol=1e-6)
-    assert any(isinstance(module, SelfAttention) for module in segmenters["upernet_deit_b"].modules())
-
-
-def test_only_the_backbone_s_layers_are_compressed(detector, segmenters):
-    for network, count in ((detector, 40), (segmenters["upernet_swin_b"], 40), (segmenters["upernet_deit_b"], 24)):
-        layers = select_layers(network).layers
-        assert len(layers) == count
-        assert all(name.startswith("backbone.") for name in layers)
-
-
 @pytest.mark.parametrize(
     ("name", "ratio", "gflops", "mparams"),
     [
@@ -82,7 +63,9 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
         network = paper_recipe(name).build()
     costs = [count_cost(network, (3, 512, 512))]
     excluded = [part for part in EXCLUDED_NAMES if name != "mask_rcnn_swin_b" or part != "downsample"]
-    for layer, dense in select_layers(network, excluded_names=excluded).layers.items():
+    layers = select_layers(network, excluded_names=excluded).layers
+    assert all(layer.startswith("backbone.") for layer in layers)
+    for layer, dense in layers.items():
         form = FORMS["plain"]
         rank = form.rank_of_ratio(dense.out_features, dense.in_features, ratio)
         network.set_submodule(layer, form.stand_in(dense, rank))
@@ -90,15 +73,3 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:
         assert [cost.params / 1e6 for cost in costs] == pytest.approx(mparams, rel=0.002)
-
-
-def test_there_are_no_weights_to_fetch():
-    with pytest.raises(ValueError, match="checkpoint file, or to `random`"):
-        replace(mini_recipe("mask_rcnn_swin_b"), weights="pretrained").build()
-
-
-def test_a_checkpoint_of_another_network_is_refused(tmp_path):
-    small = replace(mini_recipe("upernet_swin_b"), weights="random").build()
-    torch.save(small.state_dict(), tmp_path / "small.pth")
-    with pytest.raises(ValueError, match="does not fit this FeatureNetwork"):
-        replace(mini_recipe("upernet_deit_b"), weights=str(tmp_path / "small.pth")).build()

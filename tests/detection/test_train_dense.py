@@ -6,8 +6,8 @@ import pytest
 
 from experiments.doctor import sources
 from experiments.instantiation import instantiate
+from experiments.mini.train import mini_recipe
 from experiments.train_dense import train
-from experiments.train_mini import mini_recipe
 
 pytestmark = pytest.mark.external
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.digits import Digits
+from experiments.mini.train import mini_recipe
 from facts.analysis import CrossMoments, FisherSimilarity, Subject, Throughput, TokenCoupling
 from facts.cost.latency import module_seconds
 from facts.cost.timing import TimingPolicy
@@ -22,7 +23,6 @@ from facts.moments.memory import MemoryPolicy
 from facts.pruning import DISP, Isomorphic, NViT, block_times
 from facts.search import SEARCHES
 from facts.tasks.classification.base import are_right
-from facts.tasks.classification.digits import Digits
 from tests.devices.pretended import OnCuda, on_cuda, pretended_cuda
 from tests.finetuning.setting import SIZES, Given, make_student, recipe
 from tests.networks import image_batches, make_causal_lm, make_convnext, make_model, make_swin, make_vit

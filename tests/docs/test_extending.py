@@ -39,7 +39,7 @@ def test_an_estimator_inside_the_package_is_three_parts(tmp_path):
     no_weights = shutil.ignore_patterns("__pycache__", "checkpoints")
     for name in ("facts", "conf", "experiments", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=no_weights)
-    (tmp_path / "facts/models/checkpoints").symlink_to(ROOT / "facts/models/checkpoints")
+    (tmp_path / "experiments/mini/checkpoints").symlink_to(ROOT / "experiments/mini/checkpoints")
     (tmp_path / "docs").mkdir()
     for name in ("pyproject.toml", "docs/make_tables.py", "docs/methods.md"):
         shutil.copy(ROOT / name, tmp_path / name)

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.extras import MODULES, missing_packages
 from experiments.grid import possible
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 
 
 def test_a_module_without_its_package_is_missing(monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 
 import experiments.methods
 import experiments.runner
+from experiments.mini import CHECKPOINTS
 from experiments.record import read_record, read_records, write_record
 from experiments.runner import open_cell, run_cell, subject_of
-from facts.models.weights import CHECKPOINTS
 from tests.records import make_record, make_summary
 
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]

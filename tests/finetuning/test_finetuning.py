@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.digits import Digits
+from experiments.mini.train import mini_recipe
 from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import squared_error, summed_cross_entropy
-from facts.tasks import Digits, Task
+from facts.tasks import Task
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
 from tests.networks import UNIFORM, image_batches, make_model, relative_error
 

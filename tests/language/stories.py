@@ -2,7 +2,6 @@
 
 import random
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,27 +15,19 @@ from facts.models import CausalLM
 DATA = Path(__file__).parents[3] / "shared" / "data"
 WEIGHTS = DATA / "lm_stories" / "stories260K.bin"
 PIECES = DATA / "lm_stories" / "tok512.bin"
-TRAINING, EVALUATION = DATA / "text" / "wikitext2.valid.tokens", DATA / "text" / "wikitext2.test.raw"
-CHOICE = DATA / "text" / "choice"
-needs_files = pytest.mark.skipif(
-    not all(path.exists() for path in (WEIGHTS, PIECES, TRAINING, EVALUATION, CHOICE)),
-    reason=f"no language model, texts and questions in {DATA}",
-)
+needs_files = pytest.mark.skipif(not (WEIGHTS.exists() and PIECES.exists()), reason=f"no language model in {DATA}")
 HEADER = 7  # whole numbers before the weights
 FIRST_MERGED = 259  # after the special tokens and the bytes
-SPECIAL = ["<unk>", "<s>", "</s>"]
-BYTE = "<0x{:02X}>".format
 
+# What llama2.c prints at temperature 0 (its doc/stories260K.md).
 STORY = (
-    "Once upon a time, there was a little girl named Lily. She had a small red ball and she loved to play with it in "
-    "the park. One day, Lily threw the ball very high. The ball went up and up, and it got stuck in a big tree. Lily "
-    "was sad. She did not know what to do.\n"
-    'A kind bird saw Lily and said, "Do not cry. I can help you." The bird flew up to the top of the tree and pushed '
-    'the ball with its beak. The ball fell down on the soft grass. Lily was so happy! She said, "Thank you, bird!" '
-    "and gave the bird some bread.\n"
-    "From that day on, Lily and the bird were best friends. They played in the park every day. When it was time to go "
-    'home, Lily hugged her mom and told her all about her new friend. Her mom smiled and said, "It is good to be '
-    'kind."'
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big, red ball. She wanted to play with it, but it was too high.\n"
+    "Lily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn't know what to do. She said, \"I want to "
+    "play with your ball, but I can't find it.\"\n"
+    "Lily was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\n"
+    "Lily didn't want to help her mom, so she said, \"I'm sorry, mom. I didn't know what to do.\" Her mom said, "
+    "\"Don't worry, Lily. We can help you."
 )
 SHUFFLED = " ".join(random.Random(0).sample(STORY.split(), len(STORY.split())))
 
@@ -114,35 +105,27 @@ def read_weights() -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-@dataclass(frozen=True)
-class Piece:
-    text: str
-    score: float
-
-
-def read_pieces() -> list[Piece]:
-    """The vocabulary: the special tokens, the 256 bytes, and what merges make, the higher its score the sooner."""
+def read_pieces() -> dict[str, float]:
+    """The vocabulary with its scores: special tokens, the 256 bytes, and merges, the higher its score the sooner."""
     content, place, found = PIECES.read_bytes(), 4, []
     while place < len(content):
         score, length = struct.unpack_from("fi", content, place)
-        place += 8
-        found.append(Piece(content[place : place + length].decode(), score))
-        place += length
-    return [Piece(text, 0.0) for text in SPECIAL] + found[len(SPECIAL) :]
+        place += 8 + length
+        found.append((content[place - length : place].decode(), score))
+    return dict([("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *found[3:]])
 
 
 def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    pieces = read_pieces()
-    number = {piece.text: place for place, piece in enumerate(pieces)}
-    assert [number[BYTE(byte)] for byte in range(256)] == list(range(3, FIRST_MERGED))
+    scores = read_pieces()
+    number = {piece: place for place, piece in enumerate(scores)}
     merges = [
-        (piece.text[:cut], piece.text[cut:])
-        for piece in sorted(pieces[FIRST_MERGED:], key=lambda piece: -piece.score)
-        for cut in range(1, len(piece.text))
-        if piece.text[:cut] in number and piece.text[cut:] in number
+        (piece[:cut], piece[cut:])
+        for piece in sorted([*scores][FIRST_MERGED:], key=lambda piece: -scores[piece])
+        for cut in range(1, len(piece))
+        if piece[:cut] in number and piece[cut:] in number
     ]
     tokenizer = Tokenizer(models.BPE(number, merges, unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Prepend(" ")

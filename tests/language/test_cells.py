@@ -4,15 +4,12 @@ from tests.language import installed  # noqa: F401, I001
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
 from experiments.doctor import examine
 from experiments.grid import GridCell
-from experiments.train_mini import main, mini_recipe
-from facts.calibration.selection import select_layers
+from experiments.mini.train import main, mini_recipe
 
 pytestmark = pytest.mark.system
 
@@ -42,13 +39,6 @@ def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config, overrides):
     assert run(cell_config, *overrides).time == record.time
 
 
-def test_memory_choices_do_not_change_a_result(cell_config):
-    memory = ("hardware.memory.layers_at_once=7", "hardware.memory.checkpoint_blocks=true")
-    plain, lean = (run(cell_config, f"seed={i}", "task.mini.seed=0", *more) for i, more in enumerate([(), memory]))
-    assert lean.fingerprint != plain.fingerprint  # another seed, so that it was run
-    assert lean.metrics["perplexity"] == pytest.approx(plain.metrics["perplexity"], rel=1e-5)  # float32 sums
-
-
 def test_finetuning_lowers_the_perplexity(cell_config):
     finetuning = ("finetuning=low_rank", "finetuning.mini.learning_rate=1e-3", "finetuning.mini.num_epochs=1")
     compressed, finetuned = (run(cell_config, "estimator=pela", *more) for more in ([], finetuning))
@@ -66,17 +56,6 @@ def test_analyses_look_at_tokens(cell_config):
     assert record.metrics["speedup"] > 0
 
 
-@pytest.mark.parametrize("profile", ["paper", "mini"])
-def test_every_layer_of_the_figure_is_one_of_its_network(cell_config, profile):
-    experiment = cell_config("experiment=llm_moments").experiment
-    for column in experiment.columns.values():
-        config = cell_config(*experiment.overrides, *column)
-        with torch.device("meta"):
-            recipe = OmegaConf.merge(config.model[profile], {"weights": "random"})
-            model = instantiate(recipe, _convert_="all").build()
-        assert config.analysis[profile].layer in select_layers(model).layers
-
-
 def test_the_doctor_looks_at_texts_and_weights(cell_config):
     config = cell_config(*LANGUAGE)
     findings = {finding.what: finding for finding in examine(config, [GridCell("", "", "", config)])}
@@ -86,7 +65,7 @@ def test_the_doctor_looks_at_texts_and_weights(cell_config):
 
 
 def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.train_mini.EPOCHS_OF_TEXT", 1)
+    monkeypatch.setattr("experiments.mini.train.EPOCHS_OF_TEXT", 1)
     main(["qwen3_1_7b", "--folder", str(tmp_path)])
     assert "perplexity" in capsys.readouterr().out
     weights = tmp_path / "mini_qwen3" / "model.safetensors"

@@ -66,3 +66,10 @@ def test_memory_of_the_calibration(cell_config, overrides, moments, batch):
     cell = ["profile=paper", "model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params"]
     memory, _ = needs_of([[cell_config(*cell, *overrides)]])
     assert memory / 2**30 - 6.41 - moments == pytest.approx(batch, rel=0.05)
+
+
+def test_the_layers_of_the_figure_are_the_network_s(qwen3, cell_config):
+    experiment = cell_config("experiment=llm_moments").experiment
+    configs = [cell_config(*experiment.overrides, *column) for column in experiment.columns.values()]
+    layers = {config.analysis.paper.layer for config in configs}
+    assert layers <= select_layers(qwen3).layers.keys()

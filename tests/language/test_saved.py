@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import facts
-from facts.models.causal_lm import new_tokenizer
+from experiments.mini.language import new_tokenizer
 from facts.modules.networks import run
 from tests.language.architectures import CONFIGURATIONS, NUM_TOKENS, build, sequences
 
@@ -56,47 +56,41 @@ def test_the_same_logits_after_loading(kind, tmp_path):
     assert loaded.model.recipe.configuration["vocab_size"] == NUM_TOKENS
 
 
-def test_half_precision_keeps_what_is_computed_in_float32(tmp_path):
-    """Rotations are in no file; in bfloat16 those of far positions would be others."""
-    model = build("llama", max_position_embeddings=2048)
-    result = facts.compress(model, sequences(), ratio=0.6)
-    rotations = result.model.model.rotary_emb.inv_freq
+@pytest.mark.parametrize("rotations", [torch.float32, torch.bfloat16])
+def test_rotations_of_half_precision_networks_keep_their_type(rotations, tmp_path):
+    """They are in no file; in bfloat16, far positions have others."""
+    result = facts.compress(build("llama", max_position_embeddings=2048), sequences(), ratio=0.6)
+    frequencies = result.model.model.rotary_emb.inv_freq
     result.model.to(torch.bfloat16)
-    result.model.model.rotary_emb.inv_freq = rotations  # as transformers has it in such a model
+    result.model.model.rotary_emb.inv_freq = frequencies.to(rotations)
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path).model
-    assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert loaded.model.rotary_emb.inv_freq.dtype == rotations
     tokens = torch.randint(NUM_TOKENS, (1, 2000))
     with torch.no_grad():
         assert torch.equal(run(loaded, tokens), run(result.model, tokens))
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2"])
-def test_rotations_in_half_precision_stay_so(kind, tmp_path):
-    result = facts.compress(build(kind, max_position_embeddings=2048), sequences(), ratio=0.6)
-    result.model.bfloat16()
-    facts.save_compressed(result, tmp_path)
-    loaded = facts.load_compressed(tmp_path).model
-    tokens = torch.randint(NUM_TOKENS, (1, 2000))
-    with torch.no_grad():
-        assert torch.equal(run(loaded, tokens), run(result.model, tokens))
-
-
-def test_no_code_in_a_folder_is_run(tmp_path):
+@pytest.mark.attack
+def test_no_code_of_a_folder_or_an_unknown_architecture_is_run(tmp_path):
     model = build("llama", vocab_size=300)
     model.tokenizer = new_tokenizer(TEXT, 300)
     facts.save_compressed(facts.compress(model, sequences()), tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings |= {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_class": "Mine"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass Mine: pass\n")
-    with pytest.raises(ValueError, match=r"mine\.py is of no kind that is known to be data"):
-        facts.load_compressed(tmp_path)
-    (tmp_path / "mine.py").unlink()
+    manifest, tokenizer = tmp_path / "compression.json", tmp_path / "tokenizer_config.json"
+    plain = json.loads(manifest.read_text())
+    for changes, message in (
+        ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "a.B"}}, "sets auto_map to"),
+        ({"model_type": "mine"}, "knows no model_type 'mine'"),
+    ):
+        configuration = plain["recipe"]["configuration"] | changes
+        manifest.write_text(json.dumps(plain | {"recipe": plain["recipe"] | {"configuration": configuration}}))
+        with pytest.raises(ValueError, match=message):
+            facts.load_compressed(tmp_path)
+    manifest.write_text(json.dumps(plain))
+    settings = json.loads(tokenizer.read_text()) | {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
+    tokenizer.write_text(json.dumps(settings | {"tokenizer_class": "Mine"}))
     with pytest.raises(ValueError, match=r"tokenizer_config\.json sets auto_map to"):
         facts.load_compressed(tmp_path)
-    assert not (tmp_path / "it_ran").exists()
 
 
 def test_a_model_of_one_s_own_needs_no_recipe(tmp_path):
@@ -110,16 +104,3 @@ def test_a_model_of_one_s_own_needs_no_recipe(tmp_path):
     for loaded in (facts.load_compressed(tmp_path), facts.load_compressed(tmp_path, model)):
         with torch.no_grad():
             assert torch.equal(run(loaded.model, tokens), run(result.model, tokens))
-
-
-def test_no_code_is_fetched_for_an_unknown_architecture(tmp_path):
-    facts.save_compressed(facts.compress(build("llama"), sequences()), tmp_path)
-    description = json.loads((tmp_path / "compression.json").read_text())
-    description["recipe"]["configuration"] |= {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "a.B"}}
-    (tmp_path / "compression.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match="sets auto_map to"):
-        facts.load_compressed(tmp_path)
-    del description["recipe"]["configuration"]["auto_map"]
-    (tmp_path / "compression.json").write_text(json.dumps(description))
-    with pytest.raises(ValueError, match="knows no model_type 'mine'"):
-        facts.load_compressed(tmp_path)

@@ -4,9 +4,9 @@ import timm
 import torch
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.digits import Digits
+from experiments.mini.train import mini_recipe
 from facts.pruning import PruningProblem
-from facts.tasks.classification.digits import Digits
 from tests.networks import image_batches
 
 

@@ -6,7 +6,7 @@ import timm
 import torch
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.models import TimmModel
 from facts.saving.manifest import MANIFEST
 

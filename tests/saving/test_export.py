@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from tests.disk import room_for
 from tests.networks import make_model
 

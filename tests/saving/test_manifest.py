@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from tests.saving.setting import compressed

@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 import facts
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.cost.count import Cost
 from facts.saving.model_card import CARD
 

@@ -4,32 +4,33 @@ import timm
 from facts.tasks import ImageNet
 from tests.tasks import fake_imagenet
 
-WRITERS = {
-    "folders": fake_imagenet.write_folders,
-    "tars": fake_imagenet.write_tars,
-    "shards": fake_imagenet.write_shards,
-}
-
 
 @pytest.fixture(scope="session")
 def files():
-    """What every layout holds."""
+    """The pictures of every layout."""
     return fake_imagenet.make_files()
 
 
 @pytest.fixture(scope="session")
-def roots(files, tmp_path_factory):
-    """The same images in each layout."""
-    folders = {layout: tmp_path_factory.mktemp(layout) for layout in WRITERS}
-    for layout, write in WRITERS.items():
-        write(folders[layout], files)
-    return folders
+def root(files, tmp_path_factory):
+    """The pictures in class folders."""
+    folder = tmp_path_factory.mktemp("folders")
+    fake_imagenet.write_folders(folder, files)
+    return folder
 
 
-@pytest.fixture(params=WRITERS)
-def root(request, roots):
-    """Each layout in turn."""
-    return roots[request.param]
+@pytest.fixture
+def dataset_cache(tmp_path_factory, monkeypatch):
+    """Data sets are converted here rather than in the home folder."""
+    pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture
+def parquet(files, dataset_cache, tmp_path):
+    """The same pictures in Hugging Face's Parquet files."""
+    fake_imagenet.write_parquet(tmp_path / "parquet", files)
+    return tmp_path / "parquet"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,9 @@
-"""ImageNet's splits, transforms and keys, on made-up pictures in class folders."""
+"""ImageNet's splits, transforms, keys and layouts, on made-up pictures."""
 
+import os
+import pickle
 import random
+import shutil
 from io import BytesIO
 
 import numpy as np
@@ -8,12 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from facts.tasks.classification.imagenet_files import synsets
+from facts.tasks.classification.imagenet import find_images, synsets
+from tests.tasks.fake_imagenet import parquet_row, write_shard
 
-
-@pytest.fixture
-def root(roots):
-    return roots["folders"]
+FIRST = "n01440764"
 
 
 def seen(batches) -> list[bytes]:
@@ -21,152 +22,212 @@ def seen(batches) -> list[bytes]:
     return [image.numpy().tobytes() for images, _ in batches for image in images]
 
 
-def test_calibration_is_the_part_of_one_shuffle_that_searches_leave(root, network, task):
-    chosen = seen(task(root).calibration(network))
-    assert len(chosen) == len(set(chosen)) == 24
-    assert chosen == seen(task(root).calibration(network))
-    assert chosen[1:] == seen(task(root, num_sensitivity=11, num_calibration=23).calibration(network))
-    assert chosen != seen(task(root, seed=1).calibration(network))
-
-
-def test_searches_compare_outputs_on_images_that_give_no_factors(root, network, task):
-    imagenet = task(root, augmentation="train")
-    kept, chosen = seen(imagenet.sensitivity(network)), seen(task(root).calibration(network))
-    assert len(kept) == 10 and len({*kept, *chosen}) == 34
-    assert kept == seen(imagenet.sensitivity(network))  # never augmented, which would be random
-    assert imagenet.sensitivity(network).content_key != imagenet.calibration(network).content_key
-
-
-def test_the_chosen_images_are_told_by_index_and_name(root, network, task, files):
-    imagenet = task(root)
+def test_calibration_and_searches_have_the_shuffled_images_that_are_told_by_name(root, network, task, files):
+    imagenet = task(root, augmentation="train")  # searches never see augmented images
     in_order = sorted(files["train"])
     shuffled = torch.randperm(3000, generator=torch.Generator().manual_seed(0)).tolist()
     chosen = imagenet.chosen_images()
+    plain = {"sensitivity": imagenet.sensitivity(network), "calibration": task(root).calibration(network)}
     for use, indices in (("sensitivity", shuffled[:10]), ("calibration", shuffled[10:34])):
         names = [in_order[index] for index in indices]
         assert chosen[use] == {"indices": indices, "names": names}
-        labels = torch.cat([labels for _, labels in getattr(imagenet, use)(network)])
+        labels = torch.cat([labels for _, labels in plain[use]])
         assert labels.tolist() == [synsets().index(name.split("/")[0]) for name in names]
-
-
-def first_validation_image(files) -> Image.Image:
-    return Image.open(BytesIO(files["val"][min(files["val"])]))
-
-
-def test_the_paper_resizes_a_little_larger_and_crops(root, network, task, files):
-    images, labels = next(iter(task(root).evaluation(network)))
-    resized = first_validation_image(files).resize((36, 36), Image.Resampling.BICUBIC).crop((2, 2, 34, 34))
-    assert images.shape == (8, 3, 32, 32) and labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    torch.testing.assert_close(images[0], normalised(resized, network))
-
-
-def test_timm_prepares_images_as_the_checkpoint_asks(root, network, task, files):
-    images, _ = next(iter(task(root, transform="timm").evaluation(network)))
-    resized = first_validation_image(files).resize((32, 32), Image.Resampling.BILINEAR)
-    torch.testing.assert_close(images[0], normalised(resized, network))
-
-
-def normalised(image: Image.Image, network) -> torch.Tensor:
-    mean, std = (torch.tensor(network.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
-    return (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - mean) / std
-
-
-@pytest.mark.parametrize("augmentation", ["train", "train_cutmix"])
-def test_augmented_calibration_changes_the_key_and_feeds_the_loss(root, network, task, augmentation):
-    plain, augmented = (task(root, augmentation=name).calibration(network) for name in ("none", augmentation))
-    assert plain.content_key != augmented.content_key
-    images, targets = next(iter(augmented))
-    assert targets.shape == ((8,) if augmentation == "train" else (8, 1000))
-    assert task(root).loss(network(images), targets).isfinite()
-
-
-def test_cutmix_mixes_odd_batches_without_smoothing_labels(root, network, task):
-    batches = task(root, augmentation="train_cutmix", num_calibration=11).calibration(network)
-    targets = [targets for _, targets in batches]
-    assert [len(part) for part in targets] == [8, 3]
-    assert (torch.cat(targets) > 0).sum(dim=1).max() == 2
-
-
-def test_the_key_of_the_calibration_images_is_theirs_alone(root, network, task):
-    """So that moments are found again when other sizes change."""
-    key = task(root).calibration(network).content_key
-    assert task(root, num_factors_per_class=1).calibration(network).content_key == key
-    for change in ({"num_calibration": 7}, {"batch_size": 2}, {"transform": "timm"}, {"seed": 1}):
-        assert task(root, **change).calibration(network).content_key != key
-
-
-def test_the_key_of_the_task_follows_its_settings_and_not_where_it_runs(root, network, task):
-    key = task(root).content_key(network)
-    assert task(root, num_workers=1).content_key(network) == key
-    assert task(root, transform="timm").content_key(network) != key
-
-
-def test_too_few_images_are_counted(root, network, task):
+        assert seen(plain[use]) == seen(plain[use])
+    assert len({*seen(plain["sensitivity"]), *seen(plain["calibration"])}) == 34
     with pytest.raises(ValueError, match=r"holds 3000 training images; .* needs 3001"):
         task(root, num_calibration=2991).calibration(network)
 
 
+@pytest.mark.parametrize(
+    ("transform", "size", "sampling"),
+    [("paper", 36, Image.Resampling.BICUBIC), ("timm", 32, Image.Resampling.BILINEAR)],
+)
+def test_images_are_resized_cropped_and_normalised(root, network, task, files, transform, size, sampling):
+    images, labels = next(iter(task(root, transform=transform).evaluation(network)))
+    edge = (size - 32) // 2
+    first = Image.open(BytesIO(files["val"][min(files["val"])]))
+    expected = np.array(first.resize((size, size), sampling).crop((edge, edge, edge + 32, edge + 32)))
+    mean, std = (torch.tensor(network.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    assert images.shape == (8, 3, 32, 32) and labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    torch.testing.assert_close(images[0], (torch.from_numpy(expected).permute(2, 0, 1) / 255 - mean) / std)
+
+
+def test_augmented_calibration_is_random_by_seed_and_mixed_if_wanted(root, network, task):
+    keys = set()
+    for augmentation, targets_of in (("train", (8,)), ("train_cutmix", (8, 1000))):
+        augmented = task(root, augmentation=augmentation).calibration(network)
+        keys.add(augmented.content_key)
+        images, targets = next(iter(augmented))
+        assert targets.shape == targets_of and task(root).loss(network(images), targets).isfinite()
+        assert seen(augmented) == seen(augmented)
+    assert len({*keys, task(root).calibration(network).content_key}) == 3
+
+
+def test_keys_follow_what_they_depend_on(root, network, task):
+    """Moments are found again when other sizes change."""
+    calibration = {task(root, **change).calibration(network).content_key for change in ({}, {"num_workers": 1})}
+    calibration |= {task(root, num_factors_per_class=1).calibration(network).content_key}
+    assert len(calibration) == 1
+    for change in ({"num_calibration": 7}, {"batch_size": 2}, {"transform": "timm"}, {"seed": 1}):
+        assert task(root, **change).calibration(network).content_key not in calibration
+    keys = [task(root, **change).content_key(network) for change in ({}, {"num_workers": 1}, {"transform": "timm"})]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.system
 def test_analyses_take_disjoint_validation_images_of_every_class(root, network, task):
     imagenet = task(root, num_factors_per_class=1, num_held_out_per_class=1, batch_size=500)
     first, second = imagenet.analysis(network)
     for part in (first, second):
         assert torch.cat([labels for _, labels in part]).sort().values.equal(torch.arange(1000))
-    assert first.content_key != second.content_key
     assert sorted(seen(first) + seen(second)) == sorted(seen(imagenet.evaluation(network)))
     with pytest.raises(ValueError, match="needs 18 evaluation images of every class; one has 2"):
         task(root).analysis(network)
 
 
-def epoch_of(task, root, network, epoch=0, seed=0, **fields):
-    return task(root, **fields).training(network, epoch, seed)
+@pytest.mark.parametrize("use", ["calibration", "evaluation"])
+def test_processes_read_their_own_batches_and_no_others(root, network, task, use):
+    """Of three, each the batches of its turn: the same ones that one process would see."""
+    imagenet = task(root, batch_size=7 if use == "calibration" else 300)
+    whole = list(getattr(imagenet, use)(network))
+    shares = [list(getattr(imagenet, use)(network).shard(rank, 3)) for rank in range(3)]
+    for number, (images, labels) in enumerate(whole):
+        theirs, their_labels = shares[number % 3][number // 3]
+        assert torch.equal(images, theirs) and torch.equal(labels, their_labels)
+    assert sum(map(len, shares)) == len(whole) > 3
 
 
-def test_an_epoch_of_training_shows_every_image_once(roots, network, task):
-    """3,000 pictures in four batches; what would not fill another one is left out."""
-    batches = epoch_of(task, roots["folders"], network, batch_size=700, training_augmentation="crop")
-    labels = torch.cat([labels for _, labels in batches])
-    assert len(batches) == 4 and len(labels) == 2800 and labels.bincount().max() == 3
-    assert not labels.equal(labels.sort().values)
+class TestTraining:
+    @pytest.mark.system
+    def test_every_epoch_and_seed_shows_every_image_once_in_its_own_order(self, root, network, task):
+        """3,000 pictures in four batches; what would not fill another one is left out."""
+        imagenet = task(root, batch_size=700, training_augmentation="crop")
+        batches = imagenet.training(network, 0)
+        labels = torch.cat([labels for _, labels in batches])
+        assert len(batches) == 4 and len(labels) == 2800 and labels.bincount().max() == 3
+        epochs = [imagenet.training(network, *numbers)[:1] for numbers in ((0, 0), (1, 0), (0, 1))]
+        assert len({tuple(labels.tolist()) for ((_, labels),) in map(list, epochs)}) == 3
+
+    @pytest.mark.parametrize("augmentation", ["crop", "deit"])
+    def test_a_batch_is_the_same_wherever_it_is_made(self, root, network, task, augmentation, monkeypatch):
+        """In another slice or worker; others are not read, and random draws elsewhere stay what they were."""
+        settings = {"training_augmentation": augmentation, "batch_size": 40}
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        expected = list(task(root, **settings).training(network, 0)[:6])
+        assert before[0].equal(torch.get_rng_state())
+        assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+        again = task(root, num_workers=2, **settings).training(network, 0)[1:6:2]
+        assert len(again) == 3
+        for (images, labels), (same_images, same_labels) in zip(again, expected[1::2], strict=True):
+            assert images.equal(same_images) and labels.equal(same_labels)
+        part = task(root, **settings).training(network, 0)[-2:]
+        files, reads = type(part.items.files), []
+        read = files.read
+        monkeypatch.setattr(files, "read", lambda self, index: reads.append(index) or read(self, index))
+        list(part)
+        assert len(reads) == len(set(reads)) == 80
+
+    def test_images_and_labels_are_mixed_as_deit_does(self, root, network, task):
+        _, labels = next(iter(task(root).training(network, 0)))
+        assert labels.shape == (8, 1000) and torch.allclose(labels.sum(dim=1), torch.ones(8))
+        assert labels.min() == pytest.approx(0.1 / 1000)
 
 
-@pytest.mark.parametrize("augmentation", ["crop", "deit"])
-def test_a_training_batch_is_the_same_wherever_it_is_made(roots, network, task, augmentation):
-    """In another slice, layout or worker; and random draws elsewhere stay what they were."""
-    settings = {"training_augmentation": augmentation, "batch_size": 40}
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    expected = list(epoch_of(task, roots["folders"], network, **settings)[:6])
-    assert before[0].equal(torch.get_rng_state())
-    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-    again = epoch_of(task, roots["tars"], network, num_workers=2, **settings)[1:6:2]
-    assert len(again) == 3
-    for (images, labels), (same_images, same_labels) in zip(again, expected[1::2], strict=True):
-        assert images.equal(same_images) and labels.equal(same_labels)
+class TestLayouts:
+    @pytest.mark.system
+    def test_parquet_files_give_the_same_images_in_the_same_order(self, root, parquet, files, network, task):
+        for split in ("train", "val"):
+            folders, rows = find_images(root, split), find_images(parquet, split)
+            assert rows.names == folders.names == sorted(files[split])
+            assert rows.labels.tolist() == folders.labels.tolist()
+        assert pickle.loads(pickle.dumps(rows)).read(977) == files["val"][rows.names[977]]
+        ours, theirs = task(root), task(parquet)
+        assert theirs.chosen_images() == ours.chosen_images()
+        for images, same in zip(seen(theirs.calibration(network)), seen(ours.calibration(network)), strict=True):
+            assert images == same
+
+    @pytest.mark.parametrize(
+        ("name", "label", "message"),
+        [
+            (f"{FIRST}_1.JPEG", 1, rf"has the label 1, which is n01443537 and not {FIRST}"),
+            (f"{FIRST}_1.JPEG", 0, r"holds no image of classes of ImageNet-1k, 999 of them: n01443537, "),
+            ("1.JPEG", -1, rf"has the label -1, which is label -1 and not {FIRST}"),
+        ],
+    )
+    def test_rows_of_other_classes_are_refused(self, dataset_cache, tmp_path, name, label, message):
+        row = {**parquet_row(f"{FIRST}/{name}", b""), "label": label}
+        for split in ("train", "validation"):
+            write_shard(tmp_path / "data" / f"{split}-0.parquet", [row])
+        with pytest.raises(ValueError, match=message):
+            find_images(tmp_path, "train")
+
+    def test_a_data_set_without_a_split_is_refused(self, dataset_cache, tmp_path):
+        write_shard(tmp_path / "data" / "train-0.parquet", [parquet_row(f"{FIRST}/a.JPEG", b"")])
+        with pytest.raises(ValueError, match="has the splits train, and none called validation"):
+            find_images(tmp_path, "val")
+
+    def test_without_images_it_says_what_unpacks_the_tar_files(self, tmp_path):
+        (tmp_path / "train").mkdir()
+        with pytest.raises(FileNotFoundError, match=rf"no ImageNet at {tmp_path}: .*torchvision\.datasets\.ImageNet"):
+            find_images(tmp_path, "train")
+
+    def test_missing_and_unknown_class_folders_are_named_and_counted(self, copied):
+        for name in synsets()[:4]:
+            shutil.rmtree(copied / "train" / name)
+        with pytest.raises(ValueError, match=rf"train holds no image .* 4 of them: {FIRST}, \w+, \w+, \.\.\.; classes"):
+            find_images(copied, "train")
+        (copied / "val" / FIRST).rename(copied / "val" / "tench")
+        with pytest.raises(ValueError, match=r"val holds classes that are none of ImageNet-1k, 1 of them: tench;"):
+            find_images(copied, "val")
 
 
-def test_training_reads_shards_too(roots, network, task):
-    [(images, _)] = epoch_of(task, roots["shards"], network)[7:8]
-    [(expected, _)] = epoch_of(task, roots["folders"], network)[7:8]
-    assert images.equal(expected)
+@pytest.fixture
+def copied(root, tmp_path):
+    """A copy of the class folders, of hard links: files must be replaced, not written to."""
+    return shutil.copytree(root, tmp_path / "copy", copy_function=os.link)
 
 
-def test_batches_that_are_skipped_are_not_decoded(roots, network, task, monkeypatch):
-    batches = epoch_of(task, roots["folders"], network)
-    files, reads = type(batches.batches.files), []
-    read = files.read
-    monkeypatch.setattr(files, "read", lambda self, index: reads.append(index) or read(self, index))
-    list(batches[-2:])
-    assert len(reads) == len(set(reads)) == 16
+def spoil(root, names) -> None:
+    for path in (root / "train" / name for name in names):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data[:400])
 
 
-def test_every_epoch_and_seed_has_its_own_order(roots, network, task):
-    firsts = [
-        next(iter(epoch_of(task, roots["folders"], network, *numbers, training_augmentation="crop")))
-        for numbers in ((0, 0), (1, 0), (0, 1))
-    ]
-    assert len({images.numpy().tobytes() for images, _ in firsts}) == 3
+@pytest.mark.attack
+class TestImagesThatCannotBeDecoded:
+    def test_one_is_left_out_and_logged_once(self, copied, root, network, task, caplog):
+        name = task(root).chosen_images()["calibration"]["names"][3]
+        spoil(copied, [name])
+        calibration, whole = task(copied, num_workers=2).calibration(network), list(task(root).calibration(network))
+        for _ in range(2):
+            batches = list(calibration)
+            assert [len(images) for images, _ in batches] == [7, 8, 8]
+            assert batches[0][0].equal(whole[0][0][[0, 1, 2, 4, 5, 6, 7]])
+            assert batches[0][1].equal(whole[0][1][[0, 1, 2, 4, 5, 6, 7]])
+        assert caplog.text.count(f"{name} cannot be decoded and is left out (1 so far)") == 1
 
+    def test_a_batch_without_images_is_left_out_and_ends_a_training(self, copied, network, task):
+        """Steps are counted in batches."""
+        name = task(copied).chosen_images()["calibration"]["names"][3]
+        spoil(copied, [name])
+        assert len(list(task(copied, batch_size=1).calibration(network))) == 23
+        with pytest.raises(ValueError, match=f"no image of a training batch can be decoded: {name}; .* raise batch"):
+            list(task(copied, batch_size=1, training_augmentation="crop").training(network, 0))
 
-def test_training_mixes_images_and_labels_as_deit_does(roots, network, task):
-    _, labels = next(iter(epoch_of(task, roots["folders"], network)))
-    assert labels.shape == (8, 1000) and torch.allclose(labels.sum(dim=1), torch.ones(8))
-    assert labels.min() == pytest.approx(0.1 / 1000)
+    def test_more_than_one_in_a_thousand_are_an_error(self, copied, network, task):
+        names = task(copied, num_calibration=2001).chosen_images()["calibration"]["names"][:2]
+        spoil(copied, names)
+        with pytest.raises(
+            ValueError, match=rf"^2 of 24 images cannot be decoded: {', '.join(sorted(names))}; at most"
+        ):
+            list(task(copied).calibration(network))
+        assert sum(len(labels) for _, labels in task(copied, num_calibration=2001).calibration(network)) == 1999
+
+    def test_a_file_that_cannot_be_read_is_no_broken_image(self, copied, network, task):
+        imagenet = task(copied)
+        name = imagenet.chosen_images()["calibration"]["names"][3]
+        (copied / "train" / name).unlink()
+        with pytest.raises(FileNotFoundError, match=name):
+            list(imagenet.calibration(network))

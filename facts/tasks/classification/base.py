@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from facts.modules.modes import autocast
 from facts.modules.networks import is_transformers, run
-from facts.tasks.base import Judgement
-from facts.tasks.class_logits import ClassLogits
+from facts.tasks.base import ClassLogits, Judgement
 from facts.tasks.classification.preprocessing import data_config
 from facts.utils import distributed
 from facts.utils.batches import to_device

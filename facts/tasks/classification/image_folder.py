@@ -1,32 +1,32 @@
-"""Image classification on your own images, one folder a class."""
+"""Image classification on your own images: in a folder a class, or in a data set of Hugging Face's `datasets`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from facts.tasks.classification.base import Count
-from facts.tasks.classification.image_batches import ImageBatches
-from facts.tasks.classification.imagenet import Augmentation, ImageNet, Transform
-from facts.tasks.classification.imagenet_files import ImageFiles, synsets
-from facts.tasks.classification.imagenet_files.folders import Folders
+from facts.tasks.classification.image_files import Files, ImageFiles, Rows, columns_of, is_dataset, splits_of
+from facts.tasks.classification.imagenet import synsets
+from facts.tasks.classification.images import Images
 from facts.tasks.classification.preprocessing import labels_by_name, num_classes
-from facts.tasks.classification.training_batches import TrainingBatches
 from facts.utils.cache import content_key
-from facts.utils.options import options
+from facts.utils.options import Count, options
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 TRAINING, EVALUATION = "train", ("val", "validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures(Folders):
-    """Images below `folder`, identified by name, size and time of change; `labels` [N] are positions of classes."""
+class Pictures(Files):
+    """Images identified by name, size and time of change; `labels` [N] are positions of classes."""
 
     @classmethod
     def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
@@ -34,31 +34,21 @@ class Pictures(Folders):
         pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
         paths = [path for path in part.glob(pattern) if _is_image(path)]
         paths = sorted(path for path in paths if not classes or path.parent.name in positions)
-        return cls(
-            names=[str(path.relative_to(root)) for path in paths],
-            labels=np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64),
-            places=np.array([(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]).reshape(-1, 2),
-            folder=root,
-        )
+        labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
+        return cls([str(path.relative_to(root)) for path in paths], labels, root)
 
     @property
     def content_key(self) -> str:
-        return content_key(self.names, self.places.tolist(), self.labels.tolist())
-
-
-class ImagesAlone(ImageBatches):
-    """Images of batches without their labels, which are no classes of the network."""
-
-    def __iter__(self):
-        return (images for images, _ in super().__iter__())
+        states = [(self.folder / name).stat() for name in self.names]
+        return content_key(self.names, [(s.st_size, s.st_mtime_ns) for s in states], self.labels.tolist())
 
 
 @options
-class ImageFolder(ImageNet):
+class ImageFolder(Images):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 
     If only one of these parts exists, or none, half of the images are kept for evaluation, the same half for every
-    `seed`. A folder of such a name without folders in it, but with folders beside it, is a class. Folders without
+    `seed`. A folder of such a name without folders in it, but with folders next to it, is a class. Folders without
     images are ignored. A label is the position of a class among the sorted ones; or of its synset if the network has
     1,000 classes and all folders are named by synsets of ImageNet-1k; or that of the network's own class of this name,
     if it is of transformers and has all of them. If the numbers of classes and folders differ, the data are images
@@ -67,13 +57,12 @@ class ImageFolder(ImageNet):
     """
 
     num_calibration: Count = 512
-    transform: Transform = "timm"
 
-    @cached_property
+    @property
     def training_images(self) -> ImageFiles:
         return self._splits[0]
 
-    @cached_property
+    @property
     def validation_images(self) -> ImageFiles:
         return self._splits[1]
 
@@ -92,6 +81,10 @@ class ImageFolder(ImageNet):
             return np.array([by_name[name] for name in self.classes])
         return np.arange(total) if self.classes and len(self.classes) == total else None
 
+    def labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles | None:
+        labels = self.labels(model)
+        return None if labels is None else replace(images, labels=labels[images.labels])
+
     def inspect(self) -> str:
         used = f"{len(self.training_images):,} images to calibrate on, {len(self.validation_images):,} to evaluate on"
         return f"{used}, {len(self.classes)} classes at {self.root}"
@@ -99,17 +92,6 @@ class ImageFolder(ImageNet):
     def content_key(self, model: nn.Module) -> str:
         labels = self.labels(model)
         return content_key(super().content_key(model), self.classes, None if labels is None else labels.tolist())
-
-    def evaluation(self, model: nn.Module) -> ImageBatches:
-        """Evaluation images. Raises `ValueError` if the folders are no classes of the network."""
-        self._labelled(self.validation_images, model)
-        return super().evaluation(model)
-
-    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
-        """Training images. Raises `ValueError` if the folders are no classes of the network."""
-        batches = super().training(model, epoch, seed)
-        files = self._labelled(batches.batches.files, model)
-        return replace(batches, batches=replace(batches.batches, files=files))
 
     def chosen_indices(self) -> dict[str, list[int]]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -128,13 +110,13 @@ class ImageFolder(ImageNet):
         return [*training, *evaluation[:1]] or [self.root]
 
     @cached_property
-    def _splits(self) -> tuple[ImageFiles, ImageFiles]:
-        """Divide the images into those for calibration and for evaluation."""
+    def _splits(self) -> list[ImageFiles]:
+        """The images for calibration and for evaluation."""
         splits = self._found()
-        if len(splits) == 1:
-            order = torch.randperm(len(splits[0]), generator=torch.Generator().manual_seed(0))
-            splits = [splits[0].selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
-        return splits[0], splits[1]
+        if len(splits) > 1:
+            return splits
+        order = torch.randperm(len(splits[0]), generator=torch.Generator().manual_seed(0))
+        return [splits[0].selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
 
     def _found(self) -> list[ImageFiles]:
         """Find the images of each part. Raises `ValueError` if there are none."""
@@ -143,22 +125,47 @@ class ImageFolder(ImageNet):
             raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
         return splits
 
-    def _labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles:
-        labels = self.labels(model)
-        if labels is None:
-            raise ValueError(
-                f"these images need labels: {self.root} has {len(self.classes)} class folders, and the network "
-                f"{num_classes(model)} classes. Give a folder for each class, or call folders by ImageNet's synsets"
-            )
-        return replace(images, labels=labels[images.labels])
 
-    def _batches(
-        self, model: nn.Module, images: ImageFiles, indices: Sequence[int] | None, augmentation: Augmentation = "none"
-    ) -> ImageBatches:
-        if self.labels(model) is not None:
-            return super()._batches(model, self._labelled(images, model), indices, augmentation)
-        batches = super()._batches(model, images, indices, augmentation)
-        return ImagesAlone(batches.make_loader, batches.content_key)
+@options
+class ImageDataset(ImageFolder):
+    """Images of `hub:OWNER/DATASET`, with `/CONFIGURATION` and `/SPLIT` if wanted, or of a folder on this machine.
+
+    The folder holds Parquet files, or was written by `save_to_disk`. The column of images and that of classes are found
+    by their types, `Image` and `ClassLabel`. The split `train` is for calibration, and `val`, `validation` or `test`
+    for evaluation, if it has labels; a split alone is divided as in `ImageFolder`. Classes have the labels of the
+    network's classes of the same names, if it has all of these; else their positions, if there are as many.
+    """
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their labels; empty if no column holds classes."""
+        data = next(iter(self._data.values()))
+        label = columns_of(data, self.root)[1]
+        return list(data.features[label].names) if label else []
+
+    @cached_property
+    def _data(self) -> "dict[str, Dataset]":
+        return splits_of(str(self.root))
+
+    def _found(self) -> list[ImageFiles]:
+        """Find the images for calibration and, if a split has labels, those for evaluation. Raises `ValueError`."""
+        data = self._data
+        columns = columns_of(next(iter(data.values())), self.root)
+        names = [TRAINING, *EVALUATION] if len(data) > 1 else [*data]
+        splits: list[ImageFiles] = [Rows.of(data[name], name, *columns) for name in names if name in data]
+        if not splits or not len(splits[0]):
+            raise ValueError(f"{self.root} has the splits {', '.join(data)}, and no images in {names[0]}: name a split")
+        if (splits[0].labels < 0).any():
+            raise ValueError(f"{self.root} has images without labels: remove these rows, or the column of classes")
+        return [splits[0], *[split for split in splits[1:] if len(split) and (split.labels >= 0).all()][:1]]
+
+
+def image_data(source: str, **options: Any) -> ImageFolder:
+    """Images by the name of a folder, or of a data set. Raises `ValueError` or an `OSError` if there are none."""
+    kind = ImageDataset if is_dataset(source) else ImageFolder
+    images = kind(root=Path(source).expanduser(), **options)
+    images.inspect()
+    return images
 
 
 def _folders_in(folder: Path) -> list[Path]:

@@ -1,80 +1,55 @@
-"""ImageNet-1k, from class folders, from the original tar files or from parquet shards."""
+"""ImageNet-1k, in class folders or as a data set of Hugging Face's `datasets`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import cached_property
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-import timm.data
-import torch
-from PIL import Image
-from pydantic import Field
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torchvision import transforms
+import numpy as np
+from timm.data import ImageNetInfo
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from facts.calibration.cutmix import CutMix
-from facts.tasks.classification.base import Classification, Count, balanced
-from facts.tasks.classification.crops import Crops
-from facts.tasks.classification.image_batches import Decoded, ImageBatches, collate
-from facts.tasks.classification.imagenet_files import ImageFiles, find_images
-from facts.tasks.classification.preprocessing import data_config, num_classes, preprocessing_key, processed_for
-from facts.tasks.classification.training_batches import AugmentedBatches, TrainingBatches
-from facts.utils.cache import content_key
-from facts.utils.options import options
-from facts.utils.processors import loader_workers
+from facts.tasks.base import chosen_of
+from facts.tasks.classification.image_files import (
+    Files,
+    ImageFiles,
+    Rows,
+    columns_of,
+    first_few,
+    is_dataset,
+    splits_of,
+)
+from facts.tasks.classification.images import Images, Transform
+from facts.utils.options import Count, options
 
-Augmentation = Literal["none", "train", "train_cutmix"]
-Transform = Literal["paper", "timm"]
-TrainingAugmentation = Literal["crop", "deit"]
-
-# The defaults of DeiT's code, like those of Mixup below, except mmax9: at magnitude 10, one draw in forty, timm
-# asks Pillow for images of 0 bits, which Pillow 13 refuses.
-DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
+Split = Literal["train", "val"]
+UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for split in ('train', 'val')]"
 
 
 @options
-class ImageNet(Classification):
-    """ImageNet-1k in `root`: class folders, else the original tar files, else Hugging Face's parquet shards.
+class ImageNet(Images):
+    """ImageNet-1k in `root`: class folders in `train/` and `val/`, or a data set of Hugging Face.
+
+    The data set is a folder of Parquet files, one that `save_to_disk` wrote, or `hub:ILSVRC/imagenet-1k`. torchvision
+    unpacks the original tar files into class folders.
 
     A label is the position of the class among the sorted synsets. The training images, sorted by synset and file name,
     are shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the
-    factors (paper, section 5.1). `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for
-    another input size; `timm` takes the evaluation transform of the checkpoint, for a network of
-    transformers its image processor. `augmentation: train` calibrates on timm's training transform instead,
-    `train_cutmix` with `facts.CutMix` on top. `training_augmentation` is for finetuning, which uses all training
-    images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix; `crop` crops, flips
-    and jitters colours.
-
-    The loader has `num_workers` processes (default: one for each processor, up to 16).
-
-    With `crops`, a folder, the images of an evaluation and of a calibration without augmentation are decoded once, and
-    kept as bytes of their crops: 7.5 GB for all validation images at 224 pixels, 2.5 GB for the paper's calibration.
-    Networks with the same crops share them; other training images are kept anew.
-
-    Tar files are read in place, with an index beside them. Images from parquet shards are copied into the temporary
-    folder: 2 GB for the paper's number of images, all 140 GB for finetuning.
+    factors (paper, section 5.1).
     """
 
-    root: Path
     num_calibration: Count = 16384
-    num_sensitivity: Count = 512
     transform: Transform = "paper"
-    augmentation: Augmentation = "none"
-    training_augmentation: TrainingAugmentation = "deit"
-    num_workers: Annotated[int, Field(ge=0)] | None = None
-    crops: Path | None = None
-    seed: int = 0
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return synsets()
 
     @cached_property
     def training_images(self) -> ImageFiles:
         return find_images(self.root, "train")
-
-    @cached_property
-    def shuffled_images(self) -> ImageFiles:
-        """The training images, quick to read in any order."""
-        return self.training_images.gathered(range(len(self.training_images)))
 
     @cached_property
     def validation_images(self) -> ImageFiles:
@@ -85,108 +60,74 @@ class ImageNet(Classification):
         training, validation = len(self.training_images), len(self.validation_images)
         return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
 
-    def content_key(self, model: nn.Module) -> str:
-        elsewhere = ("root", "num_workers", "crops")
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in elsewhere}
-        files = (self.training_images.content_key, self.validation_images.content_key)
-        return content_key(*files, settings, preprocessing_key(model))
-
-    def calibration(self, model: nn.Module) -> ImageBatches | CutMix:
-        batches = self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
-        return CutMix(batches, num_classes(model), seed=self.seed) if self.augmentation == "train_cutmix" else batches
-
-    def sensitivity(self, model: nn.Module) -> ImageBatches:
-        return self._batches(model, self.training_images, self.chosen_indices()["sensitivity"])
-
-    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> TrainingBatches:
-        config, mixup = data_config(model), None
-        deit = self.training_augmentation == "deit"
-        if deit:
-            mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=num_classes(model))
-        transform = timm.data.create_transform(**config, is_training=True, **(DEIT_TRANSFORM if deit else {}))
-        batches = AugmentedBatches(self.shuffled_images, transform, mixup, self.batch_size, (seed, epoch))
-        return TrainingBatches(batches, loader_workers(self.num_workers), range(len(batches)))
-
-    def analysis(self, model: nn.Module) -> tuple[ImageBatches, ImageBatches]:
-        images = self.validation_images
-        counts = (self.num_factors_per_class, self.num_held_out_per_class)
-        parts = balanced(torch.from_numpy(images.labels), counts, self.seed)
-        factors, held_out = (self._batches(model, images, part.tolist()) for part in parts)
-        return factors, held_out
-
-    def evaluation(self, model: nn.Module) -> ImageBatches:
-        return self._batches(model, self.validation_images, None)
-
     def chosen_indices(self) -> dict[str, list[int]]:
-        """Positions of the images for `sensitivity` and for `calibration` among the sorted training images.
-
-        Raises `ValueError` if there are too few.
-        """
-        available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
-        if available < needed:
-            raise ValueError(
-                f"{self.root} holds {available} training images; num_sensitivity + num_calibration needs {needed}"
-            )
-        order = torch.randperm(available, generator=torch.Generator().manual_seed(self.seed)).tolist()
-        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[self.num_sensitivity : needed]}
-
-    def chosen_images(self) -> dict[str, dict[str, list]]:
-        """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order, to be saved."""
-        names = self.training_images.names
-        return {
-            use: {"indices": indices, "names": [names[index] for index in indices]}
-            for use, indices in self.chosen_indices().items()
-        }
-
-    def _batches(
-        self,
-        model: nn.Module,
-        images: ImageFiles,
-        indices: Sequence[int] | None,
-        augmentation: Augmentation = "none",
-    ) -> ImageBatches:
-        """Batches of the images at `indices`, or of all images in the order that is quickest to read."""
-        config = data_config(model)
-        how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)
-        own = processed_for(model) if (self.transform, augmentation) == ("timm", "none") else None
-        transform, crops = own or make_transform(config, self.transform, augmentation), None
-        if self.crops and augmentation == "none" and own is None:
-            names = images.names
-            if indices is not None and names is not self.validation_images.names:  # of these, there is one file
-                names = [names[index] for index in indices]
-            crops = Crops(self.crops, names, transform, config["input_size"][1:])
-
-        num_workers = loader_workers(self.num_workers)
-
-        def loader(rank: int, size: int) -> DataLoader:
-            total = len(images if indices is None else indices)
-            own = [position for position in range(total) if position // self.batch_size % size == rank]
-            files = images.as_stored().selected(own) if indices is None else images.gathered([indices[i] for i in own])
-            return DataLoader(
-                Decoded(files, transform, crops),
-                batch_size=self.batch_size,
-                num_workers=num_workers,
-                collate_fn=collate,
-                pin_memory=torch.cuda.is_available(),
-                persistent_workers=num_workers > 0,  # searches read the same batches again and again
-                generator=torch.Generator().manual_seed(self.seed),
-            )
-
-        return ImageBatches(loader, content_key(images.content_key, indices, *how))
+        """Positions of the images for both uses. Raises `ValueError` if there are too few."""
+        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
+        return chosen_of(*numbers, self.seed, self.root)
 
 
-def make_transform(config: dict, transform: Transform, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
-    """Make the transform from a PIL image to the tensor that a model of this data configuration expects."""
-    if augmentation != "none":
-        return timm.data.create_transform(**config, is_training=True)
-    if transform == "timm":
-        return timm.data.create_transform(**config, is_training=False)
-    size = config["input_size"][-1]
-    return transforms.Compose(
-        [
-            transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC),
-            transforms.CenterCrop(size),
-            transforms.ToTensor(),
-            transforms.Normalize(config["mean"], config["std"]),
-        ]
+def find_images(root: Path, split: Split) -> ImageFiles:
+    """Find the images of a split, sorted by `<synset>/<file>`.
+
+    Raises `FileNotFoundError` if there is no ImageNet, and `ValueError` if the classes are others.
+    """
+    if is_dataset(str(root)):
+        return _in_rows(root, split)
+    if not all((root / name).is_dir() for name in ("train", "val")):
+        raise FileNotFoundError(
+            f"no ImageNet at {root}: set root to a folder with a folder for each class in train/ and val/, or with "
+            "Hugging Face's Parquet files. torchvision unpacks the original tar files in place: "
+            f'python -c "{UNPACK.format(str(root))}"'
+        )
+    folder = root / split
+    names = sorted(
+        f"{path.name}/{image.name}"
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".")
+        for image in path.iterdir()
+        if image.suffix.lower() in IMG_EXTENSIONS
     )
+    return Files(names, _labels(names, folder), folder)
+
+
+def _in_rows(root: Path, split: Split) -> Rows:
+    splits = splits_of(str(root))
+    name = {"train": "train", "val": "validation"}[split]
+    if name not in splits:
+        raise ValueError(f"{root} has the splits {', '.join(splits)}, and none called {name}")
+    rows = Rows.of(splits[name], name, *columns_of(splits[name], root))
+    names = [_name(path, label, row) for row, (path, label) in enumerate(zip(rows.paths(), rows.labels, strict=True))]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    names = [names[index] for index in order]
+    return replace(rows.selected(order), names=names, labels=_labels(names, root))
+
+
+def _name(path: str | None, label: int, row: int) -> str:
+    """`<synset>/<file>`, without the synset that the hub's files append to the name of the file."""
+    synset = synsets()[label] if label in range(len(synsets())) else f"label {label}"
+    if others := set(re.findall(r"n\d{8}", path or "")) - {synset}:
+        raise ValueError(
+            f"{path} has the label {label}, which is {synset} and not {first_few(others)}: labels must be positions "
+            "among the sorted synsets"
+        )
+    return f"{synset}/{re.sub(rf'_{synset}(?=[.])', '', Path(path).name) if path else row}"
+
+
+def _labels(names: Sequence[str], source: object) -> np.ndarray:
+    """Label of each `<synset>/<file>`. Raises `ValueError` if a class is missing or unknown."""
+    labels = {synset: label for label, synset in enumerate(synsets())}
+    found = [name.split("/")[0] for name in names]
+    _refuse(set(found) - labels.keys(), f"{source} holds classes that are none of ImageNet-1k")
+    _refuse(labels.keys() - set(found), f"{source} holds no image of classes of ImageNet-1k")
+    return np.array([labels[synset] for synset in found])
+
+
+def _refuse(classes: Iterable[str], fault: str) -> None:
+    if classes := set(classes):
+        raise ValueError(f"{fault}, {len(classes)} of them: {first_few(classes)}; classes are called by their synsets")
+
+
+@cache
+def synsets() -> tuple[str, ...]:
+    """Synsets of ImageNet-1k, sorted: the label of a class is its position."""
+    return tuple(sorted(ImageNetInfo("imagenet-1k").label_names()))

@@ -1,11 +1,23 @@
-"""Decoding of images from files, whatever they hold."""
+"""Batches of decoded images, without those that cannot be decoded."""
 
+import logging
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from io import BytesIO
+from typing import Any
 
+import timm.data
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from facts.tasks.classification.base import Batch
+from facts.tasks.classification.image_files import ImageFiles, first_few
+from facts.utils.random import seeded
 
 LONGEST = 100  # times the shorter side; a strip that is resized by its shorter side would take gigabytes
+log = logging.getLogger(__name__)
 
 
 def decode(data: bytes) -> Image.Image:
@@ -27,3 +39,73 @@ def decode(data: bytes) -> Image.Image:
         return image.convert("RGB")
     except Exception as error:  # Pillow's errors differ by format
         raise ValueError(f"no usable image: {error}") from error
+
+
+@dataclass(frozen=True)
+class DecodedBatches(Dataset):
+    """Batches of transformed images and their labels, each with the names of images that could not be decoded.
+
+    Random transforms, and `mixup`, depend on `seed` and the number of the batch. `for_training`, a smaller last batch
+    is left out, and one without images is a `ValueError`, since steps are counted in batches.
+    """
+
+    files: ImageFiles
+    transform: Callable[[Image.Image], Tensor]
+    batch_size: int
+    seed: tuple[int, ...]
+    mixup: timm.data.Mixup | None = None
+    for_training: bool = False
+
+    def __len__(self) -> int:
+        total = len(self.files)
+        return total // self.batch_size if self.for_training else -(-total // self.batch_size)
+
+    def __getitem__(self, number: int) -> tuple[Batch | None, list[str]]:
+        indices = range(len(self.files))[number * self.batch_size :][: self.batch_size]
+        samples, corrupt = [], []
+        with seeded(*self.seed, number):
+            for index in indices:
+                data = self.files.read(index)
+                try:
+                    image = decode(data)
+                except ValueError:
+                    corrupt.append(self.files.names[index])
+                else:
+                    samples.append((self.transform(image), int(self.files.labels[index])))
+            if not samples and self.for_training:
+                raise ValueError(
+                    f"no image of a training batch can be decoded: {first_few(corrupt)}; fetch them again, or raise "
+                    "batch_size"
+                )
+            return self._mixed(default_collate(samples)) if samples else None, corrupt
+
+    def _mixed(self, batch: Any) -> Batch:
+        """Mix the images in pairs, if there is a `mixup`; an image without a partner is dropped."""
+        images, labels = batch
+        even = len(images) // 2 * 2
+        return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels)
+
+
+@dataclass(frozen=True)
+class Decodable:
+    """Pass on the batches of `DecodedBatches` with `total` images, without labels if these are no classes.
+
+    Each image that cannot be decoded is logged once. Raises `ValueError` for more than one of them if they exceed a
+    thousandth of all; each of several processes counts its own.
+    """
+
+    total: int
+    with_labels: bool = True
+    corrupt: set[str] = field(default_factory=set)
+
+    def __call__(self, item: tuple[Batch | None, list[str]]) -> Batch | Tensor | None:
+        batch, corrupt = item
+        for name in set(corrupt) - self.corrupt:
+            self.corrupt.add(name)
+            log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
+        if len(self.corrupt) > max(1, self.total / 1000):
+            raise ValueError(
+                f"{len(self.corrupt)} of {self.total} images cannot be decoded: {first_few(self.corrupt)}; at most one "
+                "in a thousand may be left out; fetch them again"
+            )
+        return batch if self.with_labels or batch is None else batch[0]

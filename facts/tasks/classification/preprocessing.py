@@ -30,7 +30,7 @@ def processed_for(model: nn.Module) -> Processed | None:
     if not hasattr(model, "image_processor"):
         raise ValueError(
             f"{type(model).__name__} has no image processor: set model.image_processor, or keep the file "
-            "preprocessor_config.json beside its weights"
+            "preprocessor_config.json next to its weights"
         )
     return Processed(model.image_processor)
 

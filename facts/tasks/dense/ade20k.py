@@ -14,7 +14,6 @@ from torch import Tensor
 from facts.models.feature_network import Features
 from facts.moments.losses import kl_divergence
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import CLASSES, write_ade20k
 from facts.utils.cache import content_key
 from facts.utils.options import options
 
@@ -52,7 +51,7 @@ class ADE20K(DensePrediction):
     def metric(self) -> IoUMetric:
         return IoUMetric(iou_metrics=["mIoU"], prefix="classes")
 
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
+    def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         return {"miou": float(measured["classes/mIoU"])}
 
     def targets(self, samples: list[SegDataSample]) -> dict[str, Tensor]:
@@ -84,15 +83,3 @@ class ADE20K(DensePrediction):
                 "annotations/"
             )
         return dict(zip(("img_path", "seg_map_path"), map(str, folders), strict=True))
-
-
-@options
-class DigitSegmentation(ADE20K):
-    """Scenes of digits, written to `root` at the first use; the background is a class too."""
-
-    def __post_init__(self):
-        write_ade20k(Path(self.root))
-
-    def files(self, split: Split, pipeline: list) -> BaseSegDataset:
-        folders = self._folders(split)
-        return BaseSegDataset(img_suffix=".png", metainfo={"classes": CLASSES}, data_prefix=folders, pipeline=pipeline)

@@ -1,8 +1,8 @@
 """Shared parts of detection and segmentation, for networks of `facts.models.feature_network`."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -11,11 +11,12 @@ from mmengine.dataset import BaseDataset, pseudo_collate
 from mmengine.evaluator import BaseMetric
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from facts.models.feature_network import Features
 from facts.modules.modes import autocast
-from facts.tasks.base import Task
-from facts.tasks.dense.numbered_batches import Groups, NumberedBatches
+from facts.tasks.base import Task, chosen_of, settings_of
+from facts.tasks.numbered_batches import NumberedBatches
 from facts.utils import distributed
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
@@ -58,7 +59,7 @@ class DensePrediction(Task):
         """The library's own metric."""
 
     @abstractmethod
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
+    def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         """Rename the library's metrics to the names of this package."""
 
     @abstractmethod
@@ -84,9 +85,7 @@ class DensePrediction(Task):
         return f"{training:,} training and {validation:,} validation images at {self.root}"
 
     def content_key(self, model: nn.Module) -> str:
-        elsewhere = ("root", "num_workers")
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in elsewhere}
-        return content_key(self.files_key, settings, _preprocessing(model))
+        return content_key(self.files_key, settings_of(self), _preprocessing(model))
 
     def calibration(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["calibration"])
@@ -102,20 +101,15 @@ class DensePrediction(Task):
 
     def analysis(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
         dataset = self.dataset("val")
-        order = self._order(dataset)[: self.num_factors + self.num_held_out]
-        parts = order[: self.num_factors], order[self.num_factors :]
+        order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()
+        parts = order[: self.num_factors], order[self.num_factors :][: self.num_held_out]
         factors, held_out = (self._batches(model, dataset, part) for part in parts)
         return factors, held_out
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
-        available, needed = len(self.training_images), self.num_sensitivity + self.num_calibration
-        if available < needed:
-            raise ValueError(
-                f"{self.root} holds {available} training images; num_sensitivity + num_calibration needs {needed}"
-            )
-        order = self._order(self.training_images)
-        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[self.num_sensitivity : needed]}
+        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
+        return chosen_of(*numbers, self.seed, self.root)
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Σ over images of each one's own loss; in training, the joint loss of the batch times its size.
@@ -139,49 +133,58 @@ class DensePrediction(Task):
     def evaluation(self, model: nn.Module) -> NumberedBatches:
         """The validation images one by one, each with its data sample in a list."""
         dataset = self.dataset("val")
-        return self._loaded(model, dataset, range(len(dataset)), lambda samples: samples, batch_size=1)
+        return self._batches(model, dataset, range(len(dataset)), as_samples=True)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        device = next(model.parameters()).device
-        images_alone, metric = self.evaluation(model), self.metric()
-        metric.dataset_meta = images_alone.groups.items.metainfo  # type: ignore[attr-defined]  # of the library's own dataset
+        device, dataset, metric = next(model.parameters()).device, self.dataset("val"), self.metric()
+        metric.dataset_meta = dataset.metainfo
         model.eval()
-        for image, samples in with_progress(distributed.shard(images_alone), "evaluation"):
+        for image, samples in with_progress(distributed.shard(self.evaluation(model)), "evaluation"):
             with torch.inference_mode():
                 with autocast(device, precision):
                     features = model(image)
                 predictions = features.predictions(samples)
             metric.process({}, [prediction.to_dict() for prediction in predictions])
         with silence():
-            return self.figures(metric.evaluate(len(images_alone.groups)))
-
-    def _order(self, dataset: BaseDataset) -> list[int]:
-        return torch.randperm(len(dataset), generator=torch.Generator().manual_seed(self.seed)).tolist()
+            return self.renamed(metric.evaluate(len(dataset)))
 
     def _batches(
-        self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple[int, ...] = ()
-    ) -> NumberedBatches:
-        """Batches of images and targets."""
-        return self._loaded(model, dataset, indices, self.targets, self.batch_size, seed)
-
-    def _loaded(
         self,
         model: nn.Module,
         dataset: BaseDataset,
         indices: Sequence[int],
-        truth: Callable[[list[Any]], Any],
-        batch_size: int,
         seed: tuple[int, ...] = (),
+        *,
+        as_samples: bool = False,
     ) -> NumberedBatches:
-        """Batches of images, preprocessed by the network's library, and the targets that `truth` makes from samples."""
+        """Batches of images, preprocessed by the network's library, and targets; or single images and their samples."""
 
-        def prepare(items: list[Any]) -> tuple[Tensor, Any]:
-            data = model.heads.data_preprocessor(pseudo_collate(items), training=truth == self.targets)
-            return data["inputs"], truth(data["data_samples"])
+        def finish(items: list[Any]) -> tuple[Tensor, Any]:
+            data = model.heads.data_preprocessor(pseudo_collate(items), training=not as_samples)
+            samples = data["data_samples"]
+            return data["inputs"], samples if as_samples else self.targets(samples)
 
-        groups = Groups(dataset, indices, batch_size, (self.seed, *seed))
-        key = content_key(self.content_key(model), list(indices), batch_size, groups.seed)
-        return NumberedBatches(groups, prepare, key, loader_workers(self.num_workers), range(len(groups)))
+        groups = Groups(dataset, indices, 1 if as_samples else self.batch_size, (self.seed, *seed))
+        key = content_key(self.content_key(model), list(indices), groups.batch_size, groups.seed)
+        return NumberedBatches(groups, finish, key, loader_workers(self.num_workers), range(len(groups)))
+
+
+@dataclass(frozen=True)
+class Groups(Dataset):
+    """Items of a dataset by the number of their batch. Random transforms depend on `seed` and the number."""
+
+    items: Dataset
+    indices: Sequence[int]
+    batch_size: int
+    seed: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return -(-len(self.indices) // self.batch_size)
+
+    def __getitem__(self, number: int) -> list[Any]:
+        start = number * self.batch_size
+        with seeded(*self.seed, number):
+            return [self.items[index] for index in self.indices[start : start + self.batch_size]]
 
 
 def _preprocessing(model: nn.Module) -> list[Any]:

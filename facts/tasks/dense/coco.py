@@ -19,13 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.tasks.dense.base import Count, DensePrediction, Split
-from facts.tasks.dense.digit_scenes import write_coco
 from facts.utils.options import options
 from facts.utils.silence import silence
 
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`
 NONE = -1  # the label of a row of padding
-FIGURES = {
+METRICS = {
     f"{ours}_map{threshold}": f"{theirs}_mAP{threshold}"
     for ours, theirs in (("box", "bbox"), ("mask", "segm"))
     for threshold in ("", "_50", "_75")
@@ -61,9 +60,9 @@ class Coco(DensePrediction):
         with silence():
             return CocoMetric(ann_file=str(self._annotations("val")), metric=["bbox", "segm"])
 
-    def figures(self, measured: dict[str, float]) -> dict[str, float]:
+    def renamed(self, measured: dict[str, float]) -> dict[str, float]:
         # The metric has no entry for a network that finds nothing.
-        return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in FIGURES.items()}
+        return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in METRICS.items()}
 
     def targets(self, samples: list[DetDataSample]) -> dict[str, Tensor]:
         """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, padded to the M of the fullest image.
@@ -105,14 +104,6 @@ class Coco(DensePrediction):
                 f"no {path}: root must hold COCO 2017 as it is unpacked, train2017/, val2017/ and annotations/"
             )
         return path
-
-
-@options
-class DigitDetection(Coco):
-    """Scenes of digits, written to `root` at the first use."""
-
-    def __post_init__(self):
-        write_coco(Path(self.root))
 
 
 def _sample(boxes: Tensor, labels: Tensor, masks: Tensor, sizes: Tensor, padded_sizes: Tensor) -> DetDataSample:

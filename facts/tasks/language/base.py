@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from facts.modules.modes import autocast
 from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
-from facts.tasks.class_logits import ClassLogits
+from facts.tasks.base import ClassLogits
 from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import distributed
@@ -80,10 +80,10 @@ class Language(ClassLogits):
         )
 
     def calibration(self, model: nn.Module) -> list[Batch]:
-        return self._training_parts(model)[1]
+        return self._parts("training", model, self.sequence_length, "num_sensitivity", "num_calibration")[1]
 
     def sensitivity(self, model: nn.Module) -> list[Batch]:
-        return self._training_parts(model)[0]
+        return self._parts("training", model, self.sequence_length, "num_sensitivity", "num_calibration")[0]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
         """Windows of the training text from an offset that differs between epochs, the same number in each."""
@@ -96,8 +96,7 @@ class Language(ClassLogits):
         return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
 
     def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
-        numbers = {"num_factors": self.num_factors, "num_held_out": self.num_held_out}
-        return self._parts("evaluation", model, self.analysis_length, numbers)
+        return self._parts("evaluation", model, self.analysis_length, "num_factors", "num_held_out")
 
     def evaluation(self, model: nn.Module) -> list[Batch]:
         return self._batches(windows(self.tokens("evaluation", model), self.sequence_length))
@@ -108,48 +107,34 @@ class Language(ClassLogits):
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
         """Measure perplexity, and accuracy in percent.
 
-        `perplexity` comes beside those of n-gram counts (`unigram_perplexity`, `bigram_perplexity`); `accuracy` is the
-        mean over benchmarks, beside the accuracy of each.
+        `perplexity` comes with the perplexities of n-gram counts (`unigram_perplexity`, `bigram_perplexity`), and the
+        accuracy of each benchmark with their mean, `accuracy`.
         """
         batches, size = self.evaluation(model), model.config.vocab_size
         counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
-        figures = {
+        metrics = {
             "perplexity": perplexity(model, batches, precision),
             "unigram_perplexity": unigram_perplexity(*counted),
             "bigram_perplexity": bigram_perplexity(*counted),
         }
         if self.benchmarks():
-            found = distributed.on_main_rank(
-                lambda: accuracies(
-                    model,
-                    tokenizer_of(model),
-                    self.benchmarks(),
-                    self.num_answers_at_once,
-                    accuracy=self.accuracy,
-                    folder=self.benchmark_folder,
-                    num_questions=self.num_questions,
-                    precision=precision,
-                )
-            )
-            figures["accuracy"] = sum(found.values()) / len(found)
-            figures |= {f"accuracy_{name}": value for name, value in found.items()}
-        return figures
+            names = ("accuracy", "benchmark_folder", "num_questions")
+            settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+            asked = (model, tokenizer_of(model), self.benchmarks(), self.num_answers_at_once)
+            found = distributed.on_main_rank(lambda: accuracies(*asked, **settings, precision=precision))
+            metrics["accuracy"] = sum(found.values()) / len(found)
+            metrics |= {f"accuracy_{name}": value for name, value in found.items()}
+        return metrics
 
-    def _training_parts(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
-        numbers = {"num_sensitivity": self.num_sensitivity, "num_calibration": self.num_calibration}
-        return self._parts("training", model, self.sequence_length, numbers)
-
-    def _parts(
-        self, split: Split, model: nn.Module, length: int, numbers: dict[str, int]
-    ) -> tuple[list[Batch], list[Batch]]:
-        """Take two disjoint parts of a text with these numbers of windows. Raises `ValueError` if it has fewer."""
-        found, needed = windows(self.tokens(split, model), length), sum(numbers.values())
-        if len(found) < needed:
+    def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
+        """Take two disjoint parts of a text, with the numbers of windows of these fields. Raises `ValueError`."""
+        sizes, found = [getattr(self, name) for name in names], windows(self.tokens(split, model), length)
+        if len(found) < sum(sizes):
             raise ValueError(
-                f"{' + '.join(numbers)} needs {needed} windows of {length} tokens; the {split} text has {len(found)}"
+                f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens; the {split} text has {len(found)}"
             )
         order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
-        first, second = found[order[:needed]].split(list(numbers.values()))
+        first, second = found[order[: sum(sizes)]].split(sizes)
         return self._batches(first), self._batches(second)
 
     def _batches(self, found: Tensor) -> list[Batch]:

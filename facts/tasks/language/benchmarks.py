@@ -24,18 +24,18 @@ def accuracies(
     batch_size: int,
     *,
     accuracy: Accuracy = "acc",
-    folder: str | None = None,
+    benchmark_folder: str | None = None,
     num_questions: int | None = None,
     precision: torch.dtype = torch.float32,
 ) -> dict[str, float]:
     """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
 
     `accuracy` is by the likelihoods of the choices, `acc`, or by these divided by the lengths, `acc_norm`; a benchmark
-    that has no such (winogrande) keeps `acc`. Names are those of the YAML files in `folder`, or, without a folder,
-    lm-eval's own. Raises `ImportError` without lm-eval, `ConnectionError` if questions are not on this machine and
-    cannot be fetched, `ValueError` for a benchmark that is unknown or has no accuracy.
+    that has no such (winogrande) keeps `acc`. Names are found in the YAML files of `benchmark_folder`, or, without a
+    folder, among lm-eval's own. Raises `ImportError` without lm-eval, `ConnectionError` if questions are not on this
+    machine and cannot be fetched, `ValueError` for a benchmark that is unknown or has no accuracy.
     """
-    manager = find_benchmarks(benchmarks, folder)
+    manager = find_benchmarks(benchmarks, benchmark_folder)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 

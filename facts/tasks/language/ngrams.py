@@ -14,7 +14,7 @@ def unigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_token
 
 
 def bigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
-    """Perplexity of windows `[N, T]` by counts of pairs in a text `[L]`, mixed with those of single tokens.
+    """Perplexity of windows `[N, T]` by counts of pairs in a text `[L]`, mixed with the counts of single tokens.
 
     The weight of single tokens is s / (s + c), with c the count of a token and s the number of its different successors
     (Witten and Bell).

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.train_mini import mini_recipe
+from experiments.mini.train import mini_recipe
 from facts.calibration.selection import select_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.search.sensitivity.prefix import Prefix

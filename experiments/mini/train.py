@@ -1,9 +1,9 @@
-"""Train the small networks that ship with the package on scikit-learn's digits: `python -m experiments.train_mini`.
+"""Train the small networks of the `mini` profile: `python -m experiments.mini.train`.
 
-A fixed number of epochs, then the last weights: the test images select no weights. The networks have about 64 channels
-and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be 85 to
-95 %. Sizes were chosen for the base networks; those of the other classifiers follow from these, and some have other
-epochs, for the same range of accuracies. docs/reproducing.md says how the task itself was chosen. Detectors and
+A fixed number of epochs, then the last weights: the test images select no weights. The classifiers have about 64
+channels and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be
+85 to 95 %. Sizes were chosen for the base networks; the other sizes follow from these, and some train for other
+numbers of epochs, for the same range of accuracies. docs/reproducing.md says how the task was chosen. Detectors and
 segmenters are trained from their own classifiers, which see digits in colour, by the last recipe of PELA's protocol;
 its epochs and rate, and the scenes, were chosen for the dense networks. The language model learns Python's reference;
 its size, vocabulary and epochs were chosen for its perplexity on other topics.
@@ -29,19 +29,20 @@ from torch import nn
 
 from experiments.config import CONF
 from experiments.extras import TASKS, how_to_install, missing_packages
+from experiments.mini import CHECKPOINTS
+from experiments.mini.coloured import load_coloured
+from experiments.mini.digits import Digits, move
+from experiments.mini.language import new_tokenizer
 from experiments.train_dense import from_classifier, write_weights
 from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
-from facts.models.causal_lm import new_tokenizer
-from facts.models.from_transformers import write_beside
-from facts.models.weights import CHECKPOINTS
-from facts.tasks import Digits, Task
+from facts.models.from_transformers import write_processors
+from facts.tasks import Task
 from facts.tasks.classification.base import Batch, are_right, percentage
-from facts.tasks.classification.coloured_digits import load_coloured
-from facts.tasks.classification.digit_stream import move
 from facts.tasks.language.base import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
+WITHIN = "experiments/mini/checkpoints"  # of the recipes' relative names
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster
 EPOCHS_OF_TEXT = 15
@@ -70,7 +71,7 @@ def widen_init(model: nn.Module) -> None:
 
 
 class ColouredEpoch:
-    """Batches of the coloured training digits, in a new order and moved anew each time they are read."""
+    """Batches of the coloured training digits, in another order and moved differently each time they are read."""
 
     def __init__(self, side: int, seed: int, batch_size: int):
         self.images, self.labels = load_coloured("train", side)
@@ -144,8 +145,8 @@ def top1_on_test(model: nn.Module) -> float:
 def participation(model: nn.Module) -> float:
     """Participation ratio of the gradients' energy over the calibration digits: 1 if all images have the same.
 
-    Gradients are those of each image's loss with respect to its pixels. A network that knows its images by heart has
-    next to nothing but a few of them to learn from.
+    Gradients are taken of each image's loss with respect to its pixels. In a network that has memorised its images,
+    only a few of them have any.
     """
     energies = []
     for images, labels in Digits().calibration(model):
@@ -171,8 +172,7 @@ def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[s
     task: Language = instantiate(OmegaConf.load(Path(CONF) / "task" / "language.yaml").mini, seed=seed, batch_size=8)
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
-    tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
-    model.tokenizer = tokenizer  # type: ignore[assignment]  # torch declares tensors and modules alone
+    model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
     schedule = Finetuning(
         num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
     )
@@ -198,23 +198,23 @@ def main(arguments: list[str] | None = None) -> None:
         if extra and (lacking := missing_packages(extra)):
             print(f"{name} is left out: {', '.join(lacking)} missing ({how_to_install(extra)})")
             continue
-        path = options.folder / recipe.weights
+        path = options.folder / Path(recipe.weights).relative_to(WITHIN)
         path.parent.mkdir(exist_ok=True)
         if isinstance(recipe, CausalLM):
-            model, figures = train_language_model(recipe, options.seed)
-            write_beside(model, path.parent)
+            model, metrics = train_language_model(recipe, options.seed)
+            write_processors(model, path.parent)
         elif isinstance(recipe, OpenMMLabModel):
-            model, figures = train_dense(name, recipe, options.seed, options.scenes)
+            model, metrics = train_dense(name, recipe, options.seed, options.scenes)
         else:
             model = train_classifier(recipe, options.epochs or epochs_of(name), options.seed)
-            figures = {"top1": top1_on_test(model)}
+            metrics = {"top1": top1_on_test(model)}
             if not name.endswith("backbone"):
-                figures["participation"] = participation(model)
+                metrics["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
         write_weights(model, path)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        shown = ", ".join(f"{metric} {value:.2f}" for metric, value in figures.items())
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in metrics.items())
         table.add_row(name, shown, f"{parameters:,}", f"{seconds:.0f}")
     Console().print(table)
 

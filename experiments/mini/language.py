@@ -1,13 +1,67 @@
-"""Multiple-choice questions made from a text: which of four continuations is its own?"""
+"""Language modelling on Python's reference, which the standard library holds for `help()`, with questions made from it.
+
+Questions are multiple choice: which of four continuations of a passage is the text's own?
+"""
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pydoc_data.topics import topics
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from facts.models.from_transformers import import_transformers
+from facts.tasks.language.base import Language, Split
+from facts.utils.cache import content_key
+from facts.utils.options import options
+
+EVERY, FIRST = 6, 1  # of the topics in alphabetical order, for evaluation
 CONTEXT, ENDING = 12, 8  # words
 CHOICES = 4
+END = "<|endoftext|>"
 
 Words = list[str]
+
+
+@cache
+def paragraphs(split: Split) -> tuple[str, ...]:
+    """The paragraphs of a split's topics. A paragraph in several topics counts in the first one."""
+    known, chosen = set(), []
+    for number, topic in enumerate(sorted(topics)):
+        for paragraph in re.split(r"\n\s*\n", topics[topic]):
+            words = " ".join(paragraph.split())
+            if words and words not in known:
+                known.add(words)
+                if (number % EVERY == FIRST) == (split == "evaluation"):
+                    chosen.append(paragraph.strip("\n"))
+    return tuple(chosen)
+
+
+@options
+class PythonReference(Language):
+    """Every sixth topic for evaluation, the others for training and calibration; the text is that of this Python.
+
+    Benchmarks are made from the evaluation text: `num_questions` of each kind.
+    """
+
+    sequence_length: Annotated[int, Field(ge=2)] = 128
+    num_questions: Annotated[int, Field(ge=1)] = 150
+
+    def inspect(self) -> str:
+        sizes = {split: len(self.text(split)) for split in ("training", "evaluation")}
+        return "{training:,} characters to train on and {evaluation:,} others, part of Python".format(**sizes)
+
+    def text(self, split: Split) -> str:
+        return "\n\n".join(paragraphs(split)) + "\n"
+
+    def benchmarks(self) -> list[Mapping[str, Any]]:
+        return [benchmark(kind, paragraphs("evaluation"), self.num_questions, self.seed) for kind in KINDS]
+
+    @property
+    def benchmarks_key(self) -> str:
+        return content_key([questions(kind, paragraphs("evaluation"), self.num_questions, self.seed) for kind in KINDS])
 
 
 def other_endings(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
@@ -88,3 +142,14 @@ def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> di
         "doc_to_target": "answer",
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }
+
+
+def new_tokenizer(text: str, num_tokens: int) -> Any:
+    """Train a byte-level BPE tokenizer on a text; its token 0 marks the beginning and the end of a text."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([text], num_tokens, special_tokens=[END], show_progress=False)
+    return import_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
+    )

@@ -1,4 +1,4 @@
-"""Scenes of scikit-learn's digits, each on a disc, in the files of COCO and of ADE20K: data that need no download."""
+"""Detection and segmentation of scikit-learn's digits in scenes, in the files of COCO and of ADE20K."""
 
 import json
 import shutil
@@ -9,16 +9,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mmseg.datasets import BaseSegDataset
 from PIL import Image
+from pycocotools import mask as rle
 
-from facts.tasks.classification.coloured_digits import Split, split_indices
-from facts.tasks.classification.digit_discs import SIDE, draw_disc, draw_ground, photographed
-from facts.tasks.classification.digit_images import load_digits
+from experiments.mini.coloured import SIDE, Split, draw_disc, draw_ground, photographed, split_indices
+from experiments.mini.digits import load_digits
+from facts.tasks.dense import base
+from facts.tasks.dense.ade20k import ADE20K
+from facts.tasks.dense.coco import Coco
 from facts.utils.files import locked
+from facts.utils.options import options
 
 SIZE = 2 * SIDE
 NUM_SCENES: dict[Split, int] = {"train": 800, "test": 150}
 CLASSES = ("ground", *map(str, range(10)))
+
+
+@options
+class DigitDetection(Coco):
+    """Scenes of digits, written to `root` at the first use."""
+
+    def __post_init__(self):
+        write_coco(Path(self.root))
+
+
+@options
+class DigitSegmentation(ADE20K):
+    """Scenes of digits, written to `root` at the first use; the background is a class too."""
+
+    def __post_init__(self):
+        write_ade20k(Path(self.root))
+
+    def files(self, split: base.Split, pipeline: list) -> BaseSegDataset:
+        folders = self._folders(split)
+        return BaseSegDataset(img_suffix=".png", metainfo={"classes": CLASSES}, data_prefix=folders, pipeline=pipeline)
 
 
 @dataclass(frozen=True)
@@ -52,9 +77,7 @@ def _compose(draw: np.random.Generator, digits: np.ndarray, labels: np.ndarray) 
 
 
 def write_coco(root: Path) -> None:
-    """Write the scenes in the layout of COCO 2017, if they are not there yet."""
-    from pycocotools import mask as rle
-
+    """Write the scenes in the layout of COCO 2017, if they are missing."""
     for folder, split in _missing(root):
         name = {"train": "train2017", "test": "val2017"}[split]
         images: list[dict[str, Any]] = []

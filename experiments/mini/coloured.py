@@ -1,0 +1,103 @@
+"""Ten digits in colour, each light on a dark disc: training data of backbones, and the parts of scenes."""
+
+from functools import cache
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torch import Tensor, nn
+from torchvision.transforms.functional import normalize
+
+from experiments.mini.digits import Digits, input_side, load_digits
+from facts.tasks.classification.base import Batch
+from facts.utils.options import options
+from facts.utils.random import seed_of
+
+Split = Literal["train", "test"]
+
+COUNT = 1797
+SIDE = 32
+DIAMETERS = range(24, SIDE + 1)
+MARGIN = 0.1  # of the diameter, around the digit
+NOISE = 0.04
+
+
+@options
+class ColouredDigits(Digits):
+    """The digits in colour: 1,198 for training, the first to calibrate on, the last for searches; 599 for tests."""
+
+    num_evaluation: ClassVar[int] = 599
+
+    def inspect(self) -> str:
+        return "1,198 training and 599 test digits in colour, drawn from those that are part of scikit-learn"
+
+    def _draw(self, model: nn.Module, stream: str, count: int, noise: float = 0) -> Batch:
+        images, labels = load_coloured("test" if stream == "test" else "train", input_side(model))
+        order = torch.arange(len(labels))
+        if stream.startswith("training"):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed_of(stream)))
+        elif stream == "sensitivity":
+            order = order.flip(0)
+        return images[order[:count]], labels[order[:count]]
+
+
+def split_indices(split: Split) -> Tensor:
+    """The positions of a split: every third image is a test image, the others are for training."""
+    indices = torch.arange(COUNT)
+    return indices[(indices % 3 == 0) == (split == "test")]
+
+
+@cache
+def load_coloured(split: Split, size: int) -> Batch:
+    """The digits of a split `[N, 3, size, size]`, normalised as photos are, and their labels `[N]`.
+
+    Each digit is in one of the 32 x 32 squares of its image.
+    """
+    draw, data, indices = np.random.default_rng(split == "test"), load_digits(), split_indices(split).numpy()
+    images = np.zeros((len(indices), size, size, 3), np.uint8)
+    for digit, image in zip(data.images[indices] / 16, images, strict=True):
+        ground = draw_ground(draw)
+        top, left = SIDE * draw.integers(0, size // SIDE, 2)
+        canvas = np.ones(image.shape) * ground
+        canvas[top : top + SIDE, left : left + SIDE], _ = draw_disc(draw, digit, ground)
+        image[:] = photographed(draw, canvas)
+    pixels = torch.from_numpy(images).movedim(-1, 1) / 255
+    return normalize(pixels, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD), torch.tensor(data.target[indices])
+
+
+def draw_ground(draw: np.random.Generator) -> np.ndarray:
+    """A dark colour, `[3]` values of 0 to 1."""
+    return draw.uniform(0, 0.2, 3)
+
+
+def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A digit `[8, 8]` on a disc of any size and place in a square `[32, 32, 3]`, and the pixels `[32, 32]` of it."""
+    diameter = int(draw.choice(DIAMETERS))
+    top, left = draw.integers(0, SIDE - diameter + 1, 2)
+    dark, light = draw.uniform(0.25, 0.4, 3), draw.uniform(0.85, 1, 3)
+    disc, ink = _disc(diameter), _enlarged(digit, diameter)[..., None]
+    image, mask = np.ones((SIDE, SIDE, 3)) * ground, np.zeros((SIDE, SIDE), bool)
+    place = np.s_[top : top + diameter, left : left + diameter]
+    image[place][disc] = (dark + ink * (light - dark))[disc]
+    mask[place] = disc
+    return image, mask
+
+
+def photographed(draw: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    """The bytes of an image of values of 0 to 1, with some noise."""
+    return (255 * (image + draw.normal(0, NOISE, image.shape)).clip(0, 1)).astype(np.uint8)
+
+
+def _disc(diameter: int) -> np.ndarray:
+    squares = (np.arange(diameter) - (diameter - 1) / 2) ** 2
+    return squares[:, None] + squares <= (diameter / 2) ** 2
+
+
+def _enlarged(digit: np.ndarray, diameter: int) -> np.ndarray:
+    """The digit in the middle of a square that holds its disc."""
+    margin = round(MARGIN * diameter)
+    side = diameter - 2 * margin
+    image = F.interpolate(torch.from_numpy(digit)[None, None], size=(side, side), mode="bilinear")
+    return np.pad(image[0, 0].numpy(), margin)

@@ -1,0 +1,107 @@
+"""The digits: streams of views of a hundred images, each part of the task with its own; and the digits in colour."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+
+from experiments.mini.coloured import ColouredDigits, load_coloured, split_indices
+from experiments.mini.digits import NUM_CLASSES, Digits, draw_digits
+from facts.tasks.classification.base import balanced
+
+
+def network_of(*input_size: int) -> nn.Module:
+    """Something that says what images it expects."""
+    network = nn.Identity()
+    network.pretrained_cfg = {"input_size": input_size}
+    return network
+
+
+NETWORK = network_of(1, 16, 16)
+
+
+def together(batches):
+    """All images of the batches as rows, and their labels."""
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return images.flatten(1), labels
+
+
+def test_a_shorter_part_of_a_stream_is_the_beginning_of_a_longer_one_in_balanced_blocks():
+    more_images, more_labels = draw_digits("one", 500)
+    for count in (1, 200, 201, 399):
+        images, labels = draw_digits("one", count)
+        assert images.shape == (count, 1, 16, 16) and labels.shape == (count,)
+        assert images.equal(more_images[:count]) and labels.equal(more_labels[:count])
+    assert all(torch.bincount(block).tolist() == [2] * NUM_CLASSES for block in more_labels[:400].split(200))
+    assert not more_labels[:200].equal(more_labels[200:400])
+    reduced = F.adaptive_avg_pool2d(draw_digits("one", 200, 64)[0], 16)
+    nearest = torch.cdist(reduced.flatten(1), more_images[:200].flatten(1)).argmin(dim=1)
+    assert nearest.tolist() == list(range(200))  # a larger side shows the same images
+
+
+def test_labels_tell_whose_view_an_image_is():
+    """The mean view of a class, from one stream, is nearest to most of its views in another: chance is 1 %."""
+    (images, labels), (others, other_labels) = draw_digits("one", 4000), draw_digits("two", 1000)
+    assert abs(images.mean()) < 0.1 and abs(images.std() - 1) < 0.1
+    means = torch.stack([images[labels == number].mean(dim=0) for number in range(NUM_CLASSES)])
+    found = torch.cdist(others.flatten(1), means.flatten(1)).argmin(dim=1)
+    assert (found == other_labels).float().mean() > 0.3
+
+
+def test_no_image_is_in_two_parts_of_the_task():
+    """Noise alone sets two views of a digit about 0.6 * (2 * 256) ** 0.5 = 13.6 apart."""
+    task = Digits(num_training=1000)
+    epochs = [task.training(NETWORK, *numbers) for numbers in ((0,), (1,), (0, 1))]
+    parts = [task.calibration(NETWORK), task.sensitivity(NETWORK), task.evaluation(NETWORK), *epochs]
+    images, _ = together([batch for part in parts for batch in part])
+    assert len(images) == 4096 + 128 + 3000 + 3 * 1000
+    distances = torch.cdist(images, images).fill_diagonal_(torch.inf)
+    assert distances.min() > 5
+    again, _ = together(task.training(NETWORK, 0))
+    assert again.equal(together(epochs[0])[0])
+
+
+def test_analyses_see_test_images_of_every_class_as_often():
+    parts = [together(batches) for batches in Digits().analysis(NETWORK)]
+    counts = [torch.bincount(labels).tolist() for _, labels in parts]
+    assert counts == [[16] * NUM_CLASSES, [8] * NUM_CLASSES]
+    (first, _), (second, _) = parts
+    assert torch.cdist(first, second).min() > 5
+    tests, _ = together(Digits().evaluation(NETWORK))
+    assert torch.cdist(torch.cat([first, second]), tests).min(dim=1).values.max() < 0.1
+    with pytest.raises(ValueError, match="needs 31 evaluation images of every class; one has 30"):
+        Digits(num_factors_per_class=23).analysis(NETWORK)
+
+
+def test_balanced_parts_are_disjoint_and_shuffled():
+    labels = torch.arange(60) % 3
+    first, second = balanced(labels, (4, 2))
+    assert len({*first.tolist(), *second.tolist()}) == 18
+    assert torch.bincount(labels[first]).tolist() == [4] * 3 and torch.bincount(labels[second]).tolist() == [2] * 3
+    assert not labels[first].equal(labels[first].sort().values)
+    assert not first.equal(balanced(labels, (4, 2), seed=1)[0])
+
+
+def test_coloured_digits_are_divided_without_overlap():
+    training, test = split_indices("train"), split_indices("test")
+    assert test.tolist() == list(range(0, 1797, 3)) and sorted([*training.tolist(), *test.tolist()]) == [*range(1797)]
+    network, task = network_of(3, 32, 32), ColouredDigits(num_calibration=1000)
+    calibration, sensitivity, test = (
+        together(batches)[0]
+        for batches in (task.calibration(network), task.sensitivity(network), task.evaluation(network))
+    )
+    assert [len(part) for part in (calibration, sensitivity, test)] == [1000, 128, 599]
+    assert torch.cdist(sensitivity, calibration).min() > 0 and torch.cdist(test, calibration).min() > 0
+    first, second = (together(task.training(network, epoch))[1] for epoch in (0, 1))
+    assert first.bincount().equal(second.bincount()) and not first.equal(second)
+
+
+def test_digits_in_colour_lie_on_discs_anywhere():
+    images, labels = load_coloured("test", 48)
+    assert images.shape == (599, 3, 48, 48)
+    assert labels.equal(torch.tensor(load_digits().target)[split_indices("test")])
+    load_coloured.cache_clear()
+    assert images.equal(load_coloured("test", 48)[0])  # drawn alike each time
+    brightest = images.amax(dim=1).flatten(1).argmax(dim=1)
+    assert {*(brightest // 48 // 24).tolist()} == {0, 1}
