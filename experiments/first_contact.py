@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from experiments.extras import OF_TASKS, missing_packages
 from experiments.instantiation import instantiate
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
@@ -25,7 +26,6 @@ from facts.finetuning import recover
 from facts.models import Recipe
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import noise, reads_tokens, run
-from facts.moments.execution import Execution
 from facts.moments.losses import next_tokens
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform

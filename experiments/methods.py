@@ -9,18 +9,17 @@ from typing import Any, Protocol
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.instantiation import checked, instantiate
+from experiments.instantiation import instantiate
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
-from facts.cost.timing import TimingPolicy
 from facts.decomposition.apply import Plan
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
 from facts.modules.forms import FormName
-from facts.moments.execution import Execution
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
 from facts.refit import Refit
@@ -104,14 +103,13 @@ class LowRank(Method):
     search: Search
     form: FormName
     budget: Budget
-    timing: TimingPolicy
     options: dict[str, Any]
     refit: Refit | None = None
 
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
         result = compress_prepared(
-            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.timing, self.refit
+            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.refit
         )
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
@@ -212,13 +210,12 @@ def method_of(config: DictConfig) -> Method:
     groups, values = ("estimator", "search", "bounds", "excluded_names"), ("form", "fit_bias", "ratio", "cost", "cache")
     options = {key: OmegaConf.to_container(config[key], resolve=True) for key in groups}
     options |= {key: config[key] for key in values}
-    timing = checked(TimingPolicy, config.hardware.timing)
     refit = instantiate(config.refit) if config.refit else None
     if refit:
         refit.check(config.fit_bias, has_data=True)
         options["refit"] = OmegaConf.to_container(config.refit, resolve=True)
     estimator, search = instantiate(config.estimator), instantiate(config.search)
-    low_rank = LowRank(estimator, search, config.form, budget, timing, options, refit)
+    low_rank = LowRank(estimator, search, config.form, budget, options, refit)
     if not config.stages:
         return low_rank
     if refit:

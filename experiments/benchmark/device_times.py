@@ -10,11 +10,11 @@ from sklearn.ensemble import GradientBoostingRegressor
 
 from experiments.benchmark.results import write_results
 from experiments.benchmark.setting import MODELS, Setting, add_setting
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import prepare
 from facts.cost.latency import Shape, Times, between
 from facts.cost.predicted import LinearModel
 from facts.modules.forms import FORMS, Form
-from facts.moments.execution import Execution
 
 Network = dict[Shape, Times]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -20,7 +20,10 @@ from facts.modules.linear_calls import with_linear_layers
 NEVER_USED = "it is never called, and nothing else reads its weight"
 NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
 NOT_NAMED = "it was not named"
-POINTWISE = "it is a 1x1 convolution: convolutions=True takes it too"
+POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
+
+LayerNames = Iterable[str] | Literal["all", "linear"] | None
+"""Names of layers; all worth compressing, 1x1 convolutions included; or linear ones. None: linear, or else all."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,17 @@ class Selection:
 
 def select_layers(
     model: nn.Module,
-    names: Iterable[str] | None = None,
+    names: LayerNames = None,
     *,
-    convolutions: bool | None = None,
     excluded_names: Iterable[str] = EXCLUDED_NAMES,
     example: Any = None,
     inputs: Any = None,
 ) -> Selection:
-    """Select the layers of these names, or all worth compressing (paper, section 5.1).
+    """Select the layers of these names, or those worth compressing (paper, section 5.1).
 
-    `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. A layer whose name
-    holds one of `excluded_names` is left alone unless `names` has it. The network is traced on `example`, a sample on
-    the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown name, or if no layer is
-    left.
+    A layer whose name contains one of `excluded_names` is left alone unless `names` has it. The network is traced on
+    `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown
+    name, or if no layer is left.
     """
     _refuse_adapters(model)
     model = with_linear_layers(model)
@@ -60,11 +61,11 @@ def select_layers(
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
     trace = trace_network(model, candidates, example, inputs)
     reasons = _traced_reasons(trace, model) | reasons_to_skip(model, excluded_names)
-    if names is not None:
+    if names not in (None, "all", "linear"):
         taken = _known(names, candidates, model)
         _refuse_own_ways(model, taken)
         reasons = dict.fromkeys(candidates, NOT_NAMED)
-    elif convolutions or (convolutions is None and linear.keys() <= reasons.keys()):
+    elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
     else:
         taken = [name for name in candidates if name not in reasons and name not in pointwise]
@@ -122,7 +123,7 @@ def _by_whom(name: str, model: nn.Module) -> str:
 def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
     """Find layers by their names in the given network, in which a convolution has no `.linear`."""
     if isinstance(names, str):
-        raise ValueError(f"layers are given as a list of names: [{names!r}]")
+        raise ValueError(f'layers are "all", "linear", or given as a list of names: [{names!r}]')
     known = [name if name in candidates else name.removesuffix(".linear") for name in names]
     if unknown := [name for name in known if name not in candidates]:
         raise ValueError(

@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from facts.cli.choices import TIMM, TRANSFORMERS
+from facts.cli.options import TIMM, TRANSFORMERS
 from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel
 from facts.models.from_transformers import TransformersModel, published_configuration, read_beside
 from facts.models.weights import PUBLISHED

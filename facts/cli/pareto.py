@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from facts.cli import options
-from facts.cli.choices import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed
 
 COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
 
@@ -75,10 +75,9 @@ def pareto(
     kinds = all_chosen(forms, FORMS) if forms else None
     fractions = numbers(ratios)
 
-    import torch
     from rich.console import Console
 
-    from facts.cli.data import batches_of, data_to_calibrate_on, measured, nothing_to_evaluate
+    from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
     from facts.compression.pareto import pareto as compare
@@ -86,32 +85,24 @@ def pareto(
 
     writable_folder(out)
     network = build(model, weights, num_classes, device)
-    task = data_to_calibrate_on(
-        network,
-        data,
-        evaluation_text,
-        num_calibration,
-        num_sensitivity,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
+    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, **sizes, **reading)
     if reason := nothing_to_evaluate(task, network):
         raise ValueError(f"there is nothing to compare by: {reason}")
-    kind = getattr(torch, precision)
+    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache or out / "cache")
+    calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
     points = compare(
         network,
-        evaluate=lambda each: measured(task, each, kind),
-        **batches_of(task, network, num_sensitivity, cutmix),
+        calibration,
+        lambda each: measured(task, each, execution.precision),
         estimators=names,
         searches=allocations,
         forms=kinds,  # type: ignore[arg-type]  # names that were checked
         ratios=fractions,
         cost=cost,
-        precision=kind,
-        memory=options.memory_policy(moments, checkpoint_blocks, layers_at_once),
-        cache=cache or out / "cache",
+        execution=execution,
+        sensitivity=sensitivity,
         file=out / "pareto.csv",
         evaluation_key=task.content_key(network),
     )

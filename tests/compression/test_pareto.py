@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 import torch
+from facts.compression.pareto_table import efficient
 
 import facts
 from facts.compression.pareto import pareto
-from facts.compression.pareto_table import efficient
 from facts.cost.timing import TimingPolicy
 from facts.estimators import FACTS
 from tests.networks import EveryShape

@@ -108,7 +108,10 @@ def test_a_method_of_your_own_refuses_a_budget_that_it_cannot_meet(monkeypatch):
     names = runpy.run_path(str(EXAMPLES / "own_method.py"))
     with pytest.raises(ValueError, match="the first and the last block alone cost more than the budget"):
         facts.compress(
-            names["small_deit"](), estimator="pela", search=names["KeepEnds"](), ratio=0.2, input_shape=(1, 1, 16, 16)
+            facts.prepare(names["small_deit"](), input_shape=(1, 1, 16, 16)),
+            estimator="pela",
+            search=names["KeepEnds"](),
+            ratio=0.2,
         )
 
 

@@ -50,7 +50,9 @@ def test_evaluation_sees_every_validation_image_once(root, network, task, files)
 def test_a_network_is_compressed_and_evaluated(root, network, task, tmp_path):
     imagenet = task(root, batch_size=100)
     calibration = imagenet.calibration(network)
-    result = facts.compress(network, calibration, estimator=SVDLLM(), loss=imagenet.loss, cache=tmp_path)
+    result = facts.compress(
+        network, calibration, estimator=SVDLLM(), loss=imagenet.loss, execution=facts.Execution(cache=tmp_path)
+    )
     images, labels = joined(imagenet.evaluation(network))
     with torch.inference_mode():
         right = (result.model(images).argmax(dim=-1) == labels).sum().item()
