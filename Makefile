@@ -26,6 +26,7 @@ lint: $(VENV)/.test
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+	$(VENV)/bin/lint-imports
 
 # The tables of methods in docs/methods.md, from their docstrings; and site/, to be opened at site/index.html.
 docs: $(VENV)/.test

@@ -96,8 +96,8 @@ class Calibration:
         """The same network on other data."""
         return replace(self, data=data)
 
-    def cached_in(self, folder: Path) -> "Calibration":
-        """The same calibration with its cache in a folder."""
+    def cached_in(self, folder: Path | None) -> "Calibration":
+        """The same calibration with its cache in a folder; None for no cache."""
         return replace(self, execution=replace(self.execution, cache=folder))
 
     def groups(self) -> Iterator[list[str]]:

@@ -38,11 +38,11 @@ class Budget:
     ratios: Mapping[CostName, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in self.ratios.items():
-            if name not in COST_NAMES:
-                raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {name!r}")
-            if not _is_number(value) or not 0 < value <= 1:
-                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value!r} for {name}")
+        for cost, ratio in self.ratios.items():
+            if cost not in COST_NAMES:
+                raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")
+            if not _is_number(ratio) or not 0 < ratio <= 1:
+                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {ratio!r} for {cost}")
         for name in ("flops", "params", "latency_ms", "error"):
             value = getattr(self, name)
             if value is not None and (not _is_number(value) or not 0 < value < math.inf):

@@ -107,8 +107,8 @@ def compress(
     form = form or default_form(given, execution.precision)
     refuse_unknown_form(form)
     estimator = by_name(estimator, ESTIMATORS, "estimator")
-    search = search and by_name(search, SEARCHES, "search")
-    refit = refit and by_name(refit, REFITS, "refit")
+    search = by_name(search, SEARCHES, "search") if search else None
+    refit = by_name(refit, REFITS, "refit") if refit else None
     budget = (budget or Budget()).with_ratios(ratio, cost, bounds)
     if budget.error is not None and cost == "latency":
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
@@ -124,9 +124,11 @@ def compress(
         if refit:
             refit.check(prepared.fit_bias, has_data=prepared.data is not None)
         compared = as_batches(sensitivity, given)
-        method = {"estimator": estimator, "search": search, "form": form, "sensitivity": compared, "refit": refit}
+        compress_to = partial(
+            compress_prepared, estimator=estimator, search=search, form=form, sensitivity=compared, refit=refit
+        )
         if budget.error is None:
-            result = compress_prepared(prepared, budget=budget, **method)
+            result = compress_to(prepared, budget=budget)
         elif prepared.data is None:
             raise ValueError("error compares outputs on calibration data: give some, or a ratio")
         else:
@@ -135,7 +137,7 @@ def compress(
             num_samples = search.num_samples
 
             def compare_at(ratio: float) -> CompressionResult:
-                result = compress_prepared(cached, budget=Budget.of(ratio, cost), **method)
+                result = compress_to(cached, budget=Budget.of(ratio, cost))
                 return with_distance(result, cached, num_samples, compared)
 
             result = smallest_within(budget.error, cost, compare_at)
