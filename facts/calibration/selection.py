@@ -17,7 +17,7 @@ from facts.calibration.reasons import (
 from facts.cost.trace import Trace, trace_network
 from facts.modules.linear_calls import with_linear_layers
 
-NEVER_USED = "it is never called, and nothing else reads its weight"
+NEVER_USED = "it is never called: another module may read its weight"
 NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
 NOT_NAMED = "it was not named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
@@ -60,7 +60,7 @@ def select_layers(
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
     trace = trace_network(model, candidates, example, inputs)
-    reasons = _traced_reasons(trace, model) | reasons_to_skip(model, excluded_names)
+    reasons = _traced_reasons(trace) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
         taken = _known(names, candidates, model)
         _refuse_own_ways(model, taken)
@@ -105,19 +105,13 @@ def _refuse_own_ways(model: nn.Module, names: list[str]) -> None:
             raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it into its weight")
 
 
-def _traced_reasons(trace: Trace, model: nn.Module) -> dict[str, str]:
+def _traced_reasons(trace: Trace) -> dict[str, str]:
     never = [name for name, count in trace.rows.items() if not count]
     return (
         dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE)
-        | {name: _by_whom(name, model) if name in trace.read else NEVER_USED for name in never}
+        | dict.fromkeys(never, NEVER_USED)
         | dict.fromkeys(trace.outputs, MAKES_OUTPUTS)
     )
-
-
-def _by_whom(name: str, model: nn.Module) -> str:
-    """Reason for a layer whose weight is read without a call: by the module that holds it, as far as can be seen."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    return f"{type(owner).__name__} reads its weight without calling it"
 
 
 def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:

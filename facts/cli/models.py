@@ -96,7 +96,7 @@ def _timm(tag: str, weights: str, num_classes: int | None) -> TimmModel:
     if not timm.models.is_model(tag):
         near = " or ".join(get_close_matches(tag.partition(".")[0], timm.list_models()))
         raise ValueError(
-            f"timm knows no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
+            f"timm has no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
         )
     return TimmModel(tag=tag, weights=weights, arguments={"num_classes": num_classes} if num_classes else {})
 

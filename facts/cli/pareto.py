@@ -1,40 +1,34 @@
 """`facts pareto`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from facts.cli import options
-from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed, option
 
 COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
+
+
+def several(choices: Mapping[str, str], explanation: str) -> Any:
+    """An option for a comma-separated list of choices."""
+    return option(
+        None,
+        f"Any of {', '.join(choices)}. {explanation}",
+        metavar="NAME,NAME",
+        autocompletion=lambda incomplete: completed(incomplete, choices),
+    )
 
 
 def pareto(
     model: options.Model,
     data: options.Images,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the table and the figure go.")],
-    estimators: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help=f"Any of {', '.join(ESTIMATORS)}; `facts compress --help` explains them.",
-            autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
-        ),
-    ] = "facts,svd_llm,pela",
-    searches: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help=f"Any of {', '.join(SEARCHES)}.",
-            autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
-        ),
-    ] = "cors_fisher",
-    forms: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored."),
-    ] = None,
+    out: Annotated[Path, option(None, "Where the table and the figure go.", metavar="FOLDER")],
+    estimators: Annotated[str, several(ESTIMATORS, "`facts compress --help` explains them.")] = "facts,svd_llm,pela",
+    searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
+    forms: Annotated[str | None, several(FORMS, "They are how low-rank layers are stored.")] = None,
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",

@@ -15,7 +15,7 @@ from facts.calibration.distance import distance
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
 from facts.calibration.selection import LayerNames
-from facts.compression.allocation import AllocatedNetwork, allocate_ranks
+from facts.compression.allocation import allocate_ranks
 from facts.compression.budget import Budget
 from facts.compression.quality import smallest_within
 from facts.compression.summarize import summarize
@@ -239,7 +239,10 @@ def compress_prepared(
         seconds["search"] += allocated.result.saved_seconds
         if refit:
             with stage("refit"):
-                allocated = refitted(refit, calibration, estimator, problem, allocated)
+                plan = allocated.result.plan
+                fitted = refit.fit(calibration, estimator, plan, allocated.decompositions, problem.form)
+                network = apply_plan(calibration.model, fitted, plan, problem.form, problem.precision)
+                allocated = replace(allocated, model=network, decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
     return CompressionResult(
         allocated.model,
@@ -249,17 +252,3 @@ def compress_prepared(
         calibration.model,
         calibration.output_error,
     )
-
-
-def refitted(
-    refit: Refit,
-    calibration: Calibration,
-    estimator: Estimator,
-    problem: AllocationProblem,
-    allocated: AllocatedNetwork,
-) -> AllocatedNetwork:
-    """Fit the layers of a plan anew, and make the network of them."""
-    plan = allocated.result.plan
-    decompositions = refit.fit(calibration, estimator, plan, allocated.decompositions, problem.form)
-    model = apply_plan(calibration.model, decompositions, plan, problem.form, problem.precision)
-    return replace(allocated, model=model, decompositions=decompositions)

@@ -58,16 +58,6 @@ def test_images_have_a_rectangle_of_the_one_before_and_labels_are_shares_of_pixe
     assert 0 != areas[0] != areas[1] != areas[2] == 0  # a rectangle for each batch; a single image has none
 
 
-def test_alpha_is_that_of_the_beta_distribution():
-    """A huge one draws squares of half an image, √(1/2) · 8 = 5.7 pixels a side, rounded to 4."""
-    batches = image_batches([2] * 40)
-    largest = {
-        alpha: max(int(mask[0].sum()) for mask in masks_of(batches, facts.CutMix(batches, 4, alpha=alpha)))
-        for alpha in (1e6, 1.0)
-    }
-    assert largest[1e6] == 16 < largest[1.0]
-
-
 def test_every_pass_is_the_same_and_nothing_else_changes(batches):
     mixed, before = facts.CutMix(batches, 4), [images.clone() for images, _ in batches]
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()

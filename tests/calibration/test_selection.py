@@ -71,8 +71,8 @@ class TestReasons:
         assert result.skipped == {
             "normaliser": "its name holds `norm`",
             "small": "it has fewer than 10 outputs",
-            "idle": "it is never called, and nothing else reads its weight",
-            "read": "Everything reads its weight without calling it",
+            "idle": "it is never called: another module may read its weight",
+            "read": "it is never called: another module may read its weight",
             "of_a_table": "its inputs do not have the samples for their first axis",
             "own": "it is a Doubling, which computes in a way of its own",
             "tied": "it shares its weight with second",

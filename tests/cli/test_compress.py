@@ -128,7 +128,7 @@ def test_device_times(run, photos, tmp_path):
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (["timm/test_vt"], [], "timm knows no network 'test_vt': is it test_vit"),
+        (["timm/test_vt"], [], "timm has no network 'test_vt': is it test_vit"),
         (["timm/qqqqqq"], [], "timm.list_models() has them"),
         (["resnet50"], [], "there is no network 'resnet50': name one as timm/NAME"),
         (["timm/vit_tiny_patch16_18x2", "--device", "tpu"], [], "there is no device 'tpu' here"),

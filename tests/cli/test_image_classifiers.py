@@ -123,15 +123,6 @@ class TestDataSets:
         result = run("compress", *VIT, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
         assert "not evaluated: the 0 classes at" in result.output
 
-    def test_a_split_without_labels_is_not_evaluated_on(self, dataset, tmp_path):
-        unknown = dataset.select(range(3)).map(lambda row: {"label": -1})
-        parts = datasets.DatasetDict({"train": dataset, "test": unknown, "validation": dataset.select(range(2))})
-        parts.save_to_disk(tmp_path / "three")
-        assert len(ImageDataset(root=tmp_path / "three").validation_images) == 2
-        unknown.save_to_disk(tmp_path / "one")
-        with pytest.raises(ValueError, match="has images without labels: remove these rows, or the column of classes"):
-            ImageDataset(root=tmp_path / "one").inspect()
-
     def test_images_that_are_broken_or_missing_are_left_out(self, dataset, tmp_path, caplog):
         undecoded = dataset.cast_column("image", datasets.Image(decode=False))
         files = [{"bytes": b"no image", "path": None}, *undecoded["image"][:7]]
@@ -165,6 +156,7 @@ class TestDataSets:
         both.save_to_disk(tmp_path / "both")
         assert ImageDataset(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
         both.rename_column("label", "fine").save_to_disk(tmp_path / "columns")
+        dataset.select(range(3)).map(lambda row: {"label": -1}).save_to_disk(tmp_path / "unlabelled")
 
         def load_dataset(*arguments, **options):
             raise ConnectionError("no answer")
@@ -175,6 +167,7 @@ class TestDataSets:
             ("hub:a/b", "hub:a/b is not on this machine and could not be fetched (no answer)"),
             (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
             (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
+            (tmp_path / "unlabelled", "has images without labels: remove these rows, or the column of classes"),
             (tmp_path / "columns", "has several columns of classes, none of them called label: leave one"),
         ):
             assert message in run("evaluate", *VIT, "--data", data, code=1).output

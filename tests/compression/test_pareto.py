@@ -6,7 +6,6 @@ import torch
 
 import facts
 from facts.compression.pareto import efficient, pareto
-from facts.cost.timing import TimingPolicy
 from facts.estimators import FACTS
 from tests.networks import EveryShape
 
@@ -118,12 +117,6 @@ def test_data_without_a_key_are_read_once(model, batches, evaluate):
     calibration, sensitivity = Reading(batches), Reading([images for images, _ in batches[:2]])
     pareto(model, calibration, evaluate, **METHODS, sensitivity=sensitivity)
     assert (calibration.count, sensitivity.count) == (3, 2)
-
-
-def test_latency_is_measured_where_it_is_the_cost(model, batches, evaluate):
-    quick = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
-    points = pareto(model, batches, evaluate, estimators=("pela",), ratios=(1.0,), cost="latency", execution=quick)
-    assert (points.latency_ms > 0).all()
 
 
 def test_a_method_that_fails_does_not_stop_the_others(model, batches, evaluate, caplog):

@@ -114,13 +114,6 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-def test_batch_axis_multiplies_operations():
-    model = make_swin(torch.float32)
-    one, four = (facts.count_cost(model, shape) for shape in ((3, 16, 16), (4, 3, 16, 16)))
-    assert four.flops == 4 * one.flops
-    assert four.params == one.params
-
-
 def test_low_rank_layer():
     layer = facts.LowRankLinear(torch.ones(7, 3), torch.ones(3, 5), torch.ones(7))
     for rule in ("paper", "full"):

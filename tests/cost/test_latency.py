@@ -8,7 +8,7 @@ from torch import nn
 
 import facts
 from facts.cost import latency
-from facts.cost.latency import MeasuredLatency, module_seconds
+from facts.cost.latency import MeasuredLatency
 from facts.cost.timing import Timing, TimingPolicy
 from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
@@ -88,12 +88,6 @@ def test_layers_of_one_shape_share_their_median(clock, monkeypatch):
     assert (table.seconds("4", None), table.dense, table.rest) == (0, 9, 2)
 
 
-def test_all_calls_of_a_module_count(clock):
-    layer = nn.Linear(8, 8)
-    seconds = module_seconds(nn.Sequential(layer, layer), ["", "0"], torch.randn(2, 8))
-    assert seconds == {"": 2 * 2 * 64, "0": 2 * 2 * 64}
-
-
 def test_the_network_is_left_as_it_is():
     model = make_model().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -161,12 +155,6 @@ def test_a_budget_below_what_no_layer_can_change(clock):
             facts.compress(make_model(), BATCHES, search=search, ratio=0.1, **settings)
     with pytest.raises(ValueError, match="no allocation costs as little as the budget"):
         facts.compress(make_model(), BATCHES, search="cors", ratio=0.17, **settings)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_times_on_a_gpu():
-    table = make_table(make_model().cuda(), torch.randn(4, 64, device="cuda"))
-    assert 0 < table.seconds("0", 8) < table.dense
 
 
 def test_a_latency_pays_for_higher_ranks_if_layers_are_pivoted(clock):
