@@ -180,22 +180,6 @@ def test_a_network_for_one_batch_size(vectors):
     assert list(facts.compress(OneSample(), [(inputs[:1], targets[:1])]).plan) == ["layer"]
 
 
-def test_names_and_sizes_decide():
-    model = nn.ModuleDict(
-        {
-            "fc": nn.Linear(4, 10),
-            "narrow": nn.Linear(4, 9),
-            "norm_fc": nn.Linear(4, 10),
-            "head": nn.Linear(4, 10),
-            "patch_embed": nn.Linear(4, 10),
-            "downsample": nn.Sequential(nn.Linear(4, 10)),
-            "conv": nn.Conv2d(4, 10, 1),
-        }
-    )
-    assert list(select_layers(model).layers) == ["fc"]
-    assert list(select_layers(model, ["head", "narrow"]).layers) == ["head", "narrow"]
-
-
 class LowRankUpdate(nn.Linear):
     """A subclass as adapters are: it adds something to what its weight makes."""
 

@@ -162,13 +162,10 @@ def test_refusals(network):
             facts.quantize(given, **options)
 
 
-def test_weights_that_are_no_numbers(network):
+def test_weights_that_are_not_finite_and_a_missing_library(network, monkeypatch):
     network.plain.left.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"plain\.left holds NaN or infinity, and only finite weights are quantized"):
         facts.quantize(network)
-
-
-def test_without_torchao(network, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ModuleNotFoundError, match=r"quantization needs torchao.*: pip install -e '\.\[quantization\]'"):
         facts.quantize(network)
