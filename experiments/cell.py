@@ -1,7 +1,7 @@
 """One cell: a checked configuration, its parts, and the fingerprint of all that its result depends on."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +14,13 @@ from experiments.instantiation import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, prepare
+from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
-from facts.moments.execution import Execution
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import MemoryPolicy
 from facts.pruning import PRUNERS
@@ -77,10 +78,9 @@ class Cell:
             self.task.calibration(self.model),
             loss=self.loss,
             output_error=self.task.output_error,
-            execution=self.execution,
+            execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),
             input_shape=self.task.input_shape(self.model),
             excluded_names=self.config.excluded_names,
-            cache=self.folder / "cache" if self.config.cache else None,
             fit_bias=self.config.fit_bias,
         )
 
@@ -162,7 +162,9 @@ class Cell:
 
     @property
     def execution(self) -> Execution:
-        return Execution(PRECISIONS[self.config.hardware.precision], checked(MemoryPolicy, self.config.hardware.memory))
+        hardware = self.config.hardware
+        memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
+        return Execution(PRECISIONS[hardware.precision], memory, timing)
 
 
 def results_folder(config: DictConfig) -> Path:
@@ -185,6 +187,7 @@ def check(config: DictConfig) -> None:
         if value is not None and value < least:
             raise ValueError(f"{field} must be at least {least}, got {value}")
     checked(MemoryPolicy, config.hardware.memory)
+    checked(TimingPolicy, config.hardware.timing)
     if config.analysis and config.fit_bias:
         raise ValueError("an analysis compares factors of the inputs alone: choose fit_bias=false with it")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):

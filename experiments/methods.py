@@ -9,18 +9,17 @@ from typing import Any, ClassVar, Protocol
 from omegaconf import DictConfig
 from torch import nn
 
-from experiments.instantiation import checked, instantiate, plain
+from experiments.instantiation import instantiate, plain
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
-from facts.cost.timing import TimingPolicy
 from facts.decomposition.apply import Plan
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
 from facts.modules.forms import FormName
-from facts.moments.execution import Execution
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
 from facts.refit import Refit
@@ -108,14 +107,13 @@ class LowRank(Method):
     search: Search
     form: FormName
     budget: Budget
-    timing: TimingPolicy
     options: dict[str, Any]
     refit: Refit | None = None
 
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
         result = compress_prepared(
-            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.timing, self.refit
+            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.refit
         )
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
@@ -223,7 +221,6 @@ def method_of(config: DictConfig) -> Method:
         search=instantiate(config.search),
         form=config.form,
         budget=budget,
-        timing=checked(TimingPolicy, config.hardware.timing),
         options={key: plain(value) for key, value in chosen.items()},
         refit=refit,
     )

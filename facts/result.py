@@ -19,9 +19,9 @@ NUM_SHOWN = 3  # layers named among those skipped for one reason
 
 @dataclass(frozen=True)
 class RecoverySummary:
-    """Course of a recovery: mean distance of the outputs from the original's, before and after.
+    """Mean distance of the outputs from the original's on `num_held_back` samples, before and after a recovery.
 
-    It was measured on `num_held_back` samples; the network learned from `num_samples` others.
+    The network learned from `num_samples` others.
     """
 
     before: float
@@ -40,21 +40,21 @@ class RecoverySummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Cost of the whole network before and after, by the paper's rule, and the course of the compression.
+    """Cost of the whole network before and after, by the paper's rule, and how it was compressed.
 
-    FLOPs are None if no input shape is known. `estimator` and `search` are written with their options. `form` is that
-    of the low-rank layers, `fit_bias` whether their biases were fitted, `refit` the method that fitted them anew, and
-    `rounding` the largest relative error that their type causes in a weight. `bounds` holds the fraction of the
-    compressed layers' cost that may remain, for each bounded cost; `spent` and `budget` are in the unit of that cost,
-    for these layers alone. `latency` holds seconds of the whole network, `dense` and, in turns with it, `measured`, on
-    a batch of so many `samples`; or, if latency is bounded, on the first calibration batch, with what was `allowed`,
-    and `predicted` for the plan. If it is bounded on another device, `latency_device`, nothing is `measured`, and the
-    times are for so many `samples`. `solution` is the solver's proof, if the search used one: status, error, bound,
-    gap. `profile` is the sensitivity profile: by layer, the ranks, their shares of the full rank, and the errors that
-    the search measured or predicted. `repaired` counts, by layer, the Kronecker factors that were not positive
-    definite. `seconds` is the time of each stage: reading data, calibration, decomposition, search, and so on; for the
-    search it includes the time that earlier searches spent on errors found in the cache. `distance` was measured on
-    calibration data by `facts.compress`. `recovery` is None for a network that was not trained after its compression.
+    - `repaired`: by layer, the number of Kronecker factors that were not positive definite
+    - `seconds`: by stage, such as reading, calibration, decomposition and search
+    - `estimator`, `search`, `refit`: the methods with their options
+    - `form` of the low-rank layers; `fit_bias`: whether their biases were fitted
+    - `rounding`: the largest relative error that a layer's data type causes in its weight
+    - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
+      in the unit of that cost, for these layers alone
+    - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
+      on the first calibration batch, with the seconds `allowed` and `predicted`. Nothing is `measured` if it is bounded
+      on another device, `latency_device`
+    - `solution`: the solver's status, error, bound and gap, if the search used one
+    - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
+    - `distance` of the outputs from the original's on calibration data; `recovery`: None without one
     """
 
     before: Cost
@@ -99,18 +99,18 @@ class Summary:
         if outcome := self.recovery or self.distance:
             lines_below.append(str(outcome))
         if self.is_far:
-            lines_below.append(f"much is lost: {self.advice}")
+            lines_below.append(f"the outputs are far off: {self.advice}")
         return "\n".join([table, "", *lines_below, f"took: {seconds}"])
 
     @property
     def is_far(self) -> bool:
-        """Whether the outputs are so far from the original's that the budget is beyond what the network bears."""
+        """Whether the outputs are so far from the original's that the budget is too small for the network."""
         return self.recovery is None and self.distance is not None and self.distance.is_too_far
 
     @property
     def advice(self) -> str:
-        """Options, not taken yet, that may bring the outputs closer to the original's for the same budget."""
-        options = ["recover=facts.Recovery(minutes=10) (--recover 10)", "or a larger budget"]
+        """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
+        options = ["facts.recover(result, data, minutes=10) (--recover 10)", "or a larger budget"]
         if self.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher" (--search cors_fisher)')
         if self.form == "plain":
@@ -130,7 +130,7 @@ class Summary:
     def _kept(self, cost: CostName) -> str:
         """Fraction of a bounded cost that remains, and the one that was allowed."""
         allowed, spent, budget = self.bounds[cost], self.spent.get(cost), self.budget.get(cost)
-        if cost == "latency" or not spent or not budget:  # or a summary that somebody else wrote
+        if cost == "latency" or not spent or not budget:  # the last two in a file written by others
             return f"allowed {allowed:.1%} of the {cost}"
         return f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}, of {allowed:.1%} allowed"
 
@@ -139,8 +139,8 @@ class Summary:
 class CompressionResult:
     """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped.
 
-    `original` is the network that it was made from, and `output_error` the distance of its outputs; None for a result
-    that was loaded. The network's `save_pretrained` and `push_to_hub` write what `facts.save_compressed` does.
+    `original` is the network that it was made from, and `output_error` the distance between outputs; both are None for
+    a loaded result.
     """
 
     model: nn.Module

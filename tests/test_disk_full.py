@@ -66,17 +66,17 @@ def test_gradients_that_find_no_room(model, batches, cache, caplog):
 
 def test_a_decomposition_that_finds_no_room_costs_no_other_data_pass(model, batches, tmp_path, caplog):
     caplog.set_level("INFO")
-    facts.compress(model, batches, cache=tmp_path / "roomy", **UNIFORM)
+    facts.compress(model, batches, execution=facts.Execution(cache=tmp_path / "roomy"), **UNIFORM)
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "roomy").rglob("*.safetensors")}
     name, size = max(sizes.items(), key=lambda item: item[1])
     assert name.startswith("FACTS-")
     with room_for(size - 1), pytest.raises(OSError, match=f"no room for .*{name}"):
-        facts.compress(model, batches, cache=tmp_path / "cache", **UNIFORM)
+        facts.compress(model, batches, execution=facts.Execution(cache=tmp_path / "cache"), **UNIFORM)
     kept = stamps(tmp_path / "cache")
     assert {path.name for path in kept} == sizes.keys() - {name} | {"data_pass.lock", f"{Path(name).stem}.lock"}
 
     caplog.clear()
-    facts.compress(model, batches, cache=tmp_path / "cache", **UNIFORM)
+    facts.compress(model, batches, execution=facts.Execution(cache=tmp_path / "cache"), **UNIFORM)
     assert "data pass" not in caplog.text
     assert kept.items() <= stamps(tmp_path / "cache").items()
 

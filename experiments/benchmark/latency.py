@@ -5,6 +5,8 @@ import argparse
 import pandas as pd
 
 from experiments.benchmark.setting import Setting, add_setting, write_results
+from facts.calibration.execution import Execution
+from facts.compression.budget import Budget
 from facts.compression.compress import compress
 from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds
@@ -29,9 +31,13 @@ def run(args: argparse.Namespace) -> None:
             times = measure(model, tuple(images.shape[1:]), **options)
         for ratio in args.ratios:
             result = compress(
-                model, [batch], estimator="pela", search=args.search, ratio=ratio, cost="latency",
-                precision=setting.dtype, timing=policy, device_times=times,
-            )  # fmt: skip
+                model,
+                [batch],
+                estimator="pela",
+                search=args.search,
+                budget=Budget(ratios={"latency": ratio}, device_times=times),
+                execution=Execution(setting.dtype, timing=policy),
+            )
             found, summary = result.summary.latency, result.summary
             assert summary.before.flops and summary.after.flops
             networks = {"original": model, "compressed": result.model}

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from experiments.benchmark.setting import Setting, add_setting, write_results
+from facts.calibration.execution import Execution
+from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
@@ -46,8 +48,8 @@ def run(args: argparse.Namespace) -> None:
 
 def low_rank(model: nn.Module, ratio: float, step: int, form: FormName, precision: torch.dtype) -> nn.Module:
     """Make a network of uniform ranks; its speed does not depend on its weights."""
-    options = {"ratio": ratio, "form": form, "precision": precision, "input_shape": model.pretrained_cfg["input_size"]}
-    return compress(model, estimator="pela", search=Uniform(rank_multiple=step), **options).model
+    prepared = prepare(model, execution=Execution(precision), input_shape=model.pretrained_cfg["input_size"])
+    return compress(prepared, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, form=form).model
 
 
 def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, Any]:

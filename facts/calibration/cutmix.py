@@ -5,10 +5,10 @@ from dataclasses import field
 from functools import cached_property
 from itertools import count
 from operator import length_hint
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from facts.calibration.data import Batch, Batches, as_batches
 from facts.utils.batches import described
 from facts.utils.cache import content_key
+from facts.utils.options import Count, Positive
 from facts.utils.random import seeded
 
 
@@ -24,23 +25,23 @@ from facts.utils.random import seeded
 class CutMix:
     """Batches of images `[N, C, H, W]`, each with a rectangle of another one, and soft targets `[N, num_classes]`.
 
-    `data` are images with class indices `[N]`, in any form that `facts.compress` takes. The other image is the one
-    before in the batch, for the first one the last. A batch has one rectangle; the share that it leaves of an image is
-    drawn from Beta(`alpha`, `alpha`), and grows if the edge cuts the rectangle. The targets are the shares of pixels. A
-    rectangle is drawn by `seed` and the number of its batch, so every pass sees the same images; random draws elsewhere
-    stay what they were. A batch of one image, other than the first, stays as it is.
+    `data` are images with class indices `[N]`, in any form that `facts.compress` takes. The other image is the previous
+    one in the batch (for the first image, the last). A batch has one rectangle; the share of an image that it leaves is
+    drawn from Beta(`alpha`, `alpha`), and is larger if the edge cuts the rectangle. The targets are the shares of
+    pixels. `seed` and the number of a batch determine its rectangle, so every pass sees the same images, and no other
+    random draw changes. A batch of one image, other than the first, stays as it is.
 
-    As calibration data of `facts.compress` these images serve all that reads calibration data: moments, a search
-    without `sensitivity` data of its own, recovery. Estimators and searches that use the labels given get the soft
-    targets; those that draw labels from the network (`SampledLabels`) draw them for the mixed images. Images without
-    labels are mixed too, and have no targets. Raises `ValueError` for other data, and for a first batch of one image.
+    Given to `facts.compress`, they are used for moments, for a search without `sensitivity` data of its own, and for
+    recovery. Methods that use the given labels get the soft targets; those that draw labels (`SampledLabels`) draw them
+    for the mixed images. Images without labels are mixed too, and have no targets. Raises `ValueError` for other data,
+    and for a first batch of one image.
 
     Source: Yun et al., "CutMix", ICCV 2019; torchvision mixes.
     """
 
     data: Any = field(repr=False)
-    num_classes: Annotated[int, Field(ge=1)]
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    num_classes: Count
+    alpha: Positive = 1.0
     seed: int = 0
 
     @property

@@ -14,12 +14,12 @@ from facts.moments.statistics import at_least_tiny
 from facts.utils import distributed
 from facts.utils.batches import batch_size, in_parts, to_device
 
-TOO_FAR = 0.2  # lost; a ViT-Tiny that lost 0.13 was 14 points less accurate, one that lost 0.38 41 points
+TOO_FAR = 0.2  # a share; a ViT-Tiny with a share of 0.13 was 14 points less accurate, one with 0.38 41 points
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Mean error of the outputs over `num_samples`, and the `share` of what the original's outputs tell that is lost.
+    """Mean error of the outputs over `num_samples`, and the `share` of the original outputs' information that is lost.
 
     A share of 1 is the error of outputs that are the same for every input (KL divergence), or zero (squared error);
     None for other errors.
@@ -31,11 +31,11 @@ class Distance:
 
     @property
     def is_too_far(self) -> bool:
-        """Whether the budget is beyond what the network bears."""
+        """Whether the budget is too small for the network."""
         return self.share is not None and not self.share <= TOO_FAR  # NaN is
 
     def __str__(self) -> str:
-        lost = "" if self.share is None else f": {self.share:.1%} of what they tell is lost"
+        lost = "" if self.share is None else f": {self.share:.1%} of their information is lost"
         return f"outputs are {self.mean:.4g} from the original's, mean over {self.num_samples:,} samples{lost}"
 
 
@@ -51,7 +51,7 @@ def distance(
 
     `precision` is the autocast type; each batch is divided into `num_parts`.
     """
-    device, totals, told = next(changed.parameters()).device, torch.zeros(2, dtype=torch.float64), _Told()
+    device, totals, information = next(changed.parameters()).device, torch.zeros(2, dtype=torch.float64), _Information()
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):
         for part, _ in (part for batch in distributed.shard(inputs) for part in in_parts((batch, None), num_parts)):
             part = to_device(part, device)
@@ -59,15 +59,15 @@ def distance(
             error = output_error(expected, run(changed, part))
             totals += torch.tensor([error.item(), batch_size(part)], dtype=torch.float64)
             if output_error is kl_divergence:
-                told.add(expected)
+                information.add(expected)
     distributed.all_reduce([totals])
     error, num_samples = totals.tolist()
-    shares = {kl_divergence: lambda: error / told.total(), squared_error: lambda: error / num_samples}
+    shares = {kl_divergence: lambda: error / information.total(), squared_error: lambda: error / num_samples}
     share = shares[output_error]() if output_error in shares else None
     return Distance(error / num_samples, share, int(num_samples))
 
 
-class _Told:
+class _Information:
     """Information in class logits: the sum over rows of their KL divergence from the mean distribution of all rows."""
 
     def __init__(self) -> None:

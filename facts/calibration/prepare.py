@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.data import Batch, as_batches
+from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.reasons import EXCLUDED_NAMES
-from facts.calibration.selection import select_layers
+from facts.calibration.selection import LayerNames, select_layers
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import MeasuredLatency
 from facts.cost.trace import first_sample, has_row_per_sample
@@ -30,7 +31,6 @@ from facts.estimators.base import Estimator, see_data
 from facts.modules.forms import Form
 from facts.modules.networks import noise
 from facts.moments.collect import LayerMoments, collect_moments
-from facts.moments.execution import DEFAULT_EXECUTION, Execution
 from facts.moments.losses import (
     Loss,
     OutputError,
@@ -53,12 +53,11 @@ from facts.utils.stopwatch import add_saved, stage, waiting
 class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
-    `model` computes by calls of the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped`
-    holds the reasons why others are left alone. `data` are batches of `(inputs, targets)` (None for methods without
-    data), and `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
-    `output_error(original, changed)` are sums over samples. Moments and decompositions are kept in `folder`. `flops`
-    counts the dense network by the paper's rule; None if unknown. With `fit_bias`, moments are of inputs `[x, 1]`, and
-    biases take up the mean of what truncation takes away.
+    `model` calls the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped` holds the
+    reasons for leaving others alone. `data` are batches of `(inputs, targets)` (None for methods without data), and
+    `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
+    `output_error(original, changed)` are sums over samples. `flops` counts the dense network by the paper's rule; None
+    if unknown. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
     """
 
     model: nn.Module
@@ -68,7 +67,6 @@ class Calibration:
     loss: Loss = summed_cross_entropy
     output_error: OutputError = kl_divergence
     execution: Execution = DEFAULT_EXECUTION
-    folder: Path | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     flops: int | None = None
     first_inputs: Any = None
@@ -76,18 +74,18 @@ class Calibration:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """The part of the folder that belongs to this code, network, these layers, data, loss and precisions.
+        """The part of the cache folder for this code, network, layers, data, loss and precisions.
 
         Raises `ValueError` for a loss without a name of its own.
         """
-        if self.folder is None:
+        if self.execution.cache is None:
             return None
         data = None if self.data is None else calibration_key(self.data)
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
         setting = loss, precisions, self.fit_bias
         key = content_key(shared_code(), repr(self.model), self.model, list(self.layers), data, *setting)
-        return Cache(self.folder / key)
+        return Cache(Path(self.execution.cache) / key)
 
     @property
     def cost(self) -> Cost:
@@ -97,6 +95,10 @@ class Calibration:
     def on(self, data: Iterable[Batch]) -> "Calibration":
         """The same network on other data."""
         return replace(self, data=data)
+
+    def cached_in(self, folder: Path | None) -> "Calibration":
+        """The same calibration with its cache in a folder; None for no cache."""
+        return replace(self, execution=replace(self.execution, cache=folder))
 
     def groups(self) -> Iterator[list[str]]:
         """Groups of layers, by name, whose moments are in memory at the same time."""
@@ -190,25 +192,27 @@ class Calibration:
         return MeasuredLatency(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns, form)
 
 
+@stage("preparation")
 def prepare(
     model: nn.Module,
     data: Iterable[Any] | None = None,
     *,
-    layers: Iterable[str] | None = None,
-    convolutions: bool | None = None,
+    layers: LayerNames = None,
     excluded_names: Iterable[str] = EXCLUDED_NAMES,
     loss: Loss | None = None,
     output_error: OutputError | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
-    cache: Path | str | None = None,
     fit_bias: bool = False,
 ) -> Calibration:
-    """Select the layers of a network and put its data, loss and settings beside them.
+    """Select the layers of a network, and bind its data, loss and settings to it.
 
-    The arguments are those of `facts.compress`, which lists their defaults, and `excluded_names`: a layer whose name
-    holds one of them is left alone unless `layers` names it. Raises `ValueError` for unknown layers, and for data
-    without labels if the outputs are no class logits to draw them from.
+    `facts.compress` takes the result in place of the network. `layers`, `loss`, `output_error` and `execution` are as
+    there. A layer whose name contains one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted
+    for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias`
+    each bias absorbs the mean error that truncation causes in its layer's outputs, and factors are centred accordingly;
+    layers without a bias, and methods without data, are not affected. Raises `ValueError` for unknown layers, and for
+    data without labels if the outputs are not class logits to draw labels from.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
@@ -222,9 +226,7 @@ def prepare(
     if output_error is None:
         output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
     example = _example(model, inputs, input_shape)
-    selection = select_layers(
-        model, layers, convolutions=convolutions, excluded_names=excluded_names, example=example, inputs=inputs
-    )
+    selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
     return Calibration(
@@ -235,7 +237,6 @@ def prepare(
         loss=loss,
         output_error=output_error,
         execution=execution,
-        folder=Path(cache) if cache else None,
         skipped=selection.skipped,
         flops=selection.flops,
         first_inputs=inputs,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -17,10 +17,13 @@ from facts.calibration.reasons import (
 from facts.cost.trace import Trace, trace_network
 from facts.modules.linear_calls import with_linear_layers
 
-NEVER_USED = "it is never called, and nothing else reads its weight"
+NEVER_USED = "it is never called: another module may read its weight"
 NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
 NOT_NAMED = "it was not named"
-POINTWISE = "it is a 1x1 convolution: convolutions=True takes it too"
+POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
+
+LayerNames = Iterable[str] | Literal["all", "linear"] | None
+"""Names of layers; all worth compressing, 1x1 convolutions included; or linear ones. None: linear, or else all."""
 
 
 @dataclass(frozen=True)
@@ -40,31 +43,29 @@ class Selection:
 
 def select_layers(
     model: nn.Module,
-    names: Iterable[str] | None = None,
+    names: LayerNames = None,
     *,
-    convolutions: bool | None = None,
     excluded_names: Iterable[str] = EXCLUDED_NAMES,
     example: Any = None,
     inputs: Any = None,
 ) -> Selection:
-    """Select the layers of these names, or all worth compressing (paper, section 5.1).
+    """Select the layers of these names, or those worth compressing (paper, section 5.1).
 
-    `convolutions` adds 1x1 convolutions; with None they are taken only if there is no linear layer. A layer whose name
-    holds one of `excluded_names` is left alone unless `names` has it. The network is traced on `example`, a sample on
-    the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown name, or if no layer is
-    left.
+    A layer whose name contains one of `excluded_names` is left alone unless `names` has it. The network is traced on
+    `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown
+    name, or if no layer is left.
     """
     _refuse_adapters(model)
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
     trace = trace_network(model, candidates, example, inputs)
-    reasons = _traced_reasons(trace, model) | reasons_to_skip(model, excluded_names)
-    if names is not None:
+    reasons = _traced_reasons(trace) | reasons_to_skip(model, excluded_names)
+    if names not in (None, "all", "linear"):
         taken = _known(names, candidates, model)
         _refuse_own_ways(model, taken)
         reasons = dict.fromkeys(candidates, NOT_NAMED)
-    elif convolutions or (convolutions is None and linear.keys() <= reasons.keys()):
+    elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
     else:
         taken = [name for name in candidates if name not in reasons and name not in pointwise]
@@ -104,25 +105,19 @@ def _refuse_own_ways(model: nn.Module, names: list[str]) -> None:
             raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it into its weight")
 
 
-def _traced_reasons(trace: Trace, model: nn.Module) -> dict[str, str]:
+def _traced_reasons(trace: Trace) -> dict[str, str]:
     never = [name for name, count in trace.rows.items() if not count]
     return (
         dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE)
-        | {name: _by_whom(name, model) if name in trace.read else NEVER_USED for name in never}
+        | dict.fromkeys(never, NEVER_USED)
         | dict.fromkeys(trace.outputs, MAKES_OUTPUTS)
     )
-
-
-def _by_whom(name: str, model: nn.Module) -> str:
-    """Reason for a layer whose weight is read without a call: by the module that holds it, as far as can be seen."""
-    owner = model.get_submodule(name.rpartition(".")[0])
-    return f"{type(owner).__name__} reads its weight without calling it"
 
 
 def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
     """Find layers by their names in the given network, in which a convolution has no `.linear`."""
     if isinstance(names, str):
-        raise ValueError(f"layers are given as a list of names: [{names!r}]")
+        raise ValueError(f'layers are "all", "linear", or given as a list of names: [{names!r}]')
     known = [name if name in candidates else name.removesuffix(".linear") for name in names]
     if unknown := [name for name in known if name not in candidates]:
         raise ValueError(

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from facts.cli import options
+from facts.cli.options import METHOD, option
 
 BUDGET = "Budget: half of the layers' FLOPs by default; several must all hold"
 
@@ -17,56 +18,44 @@ def compress(
         Path,
         typer.Option(metavar="FOLDER", help="A new or empty folder for the result, or an older result's."),
     ],
-    ratio: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=BUDGET, help="The fraction of the compressed layers' FLOPs that remains."),
-    ] = None,
-    flops: Annotated[
-        float | None, typer.Option(rich_help_panel=BUDGET, help="FLOPs of the whole network for one input: 4.6e9.")
-    ] = None,
-    params: Annotated[
-        float | None, typer.Option(rich_help_panel=BUDGET, help="Parameters of the whole network: 11e6.")
-    ] = None,
+    ratio: Annotated[float | None, option(BUDGET, "The fraction of the compressed layers' FLOPs that remains.")] = None,
+    flops: Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")] = None,
+    params: Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")] = None,
     latency_ms: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=BUDGET,
-            help="Milliseconds of the whole network for one batch, on this machine or on that of `--device-times`.",
+        option(
+            BUDGET,
+            "Milliseconds of the whole network for one batch, on this machine or on that of `--device-times`.",
         ),
     ] = None,
     device_times: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            BUDGET,
+            "The file that `facts measure` wrote on the target device: latency is predicted for it.",
             metavar="FILE",
-            rich_help_panel=BUDGET,
-            help="What `facts measure` wrote on the device that the network is for: latency is predicted for it.",
         ),
     ] = None,
     error: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=BUDGET,
-            help="Instead: the smallest network whose outputs are this close to the original's, such as 0.05; of "
+        option(
+            BUDGET,
+            "Instead: the smallest network whose outputs are this close to the original's, such as 0.05; for "
             "classes or tokens the KL divergence, mean over samples.",
         ),
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "cors_fisher",
     form: options.FormName = None,
-    fit_bias: Annotated[
-        bool,
-        typer.Option(
-            "--fit-bias", rich_help_panel=options.METHOD, help="Let biases take up the mean of what is taken away."
-        ),
-    ] = False,
+    fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     refit: options.RefitName = None,
     recover: Annotated[
         float | None,
-        typer.Option(
+        option(
+            METHOD,
+            "Let the original teach the result for this many minutes, on the same data, without labels.",
             metavar="MINUTES",
             min=0.01,
-            rich_help_panel=options.METHOD,
-            help="Let the original teach the result for this many minutes, on the same data, without labels.",
         ),
     ] = None,
     convolutions: options.Convolutions = None,
@@ -106,57 +95,52 @@ def compress(
     and lets one that was killed continue. `facts inspect` shows what is in the folder, and `facts.load_compressed`
     loads it in Python.
     """
-    import torch
     from tabulate import tabulate
 
     import facts
-    from facts.cli.data import batches_of, data_to_calibrate_on, measured, nothing_to_evaluate
-    from facts.cli.folders import for_result
+    from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
     from facts.cli.models import build
-    from facts.saving.manifest import Metrics
+    from facts.saving.manifest import MANIFEST, Metrics
+    from facts.utils.files import writable_folder
+    from facts.utils.stopwatch import stopwatch
 
-    for_result(out)
-    times = device_times and facts.DeviceTimes.read(device_times)
-    recovery = None if recover is None else facts.Recovery(minutes=recover, seed=seed)
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+        raise FileExistsError(f"{out} holds something other than a compressed network: give a new or empty folder")
+    writable_folder(out)
+    budget = facts.Budget(
+        flops=flops, params=params, latency_ms=latency_ms, error=error, device_times=device_times
+    ).with_ratios(ratio)
+    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
-    task = data_to_calibrate_on(
-        network,
-        data,
-        evaluation_text,
-        num_calibration,
-        num_sensitivity,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
-    kind = getattr(torch, precision)
-    result = facts.compress(
-        network,
-        **batches_of(task, network, num_sensitivity, cutmix),
-        estimator=estimator,
-        search=search,
-        form=form,
-        fit_bias=fit_bias,
-        refit=refit,
-        recover=recovery,
-        ratio=ratio,
-        flops=flops,
-        params=params,
-        latency_ms=latency_ms,
-        error=error,
-        device_times=times,
-        convolutions=convolutions,
-        precision=kind,
-        memory=options.memory_policy(moments, checkpoint_blocks, layers_at_once),
-        input_shape=task.input_shape(network),
-        cache=cache,
-    )
+    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
+    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, **sizes, **reading)
+    calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
+    with stopwatch():
+        prepared = facts.prepare(
+            network,
+            calibration,
+            layers=options.layers_of(convolutions),
+            execution=execution,
+            input_shape=task.input_shape(network),
+            fit_bias=fit_bias,
+        )
+        result = facts.compress(
+            prepared,
+            estimator=estimator,
+            search=search,
+            form=form,
+            budget=budget,
+            sensitivity=sensitivity,
+            refit=refit,
+        )
+    if recover is not None:
+        result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     print(result)
     reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"
     metrics: Metrics = {}
     if reason is None:
-        before, after = (measured(task, each, kind) for each in (network, result.model))
+        before, after = (measured(task, each, execution.precision) for each in (network, result.model))
         metrics.update({name: {"original": before[name], "compressed": after[name]} for name in before})
         rows = [(name, *both.values()) for name, both in metrics.items()]
         print(f"\n{tabulate(rows, headers=('', 'original', 'compressed'), floatfmt='.4g')}")

@@ -1,6 +1,7 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def data_of(
     return texts
 
 
-def data_to_calibrate_on(
+def task_of(
     model: nn.Module,
     data: str,
     evaluation_text: str | None,
@@ -49,7 +50,7 @@ def data_to_calibrate_on(
     num_sensitivity: int | None = None,
     **options: Any,
 ) -> Data:
-    """`data_of` with so many images or windows of text; without a number, all there are, up to a bound.
+    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound.
 
     Raises `ValueError` for a text with fewer windows, or with none left for searches.
     """
@@ -69,17 +70,14 @@ def data_to_calibrate_on(
     return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 
-def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix: bool) -> dict[str, Any]:
-    """The arguments `calibration` and `sensitivity` of `facts.compress`; both are mixed by CutMix if wanted.
-
-    Without a number, searches take calibration images, and a language model's take other windows.
-    """
-    batches = {"calibration": task.calibration(model)}
-    if num_sensitivity is not None or isinstance(task, Corpus):
-        batches["sensitivity"] = task.sensitivity(model)
+def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix: bool) -> tuple[Any, Any]:
+    """Batches to calibrate on, and for searches (None: the same images; texts always have their own windows)."""
+    calibration = task.calibration(model)
+    sensitivity = task.sensitivity(model) if num_sensitivity is not None or isinstance(task, Corpus) else None
     if not cutmix:
-        return batches
-    return {use: CutMix(data, num_classes(model), seed=task.seed) for use, data in batches.items()}
+        return calibration, sensitivity
+    mix = partial(CutMix, num_classes=num_classes(model), seed=task.seed)
+    return mix(calibration), None if sensitivity is None else mix(sensitivity)
 
 
 def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:

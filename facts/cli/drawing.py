@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from facts.compression.pareto_table import ORIGINAL, efficient
+from facts.compression.pareto import ORIGINAL, efficient
 from facts.utils.extras import needing
 from facts.utils.files import replacing
 

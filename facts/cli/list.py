@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from facts.cli import options
-from facts.cli.choices import ESTIMATORS, FORMS, REFITS, SEARCHES, TIMM
+from facts.cli.options import ESTIMATORS, FORMS, REFITS, SEARCHES, TIMM
 
 METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
 

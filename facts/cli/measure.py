@@ -43,7 +43,7 @@ def measure(
         batch_size=batch_size,
         name=model,
         form=form,
-        convolutions=convolutions,
+        layers=options.layers_of(convolutions),
         precision=getattr(torch, precision),
     )
     times.write(out)

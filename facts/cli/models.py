@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from facts.cli.choices import TIMM, TRANSFORMERS
+from facts.cli.options import TIMM, TRANSFORMERS
 from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel
 from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
 from facts.models.weights import PUBLISHED
@@ -96,7 +96,7 @@ def _timm(tag: str, weights: str, num_classes: int | None) -> TimmModel:
     if not timm.models.is_model(tag):
         near = " or ".join(get_close_matches(tag.partition(".")[0], timm.list_models()))
         raise ValueError(
-            f"timm knows no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
+            f"timm has no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
         )
     return TimmModel(tag=tag, weights=weights, arguments={"num_classes": num_classes} if num_classes else {})
 

@@ -1,40 +1,34 @@
 """`facts pareto`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from facts.cli import options
-from facts.cli.choices import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, all_chosen, completed, option
 
 COLUMNS = {"flops": "flops", "params": "params", "latency": "latency_ms"}
+
+
+def several(choices: Mapping[str, str], explanation: str) -> Any:
+    """An option for a comma-separated list of choices."""
+    return option(
+        None,
+        f"Any of {', '.join(choices)}. {explanation}",
+        metavar="NAME,NAME",
+        autocompletion=lambda incomplete: completed(incomplete, choices),
+    )
 
 
 def pareto(
     model: options.Model,
     data: options.Images,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the table and the figure go.")],
-    estimators: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help=f"Any of {', '.join(ESTIMATORS)}; `facts compress --help` explains them.",
-            autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
-        ),
-    ] = "facts,svd_llm,pela",
-    searches: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help=f"Any of {', '.join(SEARCHES)}.",
-            autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
-        ),
-    ] = "cors_fisher",
-    forms: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME", help=f"Any of {', '.join(FORMS)}; how low-rank layers are stored."),
-    ] = None,
+    out: Annotated[Path, option(None, "Where the table and the figure go.", metavar="FOLDER")],
+    estimators: Annotated[str, several(ESTIMATORS, "`facts compress --help` explains them.")] = "facts,svd_llm,pela",
+    searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
+    forms: Annotated[str | None, several(FORMS, "They are how low-rank layers are stored.")] = None,
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",
@@ -75,10 +69,9 @@ def pareto(
     kinds = all_chosen(forms, FORMS) if forms else None
     fractions = numbers(ratios)
 
-    import torch
     from rich.console import Console
 
-    from facts.cli.data import batches_of, data_to_calibrate_on, measured, nothing_to_evaluate
+    from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
     from facts.cli.drawing import draw, table, with_best
     from facts.cli.models import build
     from facts.compression.pareto import pareto as compare
@@ -86,32 +79,24 @@ def pareto(
 
     writable_folder(out)
     network = build(model, weights, num_classes, device)
-    task = data_to_calibrate_on(
-        network,
-        data,
-        evaluation_text,
-        num_calibration,
-        num_sensitivity,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        num_workers=num_workers,
-        seed=seed,
-    )
+    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
+    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, **sizes, **reading)
     if reason := nothing_to_evaluate(task, network):
         raise ValueError(f"there is nothing to compare by: {reason}")
-    kind = getattr(torch, precision)
+    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache or out / "cache")
+    calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
     points = compare(
         network,
-        evaluate=lambda each: measured(task, each, kind),
-        **batches_of(task, network, num_sensitivity, cutmix),
+        calibration,
+        lambda each: measured(task, each, execution.precision),
         estimators=names,
         searches=allocations,
         forms=kinds,  # type: ignore[arg-type]  # names that were checked
         ratios=fractions,
         cost=cost,
-        precision=kind,
-        memory=options.memory_policy(moments, checkpoint_blocks, layers_at_once),
-        cache=cache or out / "cache",
+        execution=execution,
+        sensitivity=sensitivity,
         file=out / "pareto.csv",
         evaluation_key=task.content_key(network),
     )

@@ -1,27 +1,58 @@
-"""Budgets: bounds on a network's cost, as fractions of its layers' cost or as numbers for the whole network."""
+"""Budgets: limits on a network's cost or on its outputs' error."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
+from pathlib import Path
+from typing import Self
 
 from facts.calibration.prepare import Calibration
 from facts.cost.count import COST_NAMES, CostName
+from facts.cost.device_times import DeviceTimes
 from facts.cost.latency import LatencyTable
 
 DEFAULT_RATIO = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bounds that all hold at once.
+    """Limits that must all hold; `facts.compress` adds its `ratio` and `bounds` to them.
 
-    `ratios` are fractions of the compressed layers' cost (of the whole network's, for latency); `limits` are costs of
-    the whole network, latency in seconds.
+    `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
+    of the calibration data on this machine. With `device_times`, made by `facts.measure` on another device (or its
+    file), latency is that of one of their batches there: it is predicted, not measured. `ratios` are fractions of the
+    compressed layers' cost that may remain (for latency, of the whole network's time).
+
+    `error` replaces all other limits: it asks for the smallest network whose outputs, on the data that a search
+    compares outputs on, are within this mean error of the original's. Raises `ValueError` for values out of range and
+    for a cost that is bounded twice.
     """
 
-    ratios: dict[CostName, float]
-    limits: dict[CostName, float]
+    flops: float | None = None
+    params: float | None = None
+    latency_ms: float | None = None
+    error: float | None = None
+    device_times: DeviceTimes | Path | str | None = None
+    ratios: Mapping[CostName, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for cost, ratio in self.ratios.items():
+            if cost not in COST_NAMES:
+                raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")
+            if not _is_number(ratio) or not 0 < ratio <= 1:
+                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {ratio!r} for {cost}")
+        for name in ("flops", "params", "latency_ms", "error"):
+            value = getattr(self, name)
+            if value is not None and (not _is_number(value) or not 0 < value < math.inf):
+                raise ValueError(f"the {name} of a budget must be a positive number, got {value!r}")
+        if twice := self.ratios.keys() & self.limits.keys():
+            raise ValueError(f"{', '.join(twice)} is bounded twice, by a ratio and by a limit: give one of them")
+        if self.error is not None and (self.ratios or self.limits):
+            raise ValueError("error is a budget of its own: give no ratio, bounds, flops, params or latency_ms with it")
+        if self.device_times is not None and not self.bounds_latency:
+            raise ValueError("device_times predict a latency, but none is bounded: give latency_ms or cost='latency'")
 
     @classmethod
     def of(
@@ -29,47 +60,44 @@ class Budget:
         ratio: float | None = None,
         cost: CostName = "flops",
         bounds: Mapping[CostName, float] | None = None,
-        *,
-        flops: float | None = None,
-        params: float | None = None,
-        latency_ms: float | None = None,
-    ) -> "Budget":
-        """Make a budget from the arguments of `facts.compress`; by default, half of the cost.
+    ) -> Self:
+        """Make a budget of ratios alone; by default, half of the cost."""
+        return cls().with_ratios(ratio, cost, bounds)
 
-        Raises `ValueError` for an unknown cost, a cost that is bounded twice, and a number out of range.
-        """
-        given: dict[CostName, float | None]
-        given = {"flops": flops, "params": params, "latency": None if latency_ms is None else latency_ms / 1000}
-        limits = {name: value for name, value in given.items() if value is not None}
-        ratios = dict(bounds or {})
-        if ratio is None and not ratios and not limits:
+    def with_ratios(
+        self, ratio: float | None, cost: CostName = "flops", bounds: Mapping[CostName, float] | None = None
+    ) -> Self:
+        """Add a `ratio` of one cost, and `bounds` of others; half of the cost if nothing is bounded at all."""
+        ratios = {**self.ratios, **(bounds or {})}
+        if ratio is None and not (ratios or self.limits or self.error):
             ratio = DEFAULT_RATIO
         if ratio is not None:
             if cost in ratios:
-                raise ValueError(f"{cost} is bounded twice, by ratio={ratio} and by bounds={ratios}: give it once")
+                raise ValueError(f"{cost} is bounded twice, by ratio={ratio} and by {ratios[cost]}: give one of them")
             ratios[cost] = ratio
-        for name, value in ratios.items():
-            if name not in COST_NAMES:
-                raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {name!r}")
-            if not _is_number(value) or not 0 < value <= 1:
-                raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {value!r} for {name}")
-        for name, limit in limits.items():
-            if name in ratios:
-                raise ValueError(
-                    f"{name} is bounded twice, by a ratio of {ratios[name]} and by {limit:g}: give it once"
-                )
-            if not _is_number(limit) or not 0 < limit < math.inf:
-                raise ValueError(f"the {name} of the whole network must be a positive number, got {limit}")
-        return cls(ratios, limits)
+        return replace(self, ratios=ratios)
+
+    @property
+    def limits(self) -> dict[CostName, float]:
+        """Limits of the whole network's cost, latency in seconds."""
+        latency = None if self.latency_ms is None else self.latency_ms / 1000
+        given: dict[CostName, float | None] = {"flops": self.flops, "params": self.params, "latency": latency}
+        return {name: limit for name, limit in given.items() if limit is not None}
 
     @property
     def bounds_latency(self) -> bool:
-        return "latency" in self.ratios or "latency" in self.limits
+        return "latency" in self.ratios or self.latency_ms is not None
+
+    @cached_property
+    def times(self) -> DeviceTimes | None:
+        """The times of another device, read from their file if need be."""
+        times = self.device_times
+        return DeviceTimes.read(times) if isinstance(times, Path | str) else times
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
-        """Convert all bounds to fractions of the layers' cost; a bound on latency is one of the whole network already.
+        """Convert all limits to fractions of the layers' cost, or of the whole network's time.
 
-        Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are not known.
+        Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are unknown.
         """
         layers, dense = calibration.layers, calibration.cost
         found = dict(self.ratios)
@@ -80,7 +108,10 @@ class Budget:
                 own = sum(layer.weight.numel() for layer in layers.values())
                 found[name] = ratio_of_layers(name, limit, dense.params, own)
             elif dense.flops is None:
-                raise ValueError("the network's FLOPs are not known: give input_shape, or a ratio instead of flops")
+                raise ValueError(
+                    "the network's FLOPs are unknown: give calibration data, facts.prepare(model, input_shape=...), or "
+                    "a ratio instead of flops"
+                )
             else:
                 own = sum(2 * calibration.rows[layer] * layers[layer].weight.numel() for layer in layers)
                 found[name] = ratio_of_layers(name, limit, dense.flops, own)
@@ -99,7 +130,7 @@ def ratio_of_layers(cost: CostName, allowed: float, whole: float, layers: float)
     rest = whole - layers
     if allowed <= rest:
         raise ValueError(
-            f"{cost} of {allowed:.6g} cannot be met: of the network's {whole:.6g} only {layers:.6g} are those of the "
+            f"{cost} of {allowed:.6g} cannot be met: of the network's {whole:.6g}, only {layers:.6g} belong to the "
             f"layers to compress. Allow more than {rest:.6g}, or compress more layers"
         )
     return 1.0 if allowed >= whole else math.nextafter((allowed - rest) / layers, 0)  # never more than is allowed

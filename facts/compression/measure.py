@@ -1,18 +1,18 @@
 """Measurement of a network on the device that it is to run on."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import nn
 
+from facts.calibration.execution import Execution
 from facts.calibration.prepare import prepare
+from facts.calibration.selection import LayerNames
 from facts.compression.compress import default_form
 from facts.cost.count import meta_input
 from facts.cost.device_times import DeviceTimes, LayerTimes, precision_name
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.networks import noise
-from facts.moments.execution import Execution
 from facts.utils.processors import device_name
 
 
@@ -23,25 +23,22 @@ def measure(
     batch_size: int = 1,
     name: str | None = None,
     form: FormName | None = None,
-    layers: Iterable[str] | None = None,
-    convolutions: bool | None = None,
+    layers: LayerNames = None,
     precision: torch.dtype = torch.float32,
     num_turns: int = 7,
 ) -> DeviceTimes:
     """Measure a network on noise, on this device: as it is, and with its layers at several ranks.
 
-    `facts.compress` takes the result, or its file, as `device_times` and allots ranks by it on any machine. Weights do
-    not matter. `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. `name` is for people (default:
-    the network's class). The other arguments are those of `facts.compress`, and must be the same there; a layer that
-    was not measured gets a time by its size. Raises `ValueError` for arguments out of range.
+    `facts.Budget` takes the result, or its file, as `device_times`, to allocate ranks on any machine. Weights do not
+    matter. `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. `name` is for people (default: the
+    network's class). The other arguments are those of `facts.compress` and `facts.Execution`, and must be the same
+    there; a layer that was not measured gets a time by its size. Raises `ValueError` for arguments out of range.
     """
     if batch_size < 1 or num_turns < 1:
         raise ValueError(f"batch_size and num_turns must be at least 1, got {batch_size} and {num_turns}")
     form = form or default_form(model, precision)
     refuse_unknown_form(form)
-    prepared = prepare(
-        model, layers=layers, convolutions=convolutions, execution=Execution(precision), input_shape=input_shape
-    )
+    prepared = prepare(model, layers=layers, execution=Execution(precision), input_shape=input_shape)
     device = next(model.parameters()).device
     batch = noise(model, (batch_size, *meta_input(model, input_shape).shape[1:]), device)
     table = replace(prepared, first_inputs=batch).latency_table(num_turns, FORMS[form])

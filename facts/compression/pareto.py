@@ -5,32 +5,32 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
 
 from facts.calibration.data import Batch, as_batches
+from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared, default_form, default_search
-from facts.compression.pareto_table import ORIGINAL, ParetoTable, table_row
-from facts.cost.count import CostName
-from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.cost.count import Cost, CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
-from facts.moments.execution import Execution
 from facts.moments.losses import Loss
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import SEARCHES, Search
-from facts.utils.cache import calibration_key, content_key, name_of
-from facts.utils.files import ScratchFolder
+from facts.utils.cache import calibration_key, content_key
+from facts.utils.extras import needing
+from facts.utils.files import ScratchFolder, replacing
 from facts.utils.registry import by_name
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+with needing("experiments", "a comparison"):
+    import pandas as pd
 
 log = logging.getLogger(__name__)
+
+ORIGINAL = "original"
+FINGERPRINT = "fingerprint"
 
 
 def pareto(
@@ -43,49 +43,55 @@ def pareto(
     forms: Sequence[FormName] | None = None,
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",
-    sensitivity: Iterable[Any] | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
     loss: Loss | None = None,
-    precision: torch.dtype = torch.float32,
-    memory: MemoryPolicy = DEFAULT_POLICY,
-    timing: TimingPolicy = DEFAULT_TIMING,
-    cache: Path | str | None = None,
+    sensitivity: Iterable[Any] | None = None,
     file: Path | str | None = None,
     evaluation_key: str = "",
-) -> "DataFrame":
+) -> pd.DataFrame:
     """Compress with every estimator, search, form and ratio, and evaluate; one data pass for moments serves all.
+
+    | argument | meaning |
+    |---|---|
+    | `evaluate` | from a network to metrics by name |
+    | `estimators`, `searches`, `forms`, `ratios` | the choices to combine; defaults as in `facts.compress` |
+    | `cost`, `execution`, `sensitivity` | as in `facts.compress`; without a cache, moments last until this returns |
+    | `loss` | as in `facts.compress`, but a function at the top of a module: its name is part of the moments' key |
+    | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
+    | `evaluation_key` | identifies the data that `evaluate` measures on |
 
     The table has a row for the `original`, and one for each combination: `estimator`, `search`, `form`, `ratio`,
     `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the
-    compression, the metrics of `evaluate(model)`, and a `fingerprint`. A combination that fails is logged and has no
-    row. The other arguments are those of `facts.compress`; without `cache`, moments are kept until this returns. `loss`
-    must be a function at the top of a module, since its name is part of their key. Data without a `content_key` of
-    their own are read once and stay in memory, so that all methods see the same batches, even from a loader that
-    shuffles.
-
-    `file` is a CSV to which each row is written as soon as it is computed; rows that are there already are not computed
-    again. Rows of other networks, data or settings stay in it. `evaluation_key` identifies the data that `evaluate`
-    measures on. Raises `ValueError` for arguments out of range, for a `loss` without a name, and for a file that holds
-    something else.
+    compression, the metrics, and a `fingerprint`. A combination that fails is logged and has no row. Data without a
+    `content_key` are read once and stay in memory, so that all methods see the same batches. Raises `ValueError` for
+    arguments out of range, for a `loss` without a name, and for a file with other content.
     """
     methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
     allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches or ()}
-    allocations = allocations or {"cors_fisher": default_search(calibration, loss)}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
-    forms = forms or [default_form(model, precision)]
+    forms = forms or [default_form(model, execution.precision)]
     for form in forms:
         refuse_unknown_form(form)
-    if loss:
-        _refuse_nameless(loss)
-    table = ParetoTable.read(Path(file) if file else None)
+    file = Path(file) if file else None
+    rows = _read(file)
     data = _read_once(calibration, model)
     if next(iter(data), None) is None:
         raise ValueError("the calibration data is empty: it must yield at least one batch")
     compared = None if sensitivity is None else _read_once(sensitivity, model)
     scratch = ScratchFolder()
-    prepared = prepare(
-        model, data, loss=loss, execution=Execution(precision, memory), cache=Path(cache) if cache else scratch.path
-    )
-    assert prepared.cache is not None  # a cache has a folder
+    prepared = prepare(model, data, loss=loss, execution=execution)
+    prepared = prepared if prepared.cache else prepared.cached_in(scratch.path)
+    assert prepared.cache
+    allocations = allocations or {"cors_fisher": default_search(prepared)}
+
+    def add(key: str, point: tuple[str, str, str, float], network: nn.Module, cost: Cost, **more: float | None) -> None:
+        metrics = evaluate(network)
+        log.info("%s, %s, %s, %g: %s", *point, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        names = "estimator", "search", "form", "ratio"
+        rows[key] = dict(zip(names, point, strict=True), flops=cost.flops, params=cost.params, **more, **metrics)
+        if file:
+            with replacing(file) as path:
+                _table(rows, rows).to_csv(path, index=False)
 
     setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key)
     original = content_key(*setting)
@@ -93,24 +99,36 @@ def pareto(
         content_key(*setting, methods[estimator], allocations[search], form, ratio): (estimator, search, form, ratio)
         for estimator, search, form, ratio in itertools.product(methods, allocations, forms, ratios)
     }
-    missing = {key: point for key, point in points.items() if key not in table.rows}
+    missing = {key: point for key, point in points.items() if key not in rows}
     prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, *_ in missing.values()))
-    for key, (estimator, search, form, ratio) in missing.items():
+    for key, point in missing.items():
+        estimator, search, form, ratio = point
         try:
             result = compress_prepared(
-                prepared, methods[estimator], allocations[search], budgets[ratio], form, compared, timing
+                prepared, methods[estimator], allocations[search], budgets[ratio], form, compared
             )
         except ValueError as error:
-            log.error("%s, %s, %s, %g: %s", estimator, search, form, ratio, error)
+            log.error("%s, %s, %s, %g: %s", *point, error)
             continue
         summary = result.summary
-        if original not in table.rows:
-            row = table_row(ORIGINAL, ORIGINAL, ORIGINAL, 1.0, summary.before, summary.latency.get("dense"), 0.0)
-            table.add(original, row, evaluate(model))
+        times = {name: 1000 * seconds for name, seconds in summary.latency.items()}
+        if original not in rows:
+            whole = ORIGINAL, ORIGINAL, ORIGINAL, 1.0
+            add(original, whole, model, summary.before, latency_ms=times.get("dense"), seconds=0.0)
         seconds = sum(summary.seconds.values())
-        row = table_row(estimator, search, form, ratio, summary.after, summary.latency.get("measured"), seconds)
-        table.add(key, row, evaluate(result.model))
-    return table.of([original, *points])
+        add(key, point, result.model, summary.after, latency_ms=times.get("measured"), seconds=seconds)
+    return _table(rows, [original, *points])
+
+
+def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:
+    """Mark the points that no other beats: none costs less for the same quality, or is better for the same cost."""
+    return pd.Series(
+        [
+            not (((cost <= own) & (quality > value)) | ((cost < own) & (quality >= value))).any()
+            for own, value in zip(cost, quality, strict=True)
+        ],
+        index=cost.index,
+    )
 
 
 class ReadBatches(list[Batch]):
@@ -127,14 +145,19 @@ def _read_once(data: Iterable[Any], model: nn.Module) -> Iterable[Batch]:
     return batches if getattr(batches, "content_key", None) is not None else ReadBatches(batches)
 
 
-def _refuse_nameless(loss: Loss) -> None:
-    """Raises `ValueError` for a loss whose moments could not be distinguished from those of another loss."""
+def _read(file: Path | None) -> dict[str, dict[str, Any]]:
+    """Rows of a table by fingerprint. Raises `ValueError` for a file with other content."""
+    if file is None or not file.exists():
+        return {}
     try:
-        name_of(loss, "loss")
-    except ValueError as error:
-        raise ValueError(
-            "pareto keeps moments between methods: give loss= as a function at the top of a module"
-        ) from error
+        return pd.read_csv(file, dtype={FINGERPRINT: str}).set_index(FINGERPRINT).to_dict("index")
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{file} is no table of this kind ({error}): move it, or name another file") from error
+
+
+def _table(rows: dict[str, dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
+    """Rows of these fingerprints, in this order, without those that are missing."""
+    return pd.DataFrame([rows[key] | {FINGERPRINT: key} for key in keys if key in rows])
 
 
 def _label(choice: Any) -> str:

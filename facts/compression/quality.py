@@ -1,7 +1,6 @@
 """Budgets by quality: the smallest network whose outputs stay close enough to the original's."""
 
 import logging
-import math
 from bisect import bisect_left
 from collections.abc import Callable
 
@@ -11,18 +10,6 @@ from facts.result import CompressionResult
 log = logging.getLogger(__name__)
 
 HUNDREDTHS = range(10, 100)  # most searches offer no layer less than a tenth
-
-
-def check_error(error: float, cost: CostName, has_other_bound: bool, has_data: bool) -> None:
-    """Raises `ValueError` for an error that cannot be a budget, or not here."""
-    if not 0 < error < math.inf:
-        raise ValueError(f"error is a mean distance of outputs and must be a positive number, got {error}")
-    if has_other_bound:
-        raise ValueError("error is a budget of its own: give no ratio, bounds, flops, params or latency_ms with it")
-    if cost == "latency":
-        raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
-    if not has_data:
-        raise ValueError("error compares outputs on calibration data: give some, or a ratio")
 
 
 def smallest_within(

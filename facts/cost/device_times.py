@@ -1,4 +1,4 @@
-"""Times of a network on a device, as a file that another machine allots ranks by."""
+"""Times of a network on a device, in a file by which another machine allocates ranks."""
 
 import json
 from dataclasses import asdict
@@ -14,41 +14,39 @@ from facts.cost.count import Cost
 from facts.cost.latency import Shape, Times
 from facts.modules.forms import FormName
 from facts.utils.files import replacing
-
-Size = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+from facts.utils.options import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class LayerTimes:
     """Seconds that a layer takes in one pass, dense and by rank; it multiplies `rows` vectors for one sample."""
 
-    d_in: Size
-    d_out: Size
+    d_in: Count
+    d_out: Count
     bias: bool
-    rows: Size
-    dense: Seconds
-    by_rank: Annotated[dict[Size, Seconds], Field(min_length=1)]
+    rows: Count
+    dense: Positive
+    by_rank: Annotated[dict[Count, Positive], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class DeviceTimes:
     """Seconds of a network for a batch of `batch_size`, and of its layers within it, on a `device`.
 
-    `network` is its name. It is known again by its `flops` for one sample (None if unknown) and its `params`.
-    `facts.measure` makes one.
+    `network` is its name; its `flops` for one sample (None if unknown) and its `params` identify it. `facts.measure`
+    makes one.
     """
 
     device: str
-    threads: Size
+    threads: Count
     torch: str
     precision: str
     form: FormName
     network: str
     flops: int | None
-    params: Size
-    batch_size: Size
-    dense: Seconds
+    params: Count
+    batch_size: Count
+    dense: Positive
     layers: Annotated[list[LayerTimes], Field(min_length=1)]
 
     @classmethod

@@ -76,7 +76,7 @@ def shape_of(layer: nn.Linear, rows: int) -> Shape:
 
 
 def between(form: Form, shape: Shape, times: Times, rank: int) -> float:
-    """Seconds at a rank between those of known ranks, linear in the number of weights."""
+    """Interpolate the seconds of known ranks, linearly in the number of weights."""
     known = {form.num_weights(shape.d_out, shape.d_in, rank): times[rank] for rank in times if rank is not None}
     weights = sorted(known)
     return float(np.interp(form.num_weights(shape.d_out, shape.d_in, rank), weights, [known[each] for each in weights]))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
@@ -29,14 +28,12 @@ class Trace:
 
     `rows` counts the vectors that each layer multiplies: 1 if no input is known, 0 for a layer that never runs.
     `outputs` are the layers that make the network's outputs, `unrelated` those whose inputs do not have the samples for
-    their first axis, `read` those whose weight some operation reads, with or without a call of the layer. `flops`
-    counts the whole network by the paper's rule; None if it does not run on `meta`.
+    their first axis. `flops` counts the whole network by the paper's rule; None if it does not run on `meta`.
     """
 
     rows: dict[str, int]
     outputs: frozenset[str] = frozenset()
     unrelated: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
     flops: int | None = None
 
 
@@ -52,7 +49,7 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
         except UNABLE as error:
             if inputs is None:
                 raise
-            first, *_ = str(error).splitlines() or [repr(error)]  # those of compilers have hundreds
+            first, *_ = str(error).splitlines() or [repr(error)]  # compilers write hundreds of lines
             log.warning("no FLOPs: %s does not run on the meta device (%s)", type(model).__name__, first)
     if inputs is None:
         return Trace(dict.fromkeys(layers, 1))
@@ -61,7 +58,7 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
         return replace(_trace_samples(model, layers, first_sample(inputs)), flops=None)
     whole = _observe(model, layers, inputs)
     num_samples = batch_size(inputs)
-    return Trace({name: rows // num_samples for name, rows in whole.rows.items()}, whole.outputs, read=whole.read)
+    return Trace({name: rows // num_samples for name, rows in whole.rows.items()}, whole.outputs)
 
 
 def has_row_per_sample(inputs: Any) -> bool:
@@ -81,7 +78,6 @@ class _Observation:
     shapes: dict[str, list[torch.Size]]
     rows: dict[str, int]
     outputs: frozenset[str]
-    read: frozenset[str]
     flops: int
 
 
@@ -95,7 +91,7 @@ def _trace_samples(network: nn.Module, layers: list[str], sample: Any) -> Trace:
     else:
         doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in one.shapes.items()}
         unrelated = [name for name in layers if doubled[name] != [shape[0] for shape in two.shapes[name]]]
-    return Trace(one.rows, one.outputs, frozenset(unrelated), one.read, one.flops)
+    return Trace(one.rows, one.outputs, frozenset(unrelated), one.flops)
 
 
 def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation:
@@ -113,25 +109,10 @@ def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation
             hook = network.get_submodule(name).register_forward_hook(partial(note, name))
             stack.callback(hook.remove)
         operations = stack.enter_context(counting(network, "paper"))
-        reads = stack.enter_context(_Reads({id(network.get_submodule(name).weight): name for name in layers}))
         outputs = {id(leaf) for leaf in tree_leaves(whole_forward(network)(inputs))}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in layers}
     made = frozenset(name for name, output in last.items() if id(output) in outputs)
-    return _Observation(shapes, rows, made, frozenset(reads.names), sum(operations))
-
-
-class _Reads(TorchFunctionMode):
-    """Within the block, `names` collects the layers whose weights, given by their `id`, make a tensor."""
-
-    def __init__(self, weights: Mapping[int, str]):
-        self.weights, self.names = weights, set[str]()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(result)):
-            given = map(id, tree_leaves((args, kwargs)))
-            self.names |= {self.weights[each] for each in given if each in self.weights}
-        return result
+    return _Observation(shapes, rows, made, sum(operations))
 
 
 def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:

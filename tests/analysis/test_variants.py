@@ -20,7 +20,7 @@ def note_types(module, args, output):
 
 @pytest.fixture
 def compressed(model):
-    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8), **UNIFORM).model
+    return facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela", ratio=0.5, **UNIFORM).model
 
 
 def test_residuals_stand_beside_low_rank_layers_and_take_five_percent(model, compressed):

@@ -70,11 +70,14 @@ ATTACKS = {
     "ratio as a tensor": (lambda: compress(ratio=torch.tensor(0.5)), NUMBER),
     "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "above the budget"),
     "ratio 1e-9 for CoRS": (lambda: compress(ratio=1e-9), "budget"),
-    "no FLOPs": (lambda: compress(flops=0), "the flops of the whole network must be a positive number"),
-    "FLOPs as a text": (lambda: compress(flops="1e9"), "the flops of the whole network must be a positive number"),
-    "infinite parameters": (lambda: compress(params=float("inf")), "must be a positive number"),
-    "fewer parameters than others have": (lambda: compress(params=1), "cannot be met"),
-    "bounded twice": (lambda: compress(ratio=0.5, flops=1e6), "bounded twice"),
+    "no FLOPs": (lambda: compress(budget=facts.Budget(flops=0)), "the flops of a budget must be a positive number"),
+    "FLOPs as a text": (
+        lambda: compress(budget=facts.Budget(flops="1e9")),
+        "the flops of a budget must be a positive number",
+    ),
+    "infinite parameters": (lambda: compress(budget=facts.Budget(params=float("inf"))), "must be a positive number"),
+    "fewer parameters than others have": (lambda: compress(budget=facts.Budget(params=1)), "cannot be met"),
+    "bounded twice": (lambda: compress(ratio=0.5, budget=facts.Budget(flops=1e6)), "bounded twice"),
     "an unknown cost": (lambda: compress(cost="money"), "cost must be one of flops, params, latency"),
     "an unknown bound": (lambda: compress(bounds={"memory": 0.5}), "cost must be one of"),
     # methods
@@ -82,16 +85,17 @@ ATTACKS = {
     "an estimator's class": (lambda: compress(estimator=FACTS), r"a name or an instance: FACTS\(\), not FACTS"),
     "an unknown search": (lambda: compress(search="best"), "unknown search 'best'; choose one of"),
     "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
-    "precision as a text": (lambda: compress(precision="bfloat16"), "precision must be a type such as torch.bfloat16"),
-    "an integer precision": (lambda: compress(precision=torch.int8), "precision must be a type such as"),
-    "recover as a number": (lambda: compress(recover=3), r"recover must be a facts.Recovery, such as"),
-    "recovery without data": (lambda: compress(data=None, recover=facts.Recovery()), "recovery needs data"),
+    "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
+    "an integer precision": (lambda: facts.Execution(torch.int8), "precision must be a type such as"),
     # layers
     "a name for names": (lambda: compress(layers="grid"), r"given as a list of names: \['grid'\]"),
     "an unknown layer": (lambda: compress(layers=["grip"]), "no linear layer or 1x1 convolution is called grip"),
     "no layers": (lambda: compress(layers=[]), "has no layer to compress"),
     # places
-    "a file for the cache": (lambda: compress(cache=__file__), "cannot write to the folder .*choose another one"),
+    "a file for the cache": (
+        lambda: compress(execution=facts.Execution(cache=__file__)),
+        "cannot write to the folder .*choose another one",
+    ),
 }
 
 

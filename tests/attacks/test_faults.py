@@ -19,13 +19,13 @@ from tests.networks import image_batches, make_model
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 
 BATCHES = image_batches([8] * 4)
-RECOVERY = facts.Recovery(epochs=2, num_warmups=0, batch_size=4, views=False, save_every=3)
+RECOVERY = {"epochs": 2, "num_warmups": 0, "batch_size": 4, "views": False, "save_every": 3}
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 SIZES = (0, 1, 100, 1000, 3000, 10_000)  # bytes that a file may have
 
 
-def compressed(**options):
-    result = facts.compress(make_model(), BATCHES, ratio=0.5, **options)
+def compressed(cache, **options):
+    result = facts.compress(make_model(), BATCHES, ratio=0.5, execution=facts.Execution(cache=cache), **options)
     return content_key(result.model, result.plan)
 
 
@@ -38,7 +38,9 @@ def gfwsvd(folder, cell_config):
 
 
 def recovered(folder, cell_config):
-    return compressed(recover=RECOVERY, cache=folder / "cache")
+    result = facts.compress(make_model(), BATCHES, ratio=0.5, execution=facts.Execution(cache=folder / "cache"))
+    result = facts.recover(result, BATCHES, cache=folder / "cache", **RECOVERY)
+    return content_key(result.model, result.plan)
 
 
 def cell(folder, cell_config):

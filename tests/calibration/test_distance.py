@@ -16,7 +16,7 @@ BATCHES = image_batches([8] * 10)
 
 
 class Given(nn.Module):
-    """Outputs that were given, by the index of each sample."""
+    """Given outputs, by the index of each sample."""
 
     def __init__(self, outputs):
         super().__init__()
@@ -32,21 +32,21 @@ def compare(original, changed, error, sizes=(5, 1, 6)):
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (12, 3, 5)])
-def test_what_class_logits_tell(shape, monkeypatch):
-    """Against loops over samples; in chunks as for language models too."""
+def test_information_in_class_logits(shape, monkeypatch):
+    """Compared with loops over samples; in chunks as for language models too."""
     monkeypatch.setattr("facts.calibration.distance.KL_VALUES", 10)
     torch.manual_seed(0)
     original, changed = (3 * torch.randn(shape, dtype=torch.float64) for _ in range(2))
     rows, others = (logits.reshape(-1, 5).softmax(dim=1) for logits in (original, changed))
     mean = rows.mean(dim=0)
     error = sum(row @ (row / other).log() for row, other in zip(rows, others, strict=True))
-    told = sum(row @ (row / mean).log() for row in rows)
+    information = sum(row @ (row / mean).log() for row in rows)
     found = compare(original, changed, kl_divergence)
-    assert (found.mean, found.share) == pytest.approx((error.item() / 12, (error / told).item()))
+    assert (found.mean, found.share) == pytest.approx((error.item() / 12, (error / information).item()))
     assert found.num_samples == 12
 
 
-def test_outputs_that_do_not_depend_on_the_input_tell_nothing():
+def test_outputs_that_do_not_depend_on_the_input_lose_everything():
     torch.manual_seed(0)
     original = 3 * torch.randn(12, 5, dtype=torch.float64)
     constant = original.softmax(dim=1).mean(dim=0).log().expand(12, 5)
@@ -56,10 +56,9 @@ def test_outputs_that_do_not_depend_on_the_input_tell_nothing():
     assert compare(original, original, lambda first, second: (first - second).sum()).share is None
 
 
-@pytest.mark.parametrize(("share", "is_too_far"), [(0.0, False), (TOO_FAR, False), (0.21, True), (math.nan, True)])
-def test_too_far(share, is_too_far):
-    assert Distance(1.0, share, 8).is_too_far == is_too_far
-    assert not Distance(1.0, None, 8).is_too_far
+def test_too_far():
+    for share, is_too_far in ((0.0, False), (TOO_FAR, False), (0.21, True), (math.nan, True), (None, False)):
+        assert Distance(1.0, share, 8).is_too_far == is_too_far
 
 
 def test_the_result_says_how_far_its_outputs_are(caplog):
@@ -70,24 +69,21 @@ def test_the_result_says_how_far_its_outputs_are(caplog):
         expected = kl_divergence(model.eval()(images), result.model.eval()(images)).item() / 64
     assert result.summary.distance.mean == pytest.approx(expected)
     assert str(result.summary.distance) in str(result) and "64 samples: " in str(result)
-    assert result.summary.seconds["comparison"] > 0 and "of what they tell is lost" not in caplog.text
+    assert result.summary.seconds["comparison"] > 0 and "information is lost" not in caplog.text
 
 
-def test_a_budget_that_the_network_does_not_bear(caplog):
+def test_a_budget_that_is_too_small(caplog):
     with caplog.at_level(logging.WARNING):
         result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
     assert result.summary.distance.is_too_far
     options = (
         'try form="pivoted" (--form pivoted), search="cors_fisher" (--search cors_fisher), '
-        "recover=facts.Recovery(minutes=10) (--recover 10), or a larger budget"
+        "facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
     )
-    assert f"of what they tell is lost; {options}" in caplog.text and f"much is lost: {options}" in str(result)
+    assert f"information is lost; {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
 
 
 def test_advice_leaves_out_what_was_done():
     summary = facts.compress(make_model(), BATCHES, search="cors_fisher", form="pivoted").summary
-    assert summary.advice == "try recover=facts.Recovery(minutes=10) (--recover 10), or a larger budget"
-
-
-def test_without_data_nothing_is_compared():
-    assert facts.compress(make_model(), estimator="pela").summary.distance is None
+    assert summary.advice == "try facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
+    assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

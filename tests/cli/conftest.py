@@ -1,4 +1,6 @@
-"""A command line in this process, images in folders, and a language model in a folder."""
+"""A command line in this process, images in folders, and a compressed network in a folder."""
+
+import json
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -9,9 +11,13 @@ from tests.cli.pictures import write_images
 VIT = ("timm/test_vit", "--weights", "random", "--num-classes", "3", "--num-workers", "0")
 
 
+def saved(folder):
+    return json.loads((folder / "compression.json").read_text())
+
+
 @pytest.fixture
 def run():
-    """A function from arguments to what the command did. It asks for no traceback, and errors must be told in words."""
+    """A function from arguments to the result of the command. Errors must be printed without a traceback."""
 
     def call(*arguments: object, code: int = 0) -> Result:
         words = [str(argument) for argument in arguments]

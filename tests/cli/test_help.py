@@ -1,5 +1,6 @@
-"""What the command line says before it does anything: help, choices, completion, errors."""
+"""What the command line prints before it does anything: help, lists of choices, completion, errors."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,44 +9,54 @@ import pytest
 from typer.testing import CliRunner
 
 import facts
-from facts.cli import app
-from facts.cli.choices import ESTIMATORS, SEARCHES
-from facts.estimators import ESTIMATORS as ALL_ESTIMATORS
-from facts.search import SEARCHES as ALL_SEARCHES
+from facts.cli import app, options
+from facts.estimators import ESTIMATORS
+from facts.modules.forms import FORMS
+from facts.refit import REFITS
+from facts.search import SEARCHES
 
 COMMANDS = ("compress", "evaluate", "export", "inspect", "measure", "pareto", "list")
 FACTS = [sys.executable, "-c", "from facts.cli import app; app(prog_name='facts')"]
+KINDS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
 
 
 def completions(words: str) -> list[str]:
-    """What Bash would offer after these words."""
+    """Words that Bash would offer after these."""
     setting = {"_FACTS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
     return CliRunner().invoke(app, [], prog_name="facts", env=setting).output.split()
 
 
-def test_a_bare_command_prints_the_help():
-    result = CliRunner().invoke(app, [])
-    for command in COMMANDS:
-        assert command in result.output
-    assert "--install-completion" in result.output
-
-
-def test_version(run):
+def test_help_has_examples_and_explains_every_method(run):
+    text = CliRunner().invoke(app, []).output
+    assert all(command in text for command in COMMANDS) and "--install-completion" in text
     assert run("--version").output.strip() == facts.__version__
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_has_examples(run, command):
-    text = run(command, "--help").output
-    assert "Examples" in text
-    assert text.count(f"facts {command} ") >= 3  # usage, and at least two examples
-
-
-def test_the_help_explains_every_method_that_there_is(run):
-    assert (list(ESTIMATORS), list(SEARCHES)) == (list(ALL_ESTIMATORS), list(ALL_SEARCHES))
+    for command in COMMANDS:
+        text = run(command, "--help").output
+        assert "Examples" in text
+        assert text.count(f"facts {command} ") >= 3  # usage, and at least two examples
     text = run("compress", "--help").output
-    for name, explanation in (ESTIMATORS | SEARCHES).items():
+    for name, explanation in (options.ESTIMATORS | options.SEARCHES).items():
         assert f"{name}: {explanation[:20]}" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_of_methods(run, kind):
+    assert list(json.loads(run("list", kind, "--json").stdout)) == list(KINDS[kind])
+    first, *lines = run("list", kind).stdout.splitlines()
+    assert first.split() == ["name", "method"]
+    assert [line.split()[0] for line in lines] == list(KINDS[kind])
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_lists_of_models_with_the_tags_of_their_weights(run):
+    for part in ("vit_tiny_patch16_224", "vit_tiny*16_224", "timm/vit_tiny_patch16_224"):
+        found = json.loads(run("list", "models", part, "--json").stdout)
+        assert found == {"timm/vit_tiny_patch16_224": ["augreg_in21k_ft_in1k", "augreg_in21k"]}  # the default first
+    _, line = run("list", "models", "vit_tiny_patch16_224").stdout.splitlines()
+    assert line.split() == ["timm/vit_tiny_patch16_224", "augreg_in21k_ft_in1k,", "augreg_in21k"]
+    assert json.loads(run("list", "models", "maxvit_tiny_pm", "--json").stdout) == {"timm/maxvit_tiny_pm_256": []}
+    for kind in ("models", "estimators"):
+        assert f"none of the {kind} has 'qqqq' in its name" in run("list", kind, "qqqq", code=1).output
 
 
 def test_help_waits_for_no_large_library():
@@ -54,44 +65,39 @@ def test_help_waits_for_no_large_library():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_commands_options_and_methods_are_completed():
+def test_commands_options_methods_and_networks_are_completed():
     assert completions("facts ") == list(COMMANDS)
     assert "--latency-ms" in completions("facts compress --lat")
     assert completions("facts compress --estimator kfac_") == ["kfac_expand", "kfac_reduce"]
     assert completions("facts compress --search cors") == ["cors", "cors_fisher"]
     assert completions("facts pareto --searches uniform,mem") == ["uniform,memvit"]
-
-
-def test_networks_are_completed():
     assert completions("facts compress t") == ["timm/", "transformers/"]
     assert {"timm/test_vit", "timm/test_vit.r160_in1k"} <= {*completions("facts evaluate timm/test_vit")}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--estimator", "fact"], "'fact' is not one of 'aafm', 'asvd', 'facts'"),
-        (["--search", "core"], "'core' is not one of 'aafm', 'ars'"),
-        (["--ratio", "half"], "Invalid value for '--ratio'"),
-        (["--num-calibration", "0"], "should be greater than or equal to 1"),
-    ],
-)
-def test_arguments_that_are_wrong_in_themselves(run, arguments, message):
-    result = run("compress", "timm/test_vit", "--data", "photos", "--out", "vit", *arguments, code=2)
-    assert message in result.output
+def test_usage_errors(run):
+    network, places = ("timm/test_vit", "--data", "photos"), ("--out", "vit")
+    for command, arguments, message in (
+        ("compress", ("--estimator", "fact"), "'fact' is not one of "),
+        ("compress", ("--ratio", "half"), "Invalid value for '--ratio'"),
+        ("compress", ("--num-calibration", 0), "should be greater than or equal to 1"),
+        ("pareto", ("--estimators", "facts,fact"), "'fact' is none of "),
+        ("pareto", ("--ratios", "0.3,half"), "could not convert string to float: 'half'"),
+    ):
+        assert message in run(command, *network, *places, *arguments, code=2).output
 
 
 @pytest.mark.system
 def test_an_error_is_one_line_and_no_traceback(tmp_path):
-    """As a person sees it."""
-    command = [*FACTS, "inspect", str(tmp_path)]
-    environment = os.environ | {"COLUMNS": "40"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert result.returncode == 1
-    assert result.stdout == ""
+    result = subprocess.run(
+        [*FACTS, "inspect", str(tmp_path)], capture_output=True, text=True, env=os.environ | {"COLUMNS": "40"}
+    )
+    assert (result.returncode, result.stdout) == (1, "")
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert str(tmp_path) in line and "compression.json" in line
     assert "Traceback" not in result.stderr
+    with_traceback = CliRunner().invoke(app, ["--traceback", "inspect", str(tmp_path)])
+    assert isinstance(with_traceback.exception, FileNotFoundError)
 
 
 @pytest.mark.system
@@ -103,8 +109,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(compressed):
     result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert result.stderr == ""
-
-
-def test_a_traceback_where_one_is_asked_for(tmp_path):
-    result = CliRunner().invoke(app, ["--traceback", "inspect", str(tmp_path)])
-    assert isinstance(result.exception, FileNotFoundError)

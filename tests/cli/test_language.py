@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed: ma
 pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
 
 from experiments.mini.language import new_tokenizer
-from facts.cli.data import data_to_calibrate_on
+from facts.cli.data import task_of
 from facts.cli.models import build
 from tests.networks import make_causal_lm
 
@@ -50,20 +50,6 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
         assert figures["perplexity"] == pytest.approx(metrics["perplexity"][which], rel=1e-5)
 
 
-def test_texts_are_not_mixed(run, language_model, texts, tmp_path):
-    arguments = (
-        "compress",
-        language_model,
-        "--data",
-        texts / "train.txt",
-        *SIZES,
-        "--cutmix",
-        "--out",
-        tmp_path / "out",
-    )
-    assert "CutMix mixes images [N, C, H, W], alone or with class indices" in run(*arguments, code=1).output
-
-
 def test_measure(run, language_model, tmp_path):
     run("measure", language_model, "--sequence-length", 16, "--out", tmp_path / "board.json")
     times = json.loads((tmp_path / "board.json").read_text())
@@ -87,51 +73,34 @@ def test_without_another_text_nothing_is_evaluated(run, language_model, texts, t
     assert "not evaluated: give --evaluation-text" in result.output
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
+def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
+    (tmp_path / "short.txt").write_text("one two three four five six")
+    tokenizer = build(str(language_model), None, None, "cpu").tokenizer
+    one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
+    assert "perplexity" in run("evaluate", language_model, "--data", tmp_path / "short.txt", *one_window).output
+    for text, options, message in (
+        (texts / "train.txt", ("--cutmix",), "CutMix mixes images [N, C, H, W], alone or with class indices"),
         ("nowhere.txt", (), "nowhere.txt: give a file or hub:OWNER/DATASET/CONFIGURATION/SPLIT"),
-        ("test.txt", ("--num-calibration", 1000), "fewer than 1,000 to calibrate on and 16 more for searches: give a"),
-        ("test.txt", ("--num-calibration", 1000), "or a smaller --num-calibration or --sequence-length"),
-        (
-            "test.txt",
-            ("--sequence-length", 5000),
-            "not one window of 5,000: give a longer text, or a smaller --sequence",
-        ),
-    ],
-)
-def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path, text, options, message):
-    result = run(
-        "compress", language_model, "--data", texts / text, *SIZES, *options, "--out", tmp_path / "small", code=1
-    )
-    assert message in result.output
+        (texts / "test.txt", ("--num-calibration", 1000), "fewer than 1,000 to calibrate on and 16 more for searches"),
+        (texts / "test.txt", ("--sequence-length", 5000), "not one window of 5,000: give a longer text, or a smaller"),
+        (tmp_path / "short.txt", one_window, "has 1 windows of"),
+    ):
+        arguments = ("compress", language_model, "--data", text, *SIZES, *options, "--out", tmp_path / "small")
+        assert message in run(*arguments, code=1).output
 
 
 @pytest.mark.parametrize("length", [16, 128])
 def test_without_a_number_the_text_gives_as_much_as_it_has(language_model, texts, length):
     model = build(str(language_model), None, None, "cpu")
     data = str(texts / "train.txt")
-    task = data_to_calibrate_on(model, data, None, None, sequence_length=length)
+    task = task_of(model, data, None, None, sequence_length=length)
     available = len(task.tokens("training", model)) // length
     assert 2 < available < 272
     assert task.num_sensitivity == min(16, available // 2)
     assert task.num_sensitivity + task.num_calibration == available
     assert len(task.calibration(model)) == task.num_calibration
-    task = data_to_calibrate_on(model, data, None, 2, 1, sequence_length=length)
+    task = task_of(model, data, None, 2, 1, sequence_length=length)
     assert (task.num_calibration, task.num_sensitivity) == (2, 1)
-
-
-def test_a_single_window_is_enough_to_evaluate_and_not_to_compress(run, language_model, texts, tmp_path):
-    (tmp_path / "short.txt").write_text("one two three four five six")
-    num_tokens = len(
-        build(str(language_model), None, None, "cpu").tokenizer("one two three four five six")["input_ids"]
-    )
-    options = ("--data", tmp_path / "short.txt", "--sequence-length", num_tokens)
-    assert "perplexity" in run("evaluate", language_model, *options).output
-    result = run("compress", language_model, *options, "--out", tmp_path / "small", code=1)
-    assert "has 1 windows of" in result.output and "--num-calibration or --sequence-length" in result.output
-    result = run("evaluate", language_model, *options[:2], code=1)
-    assert "not one window of 2,048" in result.output and "--sequence-length" in result.output
 
 
 def test_random_weights_have_the_tokenizer_of_their_folder(run, language_model, texts, tmp_path):
@@ -141,19 +110,12 @@ def test_random_weights_have_the_tokenizer_of_their_folder(run, language_model, 
     assert "perplexity" in result.output
 
 
-def test_a_damaged_configuration(run, texts, tmp_path):
+def test_networks_that_are_not_whole(run, language_model, texts, tmp_path, monkeypatch):
+    data = ("--data", texts / "test.txt")
     (tmp_path / "config.json").write_text("{")
-    result = run("evaluate", tmp_path, "--data", texts / "test.txt", code=1)
-    assert "config.json is damaged" in result.output
-
-
-def test_a_folder_without_weights(run, language_model, texts, tmp_path):
+    assert "config.json is damaged" in run("evaluate", tmp_path, *data, code=1).output
     (tmp_path / "config.json").write_bytes((language_model / "config.json").read_bytes())
-    result = run("evaluate", tmp_path, "--data", texts / "test.txt", code=1)
+    result = run("evaluate", tmp_path, *data, code=1)
     assert "no checkpoint" in result.output and "model.safetensors" in result.output
-
-
-def test_transformers_is_missing(run, language_model, texts, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    result = run("evaluate", language_model, "--data", texts / "test.txt", code=1)
-    assert "pip install -e '.[llm]'" in result.output
+    assert "pip install -e '.[llm]'" in run("evaluate", language_model, *data, code=1).output

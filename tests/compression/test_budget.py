@@ -1,98 +1,139 @@
-"""Budgets as fractions of the layers, or as figures of the whole network."""
+"""Budgets as fractions of the layers' cost, as limits of the whole network, and as an error of the outputs."""
 
+import logging
 import math
 
 import pytest
 
 import facts
-from facts.compression.budget import Budget, ratio_of_layers
+from facts import Budget
+from facts.compression.budget import ratio_of_layers
 from facts.cost.timing import TimingPolicy
+from tests.networks import image_batches, make_vit
+
+OPTIONS = {"estimator": "svd_llm", "search": "uniform", "form": "plain"}
 
 
-def test_a_half_unless_something_else_is_given():
-    assert Budget.of() == Budget({"flops": 0.5}, {})
-    assert Budget.of(cost="params") == Budget({"params": 0.5}, {})
-    assert Budget.of(bounds={"params": 0.6}) == Budget({"params": 0.6}, {})
-    assert Budget.of(latency_ms=100) == Budget({}, {"latency": 0.1})
-    assert Budget.of(0.3, "flops", {"params": 0.6}, latency_ms=100) == Budget(
-        {"flops": 0.3, "params": 0.6}, {"latency": 0.1}
-    )
+def test_a_half_unless_something_else_is_bounded():
+    assert Budget.of() == Budget(ratios={"flops": 0.5})
+    assert Budget.of(cost="params") == Budget(ratios={"params": 0.5})
+    assert Budget.of(bounds={"params": 0.6}) == Budget(ratios={"params": 0.6})
+    limited = Budget(latency_ms=100)
+    assert limited.with_ratios(None) == limited and limited.limits == {"latency": 0.1}
+    both = limited.with_ratios(0.3, "flops", {"params": 0.6})
+    assert both == Budget(ratios={"flops": 0.3, "params": 0.6}, latency_ms=100)
+    assert Budget(error=0.1).with_ratios(None).ratios == {}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        (
-            {"ratio": 0.5, "bounds": {"flops": 0.6}},
-            r"flops is bounded twice, by ratio=0.5 and by bounds=\{'flops': 0.6\}",
-        ),
-        ({"ratio": 0.5, "cost": "bytes"}, "cost must be one of flops, params, latency, got 'bytes'"),
+        (lambda: Budget.of(0.5, bounds={"flops": 0.6}), "flops is bounded twice, by ratio=0.5 and by 0.6"),
+        (lambda: Budget.of(0.5, "bytes"), "cost must be one of flops, params, latency, got 'bytes'"),
         *(
-            ({"ratio": ratio}, rf"must lie in \(0, 1\], got {ratio} for flops")
-            for ratio in (0, 1.2, -1, math.nan, math.inf)
+            (lambda ratio=ratio: Budget.of(ratio), rf"must lie in \(0, 1\], got {ratio} for flops")
+            for ratio in (0, 1.2, -1, math.nan, True)
         ),
-        ({"bounds": {"params": 0}}, r"must lie in \(0, 1\], got 0 for params"),
-        ({"ratio": 0.5, "flops": 1e9}, r"flops is bounded twice, by a ratio of 0.5 and by 1e\+09: give it once"),
-        ({"params": -3}, "params of the whole network must be a positive number, got -3"),
-        ({"params": math.nan}, "must be a positive number, got nan"),
+        (lambda: Budget.of(bounds={"params": 0}), r"must lie in \(0, 1\], got 0 for params"),
+        (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
+        (lambda: Budget(params=-3), "the params of a budget must be a positive number, got -3"),
+        (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
+        (lambda: Budget(error=0.1).with_ratios(0.5), "error is a budget of its own: give no ratio"),
+        (lambda: Budget(error=0.1, params=1e3), "error is a budget of its own: give no ratio"),
+        (lambda: Budget(params=3, device_times="board.json"), "device_times predict a latency, but none is bounded"),
     ],
 )
-def test_what_cannot_be(arguments, message):
+def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
-        Budget.of(**arguments)
+        make()
 
 
 @pytest.mark.parametrize("name", ["flops", "params"])
-@pytest.mark.parametrize("share", [0.6, 0.75, 0.9, 0.999])
-def test_figures_of_the_whole_network_are_kept_to(model, batches, name, share):
-    """And used up: one rank more, in any layer, would be too much."""
+@pytest.mark.parametrize("share", [0.6, 0.9, 0.999])
+def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, share):
+    """One rank more, in any layer, would be too much."""
     whole = getattr(facts.count_cost(model, (3, 8, 8)), name)
     allowed = round(share * whole)
-    result = facts.compress(model, batches, search="cors", **{name: allowed})
-    assert getattr(result.summary.after, name) <= allowed
-    assert 0 <= result.summary.budget[name] - (allowed - (whole - sum_of_layers(result, name))) + 1 <= 1.001
+    summary = facts.compress(model, batches, search="cors", budget=Budget(**{name: allowed})).summary
+    before, after = getattr(summary.before, name), getattr(summary.after, name)
+    assert after <= allowed
+    rest = whole - (before - (after - summary.spent[name]))  # outside the layers
+    assert 0 <= summary.budget[name] - (allowed - rest) + 1 <= 1.001
 
 
-def sum_of_layers(result, name):
-    """What the layers cost dense, from the summary alone."""
-    before, after = getattr(result.summary.before, name), getattr(result.summary.after, name)
-    return before - (after - result.summary.spent[name])
-
-
-def test_several_figures_at_once(model, batches):
+def test_several_limits_at_once(model, batches):
     cost = facts.count_cost(model, (3, 8, 8))
-    after = facts.compress(model, batches, flops=0.9 * cost.flops, params=0.7 * cost.params).summary.after
+    after = facts.compress(
+        model, batches, budget=Budget(flops=0.9 * cost.flops, params=0.7 * cost.params)
+    ).summary.after
     assert after.flops <= 0.9 * cost.flops
     assert after.params <= 0.7 * cost.params
 
 
 def test_more_than_the_network_costs_leaves_it_as_it_is(model, batches):
-    result = facts.compress(model, batches, params=10**9)
-    assert set(result.plan.values()) == {None}
-    assert result.summary.after == result.summary.before
+    execution = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
+    for budget in (Budget(params=10**9), Budget(latency_ms=1e6)):
+        result = facts.compress(model, batches, budget=budget, execution=execution)
+        assert set(result.plan.values()) == {None}
+        assert result.summary.after == result.summary.before
 
 
-def test_latency_of_the_whole_network(model, batches):
-    """A limit far above what it takes changes nothing, one far below cannot be met, whatever the machine does."""
-    timing = TimingPolicy(num_turns=2, min_seconds=0)
-    assert set(facts.compress(model, batches, latency_ms=1e6, timing=timing).plan.values()) == {None}
+def test_limits_that_cannot_be_met(model, batches):
+    with pytest.raises(ValueError, match=r"params of 5 cannot be met: of the network's \d+, only \d+ belong to"):
+        facts.compress(model, batches, budget=Budget(params=5))
     with pytest.raises(ValueError, match="cannot be met; allow more than that"):
-        facts.compress(model, batches, latency_ms=1e-6, timing=timing)
-
-
-def test_less_than_the_rest_of_the_network_takes(model, batches):
-    with pytest.raises(
-        ValueError, match=r"params of 5 cannot be met: of the network's \d+ only \d+ are those of the layers"
-    ):
-        facts.compress(model, batches, params=5)
-
-
-def test_flops_that_nobody_knows(model):
-    with pytest.raises(ValueError, match="the network's FLOPs are not known: give input_shape"):
-        facts.compress(model, estimator="pela", flops=1000)
+        facts.compress(model, batches, budget=Budget(latency_ms=1e-6))
+    with pytest.raises(ValueError, match=r"the network's FLOPs are unknown: give calibration data, facts\.prepare"):
+        facts.compress(model, estimator="pela", budget=Budget(flops=1000))
 
 
 def test_ratio_of_layers_never_rounds_up():
     for allowed in range(101, 200):
         assert 100 + ratio_of_layers("params", allowed, 200, 100) * 100 <= allowed
     assert ratio_of_layers("params", 200, 200, 100) == 1
+
+
+class TestError:
+    @pytest.fixture
+    def model(self):
+        return make_vit()
+
+    @pytest.fixture
+    def batches(self, model):
+        return image_batches([16, 16], shape=(3, 16, 16))
+
+    @pytest.mark.parametrize("cost", ["flops", "params"])
+    def test_the_smallest_hundredth_is_found(self, model, batches, cost, caplog):
+        """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
+
+        def distance_at(ratio):
+            return facts.compress(model, batches, ratio=ratio, cost=cost, **OPTIONS).summary.distance.mean
+
+        error = distance_at(0.5) * 1.001
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            result = facts.compress(model, batches, budget=Budget(error=error), cost=cost, **OPTIONS)
+        assert sum("data pass" in message for message in caplog.messages) == 1
+        found = result.summary.bounds[cost]
+        assert result.summary.distance.mean == pytest.approx(distance_at(found))
+        assert result.summary.distance.mean <= error and found <= 0.5
+        assert distance_at(round(found - 0.01, 2)) > error
+
+    def test_samples_to_compare_on_can_be_given(self, model, batches):
+        others = image_batches([8], shape=(3, 16, 16), seed=5)
+        result = facts.compress(model, batches, sensitivity=others, budget=Budget(error=1e-3), **OPTIONS)
+        assert result.summary.distance.num_samples == 8
+        assert result.summary.distance.mean <= 1e-3
+
+    def test_ratios_without_a_plan_are_too_small(self, model, batches):
+        """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
+        result = facts.compress(model, batches, budget=Budget(error=10.0), search="cors", estimator="svd_llm")
+        assert result.summary.bounds["flops"] < 0.5
+
+    def test_refusals(self, model, batches):
+        with pytest.raises(ValueError, match='choose cost="flops" or "params", not latency'):
+            facts.compress(model, batches, budget=Budget(error=0.1), cost="latency")
+        with pytest.raises(ValueError, match=r"even with 99% of the flops, outputs are .* an error of more than 1e-12"):
+            facts.compress(model, batches, budget=Budget(error=1e-12), **OPTIONS)
+        with pytest.raises(ValueError, match="error compares outputs on calibration data: give some, or a ratio"):
+            facts.compress(model, estimator="pela", budget=Budget(error=0.1))

@@ -1,13 +1,19 @@
+"""`facts.compress` end to end on a small network: results, defaults, an untouched original, and refusals."""
+
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from torch import nn
 
 import facts
+from experiments.config import CONF
 from facts.calibration.data import FirstSamples
 from facts.calibration.selection import select_layers
-from facts.estimators import ASVD, ESTIMATORS, FACTS
+from facts.estimators import ASVD, ESTIMATORS, FACTS, GFWSVD
+from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.search import Uniform
 from tests.networks import LAYERS, UNIFORM, image_batches, make_model, relative_error
 
@@ -53,26 +59,16 @@ class TestResult:
         assert result.summary.seconds.keys() - {"calibration"} == stages  # PELA needs no pass
         assert result.model(batches[0][0]).shape == (3, 4)
 
-    @pytest.mark.parametrize("name", ESTIMATORS)
-    def test_ratio_one_leaves_everything_dense(self, model, batches, name):
-        result = facts.compress(model, batches, estimator=name, ratio=1)
+    def test_ratio_one_leaves_everything_dense(self, model, batches):
+        result = facts.compress(model, batches, ratio=1)
         assert result.plan == dict.fromkeys(LAYERS)
         assert result.summary.before == result.summary.after
         assert result.model is not model
         for images, _ in batches:
             assert result.model(images).equal(model(images))
 
-    def test_a_larger_ratio_is_a_smaller_error(self, batches):
-        """In the metric that is minimised, and close to the network itself at the largest rank."""
-        model, images = make_model(torch.float32), batches[0][0]
-        errors = [
-            relative_error(facts.compress(model, batches, estimator="svd_llm", ratio=r).model(images), model(images))
-            for r in (0.3, 0.95)
-        ]
-        assert errors[1] < errors[0]
-
     def test_weights_are_the_decomposition(self, model, batches):
-        """What `compress` does is what its parts do when called one by one."""
+        """`compress` gives what its parts give when called one by one."""
         estimator = FACTS()
         result = facts.compress(model, batches, estimator=estimator, ratio=0.5, **UNIFORM)
         moments = facts.moments.collect_moments(model, select_layers(model).layers, batches, estimator.moments)
@@ -82,50 +78,61 @@ class TestResult:
             small = result.model.get_submodule(name)
             assert relative_error(small.weight, left @ right) < 1e-5  # float32
 
-    def test_names_and_instances_are_the_same(self, model, batches):
+    def test_names_instances_and_prepared_networks_are_the_same(self, model, batches):
         first = facts.compress(model, batches, estimator="asvd", search="uniform")
-        second = facts.compress(model, batches, estimator=ASVD(), search=Uniform())
-        assert first.plan == second.plan
+        generator = (batch for batch in batches)
+        second = facts.compress(facts.prepare(model, generator), estimator=ASVD(), search=Uniform())
+        assert first.plan == second.plan and first.summary.before == second.summary.before
         assert first.model(batches[0][0]).equal(second.model(batches[0][0]))
-
-    def test_named_layers(self, model, batches):
-        result = facts.compress(model, batches, layers=["tokens", "head"], **UNIFORM)
-        assert list(result.plan) == ["tokens", "head"]
-        assert isinstance(result.model.head, facts.LowRankLinear)
-        assert isinstance(result.model.grid, nn.Linear)
 
     def test_no_data_for_a_method_without_data(self, model):
         result = facts.compress(model, estimator="pela")
         assert result.summary.before.flops is None
         assert result.summary.after.params < result.summary.before.params
-        assert facts.compress(model, estimator="pela", input_shape=(3, 8, 8)).summary.before.flops > 0
-
-    @pytest.mark.parametrize("name", ["facts", "svd_llm"])
-    def test_one_shot_generator(self, model, batches, name):
-        expected = facts.compress(model, batches, estimator=name)
-        result = facts.compress(model, (batch for batch in batches), estimator=name)
-        assert result.summary.before == expected.summary.before
-        assert result.model(batches[0][0]).equal(expected.model(batches[0][0]))
+        assert facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela").summary.before.flops > 0
 
     def test_bfloat16_pass(self, model, batches):
         """Half a percent a rounding moves the network by a few percent at most; the weights stay float32."""
         images = batches[0][0]
         exact = facts.compress(model, batches, ratio=0.8).model(images)
-        result = facts.compress(model, batches, ratio=0.8, precision=torch.bfloat16)
+        result = facts.compress(model, batches, ratio=0.8, execution=facts.Execution(torch.bfloat16))
         assert {parameter.dtype for parameter in result.model.parameters()} == {torch.float32}
         assert 0 < relative_error(result.model(images), exact) < 0.05
 
     def test_repairs_are_counted_by_layer(self, model, batches):
-        """One sample leaves SVD-LLM's factor of `vector` with rank one; the summary says so."""
+        """One sample leaves SVD-LLM's factor of `vector` with rank one."""
         result = facts.compress(model, [(batches[0][0][:1], batches[0][1][:1])], estimator="svd_llm")
         assert result.summary.repaired["vector"] == 1
         assert facts.compress(model, batches, estimator="facts").summary.repaired == {}
 
-    @pytest.mark.parametrize("cost", ["flops", "params"])
-    def test_both_costs(self, model, batches, cost):
-        assert (
-            facts.compress(model, batches, cost=cost, estimator="pela", **UNIFORM).plan["tokens"] == 2
-        )  # 12 * 10 // 22 // 2
+
+def own_loss(outputs, targets):
+    return outputs.square().sum()
+
+
+class TestDefaults:
+    def test_facts_cors_fisher_and_pivoted_layers(self, model, batches):
+        summary = facts.compress(model, batches).summary
+        assert summary.estimator.startswith("FACTS(") and summary.form == "pivoted"
+        assert summary.search.startswith("CoRSFisher(") and "labels='sampled'" in summary.search
+        assert facts.compress(model, estimator="pela").summary.search.startswith("Uniform(")
+
+    @pytest.mark.parametrize(
+        ("loss", "labels"), [(own_loss, "given"), (SampledLabels(summed_cross_entropy), "sampled")]
+    )
+    def test_labels_are_drawn_from_class_logits_alone(self, model, batches, loss, labels):
+        result = facts.compress(model, [images for images, _ in batches], loss=loss, ratio=0.6)
+        assert f"labels='{labels}'" in result.summary.search
+
+    def test_plain_layers_in_half_precision(self, model, batches):
+        half = facts.compress(model, batches, ratio=0.6, execution=facts.Execution(torch.bfloat16))
+        assert half.summary.form == "plain"
+        assert facts.compress(make_model(torch.bfloat16), estimator="pela", ratio=0.6).summary.form == "plain"
+
+    def test_experiments_name_the_paper_s_choices(self):
+        with initialize_config_dir(CONF, version_base="1.3"):
+            config = compose("config")
+        assert (config.form, config.search["_target_"]) == ("plain", "facts.search.Uniform")
 
 
 class TestOriginalIsUntouched:
@@ -181,122 +188,96 @@ class OnlyFirst(nn.Module):
         return self.first(x)
 
 
-class TestBadInput:
-    def test_unknown_estimator(self, model, batches):
-        with pytest.raises(ValueError, match=r"unknown estimator 'fact'; choose one of aafm, .*, svd_llm"):
-            facts.compress(model, batches, estimator="fact")
+class Mixing(nn.Module):
+    """`fc` sees five rows, whatever the number of samples."""
 
-    def test_unknown_search(self, model, batches):
-        with pytest.raises(ValueError, match=r"unknown search 'greedy'; choose one of aafm, .*, uniform"):
-            facts.compress(model, batches, search="greedy")
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(12, 12)
 
-    @pytest.mark.parametrize("budget", [{"ratio": 1.1}, {"cost": "macs"}, {"bounds": {"params": 2}}], ids=str)
-    def test_budget(self, model, batches, budget):
-        """What else can be wrong with one is in `test_budget.py`."""
-        with pytest.raises(ValueError, match=r"must lie in \(0, 1\], got|cost must be one of"):
-            facts.compress(model, batches, **budget)
+    def forward(self, x):
+        return self.fc(x[:-1].sum(dim=0, keepdim=True).expand(5, 12))[: len(x)]
 
-    def test_a_search_that_compares_outputs_without_data(self, model):
+
+def nan_for_one(outputs, targets):
+    return summed_cross_entropy(outputs, targets) * (math.nan if len(targets) == 1 else 1.0)
+
+
+class TestRefusals:
+    """Arguments that are wrong by themselves are in `tests/attacks`."""
+
+    DATA = ((torch.randn(3, 12), torch.tensor([0, 1, 2])),)
+
+    def test_without_data(self, model):
         with pytest.raises(ValueError, match="give calibration or sensitivity data"):
-            facts.compress(model, estimator="pela", search="cors", input_shape=(3, 8, 8))
-
-    def test_no_calibration(self, model):
+            facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela", search="cors")
         with pytest.raises(ValueError, match="FACTS needs calibration data"):
             facts.compress(model)
-
-    @pytest.mark.parametrize("empty", [list, lambda: iter(())], ids=["list", "generator"])
-    def test_empty_calibration(self, model, empty):
         with pytest.raises(ValueError, match="the calibration data is empty"):
-            facts.compress(model, empty())
+            facts.compress(model, iter(()))
 
-    @pytest.mark.parametrize("name", ["facts", "svd_llm"])
-    def test_layer_that_never_ran(self, name):
-        data = [(torch.randn(3, 12), torch.tensor([0, 1, 2]))]
-        with pytest.raises(ValueError, match="layers that never ran on the calibration data: second; leave them out"):
-            facts.compress(OnlyFirst(), data, estimator=name, layers=["first", "second"])
+    def test_arguments_of_a_prepared_network(self, model, batches):
+        for options in ({"calibration": batches}, {"layers": ["grid"]}, {"execution": facts.Execution()}):
+            with pytest.raises(ValueError, match=r"of a prepared network go to facts\.prepare"):
+                facts.compress(facts.prepare(model, batches), **options)
 
-    def test_layer_the_loss_does_not_depend_on(self):
-        data = [(torch.randn(3, 12), torch.tensor([0, 1, 2]))]
+    def test_layers_that_the_loss_does_not_reach(self):
+        for name in ("facts", "svd_llm"):
+            with pytest.raises(ValueError, match="layers that never ran on the calibration data: second; leave them"):
+                facts.compress(OnlyFirst(), self.DATA, estimator=name, layers=["first", "second"])
         with pytest.raises(ValueError, match="layer ignored ran, but the loss does not depend on it"):
-            facts.compress(OnlyFirst(), data, layers=["first", "ignored"], **UNIFORM)
-        result = facts.compress(OnlyFirst(), data, layers=["first", "ignored"], estimator="svd_llm", **UNIFORM)
+            facts.compress(OnlyFirst(), self.DATA, layers=["first", "ignored"], **UNIFORM)
+        result = facts.compress(OnlyFirst(), self.DATA, layers=["first", "ignored"], estimator="svd_llm", **UNIFORM)
         assert result.plan == {"first": 3, "ignored": 3}
+
+    def test_a_tensor_that_cannot_be_split_into_samples(self):
+        with pytest.raises(ValueError, match=r"layer fc sees a tensor of shape \[5, 12\] for a batch of 3 samples"):
+            facts.compress(Mixing(), self.DATA, layers=["fc"])
 
     @pytest.mark.parametrize("name", ["facts", "svd_llm"])
     @pytest.mark.parametrize("value", [math.nan, math.inf])
-    def test_nan_in_activations(self, model, batches, name, value):
+    def test_activations_that_are_not_finite(self, model, batches, name, value):
         batches[1][0][2, 0, 0, 0] = value
         with pytest.raises(ValueError, match="in the activations of layer grid, in calibration batch 1"):
             facts.compress(model, batches, estimator=name)
 
-    def test_nan_in_gradients(self, model, batches):
-        """The activations are fine; the loss is not."""
-
-        def loss(outputs, targets):
-            return facts.moments.losses.summed_cross_entropy(outputs, targets) * (
-                math.nan if len(targets) == 1 else 1.0
-            )
-
+    def test_other_values_that_are_not_finite(self, model, batches):
         with pytest.raises(ValueError, match="in the output gradients of layer vector, in calibration batch 2"):
-            facts.compress(model, batches, loss=loss)
-
-    def test_nan_in_the_weights_of_a_method_without_data(self, model):
+            facts.compress(model, batches, loss=nan_for_one)
+        overflowing = [(1e25 * images, labels) for images, labels in batches]
+        with pytest.raises(ValueError, match="layer grid cannot be decomposed by SVDLLM: the factor holds NaN"):
+            facts.compress(model, overflowing, estimator="svd_llm")
         model.tokens.weight.data[0, 0] = math.nan
         with pytest.raises(ValueError, match="layer tokens cannot be decomposed by PELA"):
             facts.compress(model, estimator="pela")
 
-    def test_factor_that_is_not_finite_names_the_layer(self, model, batches):
-        """Finite activations whose squares overflow."""
-        overflowing = [(1e25 * images, labels) for images, labels in batches]
-        with pytest.raises(ValueError, match="layer grid cannot be decomposed by SVDLLM: the factor holds NaN"):
-            facts.compress(model, overflowing, estimator="svd_llm")
-
-    def test_tensor_that_cannot_be_split_into_samples(self):
-        class Mixing(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.fc = nn.Linear(12, 12)
-
-            def forward(self, x):
-                return self.fc(x[:-1].sum(dim=0, keepdim=True).expand(5, 12))[: len(x)]
-
-        data = [(torch.randn(3, 12), torch.tensor([0, 1, 2]))]
-        with pytest.raises(ValueError, match=r"layer fc sees a tensor of shape \[5, 12\] for a batch of 3 samples"):
-            facts.compress(Mixing(), data, layers=["fc"])
-
-    @pytest.mark.parametrize(
-        ("inputs", "grads", "weight", "message"),
-        [
-            ((3, 4, 5), (3, 5, 2), None, r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] must agree"),
-            ((3, 4, 5), (3, 4, 2), (5, 2), r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"),
-        ],
-    )
-    def test_shapes_of_estimate_factors(self, inputs, grads, weight, message):
-        weight = None if weight is None else torch.zeros(weight)
-        with pytest.raises(ValueError, match=message):
-            facts.estimate_factors("facts", torch.zeros(inputs), torch.zeros(grads), weight)
-
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [
-            ("facts", {"shrinkage_row": 1.5}),
-            ("facts", {"grad_clip": 0}),
-            ("facts", {"normalize": "layer"}),
-            ("facts", {"shrinkage": 0.1}),
-            ("gfwsvd", {"group_size": 0}),
-            ("gfwsvd", {"store": "tape"}),
-            ("asvd", {"alpha": -1}),
-            ("flar", {"covariance_shrinkage": "oas"}),
-            ("fwsvd", {"exponent": "two"}),
-        ],
-    )
-    def test_options_out_of_range(self, name, options):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            ESTIMATORS[name](**options)
+    def test_shapes_and_options_of_estimators(self):
+        inputs, grads = torch.zeros(3, 4, 5), torch.zeros(3, 4, 2)
+        with pytest.raises(ValueError, match=r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] must agree"):
+            facts.estimate_factors("facts", inputs, torch.zeros(3, 5, 2))
+        with pytest.raises(ValueError, match=r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"):
+            facts.estimate_factors("facts", inputs, grads, torch.zeros(5, 2))
+        for options in ({"shrinkage_row": 1.5}, {"grad_clip": 0}, {"normalize": "layer"}, {"shrinkage": 0.1}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                FACTS(**options)
 
 
-def test_outputs_are_compared_on_the_first_samples_unless_data_are_given():
+def test_outputs_are_compared_on_the_first_samples():
     batches = image_batches([200, 200, 200, 200], dtype=torch.float32)
     first = FirstSamples(batches, num_samples=512)
     assert [len(labels) for _, labels in first] == [200, 200, 200]
     assert next(iter(first))[0] is batches[0][0]  # again from the start
+
+
+def test_of_two_that_decompose_at_once_the_second_waits(tmp_path, monkeypatch):
+    """GFWSVD's gradients, which the first deletes, would be missing otherwise."""
+    calls, factors, estimator = [], GFWSVD.factors, GFWSVD()
+    monkeypatch.setattr(GFWSVD, "factors", lambda self, moments: calls.append(1) or factors(self, moments))
+    execution = facts.Execution(cache=tmp_path)
+    prepared = [facts.prepare(make_model(), image_batches([3, 3]), execution=execution) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda calibration: calibration.decompositions(estimator), prepared)
+    assert len(calls) == len(LAYERS)
+    for name in LAYERS:
+        assert torch.equal(first[name].left, second[name].left)
+        assert torch.equal(first[name].energies, second[name].energies)

@@ -1,13 +1,11 @@
-"""Points of several methods: as many as asked for, from one data pass, each as if compressed alone, and kept."""
+"""Comparisons: each point is what `compress` gives, from one data pass, and is kept in a file."""
 
 import pandas as pd
 import pytest
 import torch
 
 import facts
-from facts.compression.pareto import pareto
-from facts.compression.pareto_table import efficient
-from facts.cost.timing import TimingPolicy
+from facts.compression.pareto import efficient, pareto
 from facts.estimators import FACTS
 from tests.networks import EveryShape
 
@@ -33,7 +31,7 @@ def model():
 
 @pytest.fixture
 def evaluate(batches):
-    """The mean logit, and how often it was asked for."""
+    """The mean logit; `count` holds the number of calls."""
 
     def call(network):
         call.count += 1
@@ -60,10 +58,11 @@ def test_each_point_is_what_compress_gives(model, batches, evaluate):
     assert points.latency_ms.isna().all()
 
 
-def test_all_estimators_share_one_data_pass(model, batches, evaluate):
-    estimators = ("facts", "kfac_expand", "shampoo2", "svd_llm", "fwsvd")
-    pareto(model, batches, evaluate, estimators=estimators, ratios=(0.5,), searches=("uniform",), forms=("plain",))
+def test_all_estimators_and_forms_share_one_data_pass(model, batches, evaluate):
+    methods = {"estimators": ("facts", "kfac_expand", "svd_llm"), "forms": ("plain", "pivoted")}
+    points = pareto(model, batches, evaluate, **methods, searches=("uniform",), ratios=(0.5,))
     assert Counting.passes == len(batches)
+    assert points.form.tolist() == ["original"] + 3 * ["plain", "pivoted"]
 
 
 def test_points_are_kept_when_killed_and_not_computed_again(model, batches, evaluate, tmp_path):
@@ -72,7 +71,7 @@ def test_points_are_kept_when_killed_and_not_computed_again(model, batches, eval
             raise KeyboardInterrupt
         return evaluate(network)
 
-    kept = {"file": tmp_path / "points.csv", "cache": tmp_path / "cache"}
+    kept = {"file": tmp_path / "points.csv", "execution": facts.Execution(cache=tmp_path / "cache")}
     with pytest.raises(KeyboardInterrupt):
         pareto(model, batches, killed, **METHODS, **kept)
     before = pd.read_csv(kept["file"])
@@ -86,7 +85,7 @@ def test_points_are_kept_when_killed_and_not_computed_again(model, batches, eval
     pd.testing.assert_frame_equal(again, points, check_dtype=False)
 
 
-def test_other_settings_are_other_points_beside_the_older_ones(model, batches, evaluate, tmp_path):
+def test_other_settings_make_new_rows_next_to_the_older_ones(model, batches, evaluate, tmp_path):
     kept = {"file": tmp_path / "points.csv", "ratios": (0.5,)}
     pareto(model, batches, evaluate, **kept)
     for change in ({"cost": "params"}, {"evaluation_key": "other"}, {"estimators": [FACTS(shrinkage_row=0.2)]}):
@@ -115,70 +114,34 @@ class Reading:
 
 
 def test_data_without_a_key_are_read_once(model, batches, evaluate):
-    calibration, sensitivity = Reading(batches), Reading(batches[:2])
+    calibration, sensitivity = Reading(batches), Reading([images for images, _ in batches[:2]])
     pareto(model, calibration, evaluate, **METHODS, sensitivity=sensitivity)
     assert (calibration.count, sensitivity.count) == (3, 2)
 
 
-@pytest.mark.parametrize("cache", [None, "cache"])
-def test_a_loss_without_a_name_is_refused_before_any_work(model, batches, evaluate, tmp_path, cache):
-    with pytest.raises(ValueError, match="pareto keeps moments between methods: give loss= as a function at the top"):
-        pareto(model, batches, evaluate, loss=lambda outputs, targets: outputs.sum(), cache=cache and tmp_path / cache)
-    assert Counting.passes == 0
-
-
-def test_latency_is_measured_where_it_is_the_cost(model, batches, evaluate):
-    quick = TimingPolicy(num_turns=2, min_seconds=0)
-    points = pareto(model, batches, evaluate, estimators=("pela",), ratios=(1.0,), cost="latency", timing=quick)
-    assert (points.latency_ms > 0).all()
-
-
-def test_images_without_labels_are_enough(model, batches, evaluate):
-    points = pareto(model, [images for images, _ in batches], evaluate, ratios=(0.5,))
-    assert list(points.estimator) == ["original", "facts"]
-
-
 def test_a_method_that_fails_does_not_stop_the_others(model, batches, evaluate, caplog):
-    points = pareto(
-        model,
-        batches,
-        evaluate,
-        estimators=("pela",),
-        searches=("cors", "uniform"),
-        ratios=(1e-6, 0.5),
-        forms=("plain",),
-    )
-    assert {(search, ratio) for search, ratio in zip(points.search, points.ratio, strict=True)} >= {("cors", 0.5)}
-    assert ("cors", 1e-6) not in {*zip(points.search, points.ratio, strict=True)}
+    methods = {"estimators": ("pela",), "searches": ("cors", "uniform"), "forms": ("plain",)}
+    points = pareto(model, batches, evaluate, **methods, ratios=(1e-6, 0.5))
+    found = {*zip(points.search, points.ratio, strict=True)}
+    assert ("cors", 0.5) in found and ("cors", 1e-6) not in found
     assert "pela, cors, plain, 1e-06: " in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_arguments_are_refused_before_any_work(model, batches, evaluate, tmp_path):
+    other = tmp_path / "points.csv"
+    other.write_text("a,b\n1,2\n")
+    for options, message in (
         ({"estimators": ("fact",)}, "unknown estimator 'fact'"),
         ({"searches": ("core",)}, "unknown search 'core'"),
+        ({"forms": ("sparse",)}, "form must be one of plain, pivoted, got 'sparse'"),
         ({"ratios": (0.5, 1.5)}, r"must lie in \(0, 1\], got 1.5"),
-        ({"cost": "joules"}, "cost must be one of flops, params, latency, got 'joules'"),
-    ],
-)
-def test_wrong_arguments_are_told_before_any_work(model, batches, evaluate, options, message):
-    with pytest.raises(ValueError, match=message):
-        pareto(model, batches, evaluate, **options)
-    assert (Counting.passes, evaluate.count) == (0, 0)
-
-
-def test_no_data(model, evaluate):
-    with pytest.raises(ValueError, match="calibration data is empty"):
-        pareto(model, [], evaluate)
-
-
-def test_a_file_of_another_kind_is_left_alone(model, batches, evaluate, tmp_path):
-    file = tmp_path / "points.csv"
-    file.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is no table of this kind"):
-        pareto(model, batches, evaluate, file=file)
-    assert file.read_text() == "a,b\n1,2\n"
+        ({"loss": lambda outputs, targets: outputs.sum()}, "loss= to have a name of its own"),
+        ({"file": other}, "is no table of this kind"),
+        ({"calibration": []}, "calibration data is empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pareto(model, **{"calibration": batches, "evaluate": evaluate} | options)
+    assert (Counting.passes, evaluate.count, other.read_text()) == (0, 0, "a,b\n1,2\n")
 
 
 def test_efficient_points_are_beaten_by_none():

@@ -55,17 +55,13 @@ def test_published_gflops(compressed, name, column):
     assert f"{counted / 1e9:.2f}" == f"{PUBLISHED[name][column]:.2f}"
     assert result.summary.after.flops == counted
     assert f"{result.summary.before.flops / 1e9:.2f}" == f"{PUBLISHED[name][0]:.2f}"
+    assert len(result.plan) == NUM_LAYERS.get(name, len(result.plan))
 
 
 @pytest.mark.parametrize(("name", "millions"), [("DeiT-B distilled", "87.3"), ("MambaVision-B", "97.69")])
 def test_published_parameters(networks, name, millions):
     params = facts.count_cost(networks[name], IMAGE).params / 1e6
     assert f"{params:.{len(millions.partition('.')[2])}f}" == millions
-
-
-@pytest.mark.parametrize(("name", "expected"), NUM_LAYERS.items())
-def test_published_numbers_of_layers(compressed, name, expected):
-    assert len(compressed(name, 0.5).plan) == expected
 
 
 @pytest.mark.parametrize("name", ["DeiT-B distilled", "DeiT-B plain"])
@@ -118,13 +114,6 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-def test_batch_axis_multiplies_operations():
-    model = make_swin(torch.float32)
-    one, four = (facts.count_cost(model, shape) for shape in ((3, 16, 16), (4, 3, 16, 16)))
-    assert four.flops == 4 * one.flops
-    assert four.params == one.params
-
-
 def test_low_rank_layer():
     layer = facts.LowRankLinear(torch.ones(7, 3), torch.ones(3, 5), torch.ones(7))
     for rule in ("paper", "full"):
@@ -138,11 +127,8 @@ def test_counting_leaves_the_network_alone():
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
     assert all(math.isfinite(parameter.sum().item()) for parameter in model.parameters())
-
-
-def test_unknown_rule():
     with pytest.raises(ValueError, match="rule must be 'paper' or 'full', got 'fvcore'"):
-        facts.count_cost(nn.Linear(2, 2), (1, 2), rule="fvcore")
+        facts.count_cost(model, IMAGE, rule="fvcore")
 
 
 def test_transposed_convolutions_are_counted_as_pytorch_counts_them():

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 import facts
+from facts.calibration.execution import DEFAULT_EXECUTION
 from facts.cost.latency import Shape, measured_ranks
 from facts.cost.predicted import LinearModel, PredictedLatency
 from facts.modules.forms import FORMS
 from facts.search import Uniform
 from facts.search.base import SearchResult
 
-SETTINGS = {"estimator": "pela", "search": "uniform", "input_shape": (1, 64)}
+SETTINGS = {"estimator": "pela", "search": "uniform"}
 PER_WEIGHT, PER_PRODUCT = 1e-6, 1e-5
 
 
@@ -55,12 +56,18 @@ def test_what_is_measured_comes_back_from_its_file(tmp_path):
     assert times.dense > times.layers[0].dense > 0 and len(times.layers[0].by_rank) == 5
 
 
-@pytest.mark.parametrize("bound", [{"latency_ms": 5.0}, {"ratio": 0.6, "cost": "latency"}])
-def test_ranks_are_allotted_by_it_and_nothing_is_measured(measured, monkeypatch, tmp_path, bound):
+def compress(times, layers=None, latency_ms=None, shape=(1, 64), execution=DEFAULT_EXECUTION, **options):
+    prepared = facts.prepare(Net(), input_shape=shape, layers=layers, execution=execution)
+    budget = facts.Budget(latency_ms=latency_ms, device_times=times, ratios={} if latency_ms else {"latency": 0.8})
+    return facts.compress(prepared, **SETTINGS | options, budget=budget)
+
+
+@pytest.mark.parametrize("latency_ms", [5.0, None])
+def test_ranks_are_allocated_by_them_and_nothing_is_measured(measured, monkeypatch, tmp_path, latency_ms):
     measured.write(tmp_path / "board.json")
     for name in ("facts.cost.latency.module_seconds", "facts.compression.allocation.batch_seconds"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("measured"))
-    result = facts.compress(Net(), **SETTINGS, **bound, device_times=tmp_path / "board.json")
+    result = compress(tmp_path / "board.json", latency_ms=latency_ms)
     found = result.summary.latency
     assert 0.95 * found["allowed"] < found["predicted"] <= found["allowed"] < found["dense"] == measured.dense
     ranks = [rank for rank in result.plan.values() if rank]
@@ -85,9 +92,9 @@ def test_layers_of_other_sizes_by_a_linear_model(form):
 
 def test_a_layer_that_was_not_measured_is_named(measured, caplog):
     with caplog.at_level(logging.WARNING):
-        result = facts.compress(Net(), **SETTINGS, layers=["0", "4"], ratio=0.8, cost="latency", device_times=measured)
+        latency = compress(measured, layers=["0", "4"]).summary.latency
     assert "not measured on a board, so predicted by size: 4" in caplog.text
-    assert 0 < result.summary.latency["predicted"] <= result.summary.latency["allowed"]
+    assert 0 < latency["predicted"] <= latency["allowed"]
 
 
 def test_times_at_measured_ranks_are_those_measured(measured):
@@ -97,39 +104,27 @@ def test_times_at_measured_ranks_are_those_measured(measured):
     assert table.seconds("0", None) == layer.dense
 
 
-def test_a_budget_that_is_missed_is_an_error_since_nothing_is_measured(measured, monkeypatch):
-    def dense(search, problem):
-        return SearchResult(dict.fromkeys(problem.layers))
-
-    monkeypatch.setattr(Uniform, "allocate", dense)
+def test_a_missed_budget_is_an_error_since_nothing_is_measured(measured, monkeypatch):
+    monkeypatch.setattr(Uniform, "allocate", lambda search, problem: SearchResult(dict.fromkeys(problem.layers)))
     with pytest.raises(ValueError, match="Uniform ends above the budget: latency of the compressed layers would be"):
-        facts.compress(Net(), **SETTINGS, ratio=0.6, cost="latency", device_times=measured)
+        compress(measured)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"latency_ms": 5, "form": "plain"}, "of a board are of form pivoted, and plain is asked for"),
-        ({"latency_ms": 5, "form": "pivoted", "precision": torch.bfloat16}, "of precision float32, and bfloat16 is"),
-        ({"latency_ms": 5, "input_shape": (2, 7, 64)}, "are of Net .* not of this network .*: measure this one there"),
-        ({"ratio": 0.5}, "device_times predict a latency, and none is bounded: give latency_ms or cost='latency'"),
-    ],
-)
-def test_times_of_something_else(measured, options, words):
-    with pytest.raises(ValueError, match=words):
-        facts.compress(Net(), **SETTINGS | options, device_times=measured)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"device": "a board"}', '{"layers": NaN}'])
-def test_other_files(tmp_path, text):
-    (tmp_path / "board.json").write_text(text)
-    with pytest.raises(ValueError, match=r"board.json is no file of `facts measure` \(.*\): measure again"):
-        facts.compress(Net(), **SETTINGS, latency_ms=5, device_times=tmp_path / "board.json")
+def test_times_of_something_else_are_refused(measured, tmp_path):
+    half = facts.Execution(torch.bfloat16)
+    for options, words in (
+        ({"form": "plain"}, "of a board are of form pivoted, and plain is asked for"),
+        ({"form": "pivoted", "execution": half}, "of precision float32, and bfloat16 is"),
+        ({"shape": (2, 7, 64)}, "are of Net .* not of this network .*: measure this one there"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            compress(measured, latency_ms=5, **options)
+    for text in ("", "[]", '{"device": "a board"}', '{"layers": NaN}'):
+        (tmp_path / "board.json").write_text(text)
+        with pytest.raises(ValueError, match=r"board.json is no file of `facts measure` \(.*\): measure again"):
+            compress(tmp_path / "board.json")
     with pytest.raises(FileNotFoundError, match="absent"):
-        facts.compress(Net(), **SETTINGS, latency_ms=5, device_times=tmp_path / "absent.json")
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"num_turns": 0}])
-def test_nothing_to_measure(options):
-    with pytest.raises(ValueError, match="batch_size and num_turns must be at least 1"):
-        facts.measure(Net(), (1, 64), **options)
+        compress(tmp_path / "absent.json")
+    for options in ({"batch_size": 0}, {"num_turns": 0}):
+        with pytest.raises(ValueError, match="batch_size and num_turns must be at least 1"):
+            facts.measure(Net(), (1, 64), **options)

@@ -1,3 +1,5 @@
+"""Timing of functions that take turns."""
+
 import time
 from dataclasses import replace
 from functools import partial
@@ -8,14 +10,11 @@ from pydantic import ValidationError
 from facts.cost.timing import Timing, TimingPolicy
 
 
-def test_the_median_and_the_spread_of_turns():
+def test_median_spread_and_ratio_of_turns():
+    """In the last turn of the ratio the machine slows down tenfold, and both with it."""
     timing = Timing((1.0, 2.0, 3.0, 4.0, 100.0))
     assert timing.median == 3
     assert timing.spread == pytest.approx((4 - 2) / 3)
-
-
-def test_a_ratio_is_that_of_the_same_turns():
-    """The machine slows down tenfold in the last turn, and both with it."""
     assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
     assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
 
@@ -30,15 +29,11 @@ def test_functions_take_turns():
     replace(policy, min_seconds=0.001).times({name: partial(calls.append, name) for name in "ab"})
     turns = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
     assert "".join(turns) == "abababab" and len(calls) > 100
-
-
-def test_times_are_those_of_a_call():
-    """A sleep takes at least as long as it says."""
     (timing,) = TimingPolicy(num_turns=2, min_seconds=0).times({"sleep": partial(time.sleep, 0.02)}).values()
     assert min(timing.seconds) >= 0.02
 
 
 @pytest.mark.parametrize("field", [{"num_turns": 1}, {"num_warmups": -1}, {"min_seconds": -1}, {"surprise": 1}])
-def test_bad_fields_are_refused_by_name(field):
+def test_fields_out_of_range(field):
     with pytest.raises(ValidationError, match=next(iter(field))):
         TimingPolicy(**field)

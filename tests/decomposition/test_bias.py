@@ -69,7 +69,9 @@ def test_a_diagonal_factor_says_nothing_of_means():
 def test_the_output_of_the_mean_is_kept(estimator, form):
     """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
     model, batches = make_model(), image_batches([8] * 8)
-    result = facts.compress(model, batches, estimator=estimator, search="uniform", form=form, ratio=0.4, fit_bias=True)
+    result = facts.compress(
+        facts.prepare(model, batches, fit_bias=True), estimator=estimator, search="uniform", form=form, ratio=0.4
+    )
     plain_means = estimator in {"aafm", "asvd", "fwsvd", "svd_llm", "kfac_expand"}
     inputs = {}
     hooks = [
@@ -110,7 +112,9 @@ def test_aafm_gives_the_outputs_of_least_squared_error(bias, components):
 
 
 def test_without_data_nothing_changes():
-    plain, fitted = (facts.compress(make_model(), estimator="pela", ratio=0.4, fit_bias=fit) for fit in (False, True))
+    plain, fitted = (
+        facts.compress(facts.prepare(make_model(), fit_bias=fit), estimator="pela", ratio=0.4) for fit in (False, True)
+    )
     pairs = zip(plain.model.parameters(), fitted.model.parameters(), strict=True)
     assert all(first.equal(second) for first, second in pairs)
 
@@ -124,7 +128,7 @@ def test_searches_see_the_bias(search):
     )
     search = QUICK.get(search, search)
     options = {"estimator": "svd_llm", "search": search, "ratio": 0.4, "form": "plain"}
-    results = [facts.compress(model, batches, fit_bias=fit, **options) for fit in (False, True)]
+    results = [facts.compress(facts.prepare(model, batches, fit_bias=fit), **options) for fit in (False, True)]
     images = batches[0][0]
     with torch.no_grad():
         errors = [(result.model.eval()(images) - model.eval()(images)).norm() for result in results]
@@ -138,9 +142,14 @@ def test_searches_see_the_bias(search):
 def test_the_cache_distinguishes_them(tmp_path):
     batches = image_batches([8] * 4)
     options = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.4}
-    alone = {fit: facts.compress(make_model(), batches, fit_bias=fit, **options).model for fit in (False, True)}
+    alone = {
+        fit: facts.compress(facts.prepare(make_model(), batches, fit_bias=fit), **options).model
+        for fit in (False, True)
+    }
     for fit in (False, True, True, False):
-        model = facts.compress(make_model(), batches, cache=tmp_path, fit_bias=fit, **options).model
+        model = facts.compress(
+            facts.prepare(make_model(), batches, execution=facts.Execution(cache=tmp_path), fit_bias=fit), **options
+        ).model
         for first, second in zip(alone[fit].parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(first, second)
     assert not alone[False].tokens.bias.equal(alone[True].tokens.bias)
@@ -151,7 +160,9 @@ def test_a_layer_without_a_bias_is_not_centred():
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False), nn.Linear(10, 4, bias=False)).double()
     batches = image_batches([16] * 4)
     results = [
-        facts.compress(model, batches, estimator="svd_llm", search="uniform", layers=["1"], ratio=0.4, fit_bias=fit)
+        facts.compress(
+            facts.prepare(model, batches, layers=["1"], fit_bias=fit), estimator="svd_llm", search="uniform", ratio=0.4
+        )
         for fit in (False, True)
     ]
     first, second = (result.model[1].weight for result in results)

@@ -44,14 +44,16 @@ def test_training_compression_and_evaluation(task, network):
     outcome = finetune(network, network, task, Finetuning(num_epochs=1, learning_rate=1e-4, alpha=0.0))
     assert outcome.losses[0] > 0
     result = facts.compress(
-        network,
-        task.calibration(network),
+        facts.prepare(
+            network,
+            task.calibration(network),
+            loss=task.loss,
+            output_error=task.output_error,
+            input_shape=task.input_shape(network),
+        ),
         search="cors",
         ratio=0.6,
         sensitivity=task.sensitivity(network),
-        loss=task.loss,
-        output_error=task.output_error,
-        input_shape=task.input_shape(network),
     )
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.summary.after.flops < result.summary.before.flops

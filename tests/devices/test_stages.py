@@ -109,7 +109,11 @@ def test_an_estimator(name, form, tmp_path):
     def work(model):
         cache = tmp_path / str(model_is_there(model))
         first, again = (
-            values(facts.compress(model, BATCHES, estimator=name, search="uniform", form=form, cache=cache).model)
+            values(
+                facts.compress(
+                    model, BATCHES, estimator=name, search="uniform", form=form, execution=facts.Execution(cache=cache)
+                ).model
+            )
             for _ in range(2)
         )
         assert_alike(first, again)
@@ -136,7 +140,7 @@ def test_a_policy_of_memory(policy):
     batches = image_batches([4, 4], shape=(3, 16, 16))
 
     def work(model):
-        return values(facts.compress(model, batches, ratio=0.6, memory=policy).model)
+        return values(facts.compress(model, batches, ratio=0.6, execution=facts.Execution(memory=policy)).model)
 
     assert_alike(*on_both(work, make_vit))
 
@@ -164,7 +168,9 @@ def test_pivots_by_qr():
 
 
 def test_fitted_biases():
-    assert_alike(*on_both(lambda model: values(facts.compress(model, BATCHES, fit_bias=True).model), make_model))
+    assert_alike(
+        *on_both(lambda model: values(facts.compress(facts.prepare(model, BATCHES, fit_bias=True)).model), make_model)
+    )
 
 
 def test_recovery(tmp_path):

@@ -85,7 +85,9 @@ def test_the_product_keeps_the_trace_of_the_token_local_fisher(number, options):
 def test_decompositions_differ_by_iteration_and_are_the_same_from_the_cache(tmp_path):
     model, batches = make_model(), image_batches([4])
     results = [
-        facts.compress(model, batches, estimator=FACTS(num_iterations=number), cache=tmp_path)
+        facts.compress(
+            model, batches, estimator=FACTS(num_iterations=number), execution=facts.Execution(cache=tmp_path)
+        )
         for number in (1, 2, 3, 2)
     ]
     alone = facts.compress(model, batches, estimator=FACTS(num_iterations=3))

@@ -1,20 +1,15 @@
 """The examples run, and show what they say."""
 
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import timm
 from PIL import Image
 from safetensors.torch import load_file
 
-import facts
 from experiments.instantiation import instantiate
 from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
@@ -83,33 +78,6 @@ def test_a_language_model(main, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "docs/methods.md").read_text())
     assert len(numbers(r"perplexity ([\d.]+)", main("compress_language_model.py", text=text, length=32))) == 2
-
-
-def test_the_plot_of_a_comparison_from_the_command_line(tmp_path):
-    """As a reader would run it, in a process of its own."""
-    command = [sys.executable, EXAMPLES / "pareto_plot.py", "--out", "curves"]
-    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    points = pd.read_csv(tmp_path / "curves/points.csv")
-    top1 = points.pivot(index="ratio", columns="search", values="top1").drop(index=1.0)
-    assert len(top1) == 5 and top1.uniform.is_monotonic_increasing and top1.cors_fisher.is_monotonic_increasing
-    assert top1.cors_fisher[0.2] > top1.uniform[0.2] + 5
-    assert (tmp_path / "curves/curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_method_of_your_own(main):
-    printed = main("own_method.py", ratio=0.5)
-    lines = [line.split() for line in printed.splitlines() if "InputSide" in line or "facts" in line]
-    assert len(lines) == 4
-    assert all(50 < float(line[-1]) < 91 for line in lines)
-
-
-def test_a_method_of_your_own_refuses_a_budget_that_it_cannot_meet(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    names = runpy.run_path(str(EXAMPLES / "own_method.py"))
-    with pytest.raises(ValueError, match="the first and the last block alone cost more than the budget"):
-        facts.compress(
-            names["small_deit"](), estimator="pela", search=names["KeepEnds"](), ratio=0.2, input_shape=(1, 1, 16, 16)
-        )
 
 
 def test_the_table_names_every_example():

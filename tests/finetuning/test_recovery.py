@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from experiments.config import CONF
-from facts.finetuning import Finetuning, Recovery, finetune, training
+from facts.finetuning import Finetuning, finetune, training
 from facts.finetuning.inputs import Inputs
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
@@ -228,8 +228,8 @@ def test_a_killed_process_leaves_no_trace(tmp_path):
 
 
 def test_a_compression_can_end_with_it(tmp_path):
-    recipe = Recovery(**RECIPE)
-    both = facts.compress(original(), image_batches(SIZES), ratio=0.4, recover=recipe, cache=tmp_path)
+    result = facts.compress(original(), image_batches(SIZES), ratio=0.4)
+    both = facts.recover(result, image_batches(SIZES), cache=tmp_path, **RECIPE)
     assert same_weights(both.model, facts.recover(compressed(), image_batches(SIZES), **RECIPE).model)
     facts.save_compressed(both, tmp_path / "saved")
     loaded = facts.load_compressed(tmp_path / "saved", original())
@@ -305,11 +305,6 @@ def test_options_out_of_range(options, message):
 def test_a_single_sample_is_too_little():
     with pytest.raises(ValueError, match="two samples or more"):
         facts.recover(compressed(), image_batches([1]), epochs=1)
-
-
-def test_recovery_without_data_is_refused_before_any_work():
-    with pytest.raises(ValueError, match="recovery needs data to learn from"):
-        facts.compress(original(), estimator="pela", recover=Recovery(epochs=1))
 
 
 def test_inputs_alone_have_no_loss_of_their_own():

@@ -63,14 +63,14 @@ def test_which_are_pointwise(model):
 def test_only_by_choice(model, batches):
     result = facts.compress(model, batches)
     assert list(result.plan) == ["fc"]
-    reason = "it is a 1x1 convolution: convolutions=True takes it too"
+    reason = 'it is a 1x1 convolution: layers="all" takes it too'
     assert result.skipped == {"expand": reason, "strided": reason, "head": "its name holds `head`"}
     assert type(result.model.expand) is nn.Conv2d
 
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "cors_fisher"])
 def test_compressed(model, batches, search):
-    result = facts.compress(model, batches, convolutions=True, search=search, ratio=0.7, form="plain")
+    result = facts.compress(model, batches, search=search, ratio=0.7, form="plain", layers="all")
     assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.model(batches[0][0]).isfinite().all()
@@ -85,7 +85,7 @@ def test_compressed(model, batches, search):
 
 def test_the_weights_are_those_of_the_linear_layer(model, batches):
     """One convolution by FACTS, and the factors that `estimate_factors` gives for its pixels as tokens."""
-    result = facts.compress(model, batches, convolutions=True, estimator="svd_llm", ratio=0.6)
+    result = facts.compress(model, batches, estimator="svd_llm", ratio=0.6, layers="all")
     seen = []
     model.expand.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_the_weights_are_those_of_the_linear_layer(model, batches):
 
 
 def test_ratio_one_gives_the_convolutions_back(model, batches):
-    result = facts.compress(model, batches, convolutions=True, ratio=1)
+    result = facts.compress(model, batches, ratio=1, layers="all")
     assert list(result.model.state_dict()) == list(model.state_dict())
     assert result.model(batches[0][0]).equal(model(batches[0][0]))
 
@@ -108,7 +108,7 @@ def test_taken_where_there_is_no_linear_layer(batches):
     model(batches[0][0])
     assert list(facts.compress(model, batches).plan) == ["0.linear", "2.linear"]
     with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it is a 1x1 convolution"):
-        facts.compress(model, batches, convolutions=False)
+        facts.compress(model, batches, layers="linear")
 
 
 def test_named(model, batches):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from experiments.plan import kept_bytes
+from facts.calibration.execution import Execution
 from facts.calibration.selection import select_layers
 from facts.compression.compress import compress
 from facts.moments import (
@@ -197,8 +198,8 @@ def test_a_fisher_profile_checkpoints_blocks_too(no_comparison):
     model, plans, num_runs = make_vit(), [], []
     runs = [Runs(block.mlp) for block in model.blocks]
     for memory in (MemoryPolicy(), CHECKPOINTED):
-        settings = {"estimator": "pela", "search": CoRSFisher(labels="given"), "ratio": 0.6, "memory": memory}
-        plans.append(compress(model, LARGER_IMAGES, **settings).plan)
+        settings = {"estimator": "pela", "search": CoRSFisher(labels="given"), "ratio": 0.6}
+        plans.append(compress(model, LARGER_IMAGES, execution=Execution(memory=memory), **settings).plan)
         num_runs.append([block.number for block in runs])
     assert plans[0] == plans[1]
     assert num_runs == [[2] * 3, [2 + 4] * 3]

@@ -55,7 +55,7 @@ def test_many_draws_make_the_true_fisher():
 def test_the_cache_tells_them_from_given_labels(tmp_path):
     model, batches = make_model(), image_batches([5])
     results = [
-        facts.compress(model, batches, loss=loss, cache=tmp_path).model(batches[0][0])
+        facts.compress(model, batches, loss=loss, execution=facts.Execution(cache=tmp_path)).model(batches[0][0])
         for loss in (summed_cross_entropy, SAMPLED, SampledLabels(summed_cross_entropy, seed=1), SAMPLED)
     ]
     assert results[1].equal(results[3])
@@ -76,7 +76,7 @@ def test_losses_without_a_name_can_be_sampled_but_not_cached(loss, tmp_path):
     assert named.model(batches[0][0]).equal(unnamed.model(batches[0][0]))
     facts.compress(model, batches, search="cors_fisher", loss=loss)
     with pytest.raises(ValueError, match="cache= needs loss= to have a name"):
-        facts.compress(model, batches, loss=SampledLabels(loss), cache=tmp_path)
+        facts.compress(model, batches, loss=SampledLabels(loss), execution=facts.Execution(cache=tmp_path))
 
 
 def test_searches_go_by_the_given_labels():

@@ -8,11 +8,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 import facts
+from facts.calibration.execution import Execution
 from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA, SVDLLM
 from facts.moments import collect_moments
 from facts.moments.collect import MomentPass
-from facts.moments.execution import Execution
 from facts.moments.losses import summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
@@ -78,7 +78,9 @@ def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
 @pytest.mark.parametrize("search", ["cors", CoRSFisher(labels="given")])
 def test_searches_come_to_the_same_plan_with_batches_in_parts(search):
     plans = [
-        facts.compress(model, image_batches([5, 5, 2]), search=search, ratio=0.6, input_shape=(1, 3, 8, 8)).plan
+        facts.compress(
+            facts.prepare(model, image_batches([5, 5, 2]), input_shape=(1, 3, 8, 8)), search=search, ratio=0.6
+        ).plan
         for model in (make_model(), limited_model(2))
     ]
     assert plans[0] == plans[1]
@@ -189,8 +191,7 @@ class TestLayersAtOnce:
         calibration = facts.prepare(
             model,
             batches,
-            execution=Execution(memory=MemoryPolicy(layers_at_once=4)),
-            cache=tmp_path if cached else None,
+            execution=Execution(memory=MemoryPolicy(layers_at_once=4), cache=tmp_path if cached else None),
         )
         results = [calibration.decompositions(estimator)]
         if cached:

@@ -74,7 +74,9 @@ def plans(folder: Path) -> list[dict]:
     trained = DobiSVDSearch(num_epochs=2), FLORASearch(num_epochs=2, population=5, num_generations=2)
     searches = ("cors", "asvd", CoRSFisher(), "comcat", "ars", *trained)
     return [
-        facts.compress(make_model(), image_batches(SIZES), search=search, ratio=0.6, cache=folder).plan
+        facts.compress(
+            make_model(), image_batches(SIZES), search=search, ratio=0.6, execution=facts.Execution(cache=folder)
+        ).plan
         for search in searches
     ]
 

@@ -21,7 +21,7 @@ STEPS = {
     "FACTS": {"search": "uniform", "form": "plain"},
     "FACTS + CoRS-Fisher": {"search": "cors_fisher", "form": "plain"},
     "FACTS + CoRS-Fisher, pivoted": {},
-    "FACTS + CoRS-Fisher, pivoted, biases fitted": {"fit_bias": True},
+    "FACTS + CoRS-Fisher, pivoted, biases fitted": {},
     RECOVERED: {},
 }
 MOST_LOST = {0.8: 3.0, 0.7: 10.0}  # points of top-1, by the recovered network
@@ -59,7 +59,9 @@ def points(request, tmp_path_factory):
         add(1.0, "dense", top1(model, validation))
     for ratio, method in itertools.product(RATIOS, STEPS):
         if [network, ratio, method] not in [row[:3] for row in rows]:
-            result = facts.compress(model, calibration, ratio=ratio, cache=cache, **STEPS[method])
+            fit_bias = "biases" in method
+            prepared = facts.prepare(model, calibration, execution=facts.Execution(cache=cache), fit_bias=fit_bias)
+            result = facts.compress(prepared, ratio=ratio, **STEPS[method])
             if method == RECOVERED:
                 result = facts.recover(result, calibration, minutes=RECOVERY)
             add(ratio, method, top1(result.model.eval(), validation), sum(result.summary.seconds.values()) / 60)

@@ -6,6 +6,7 @@
 import pandas as pd
 import pytest
 
+import facts
 from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
@@ -36,7 +37,9 @@ def table(tmp_path_factory):
         validation = load_photos("validation", resize=False, network=network)
         figures = {}
         for fit_bias in (False, True):
-            prepared = prepare(model, calibration, cache=tmp_path_factory.mktemp("cache"), fit_bias=fit_bias)
+            prepared = prepare(
+                model, calibration, fit_bias=fit_bias, execution=facts.Execution(cache=tmp_path_factory.mktemp("cache"))
+            )
             prepared.collect(ESTIMATORS[name]() for name in METHODS)
             for name in METHODS:
                 budget, search = Budget.of(RATIO, "flops"), SEARCHES["uniform"]()

@@ -7,6 +7,7 @@
 import pandas as pd
 import pytest
 
+import facts
 from facts import pareto
 from facts.estimators import ESTIMATORS, FACTS
 from facts.search import CoRS, CoRSFisher
@@ -62,11 +63,11 @@ def points(request, tmp_path_factory):
             model,
             calibration,
             lambda compressed: {"top1": top1(compressed.eval(), validation)},
-            **grid,
             sensitivity=calibration[: num_compared // BATCH] if num_compared else None,
-            cache=cache,
             file=folder / f"{network}.csv",
             evaluation_key=content_key(*validation),
+            execution=facts.Execution(cache=cache),
+            **grid,
         )
 
     table = pd.concat(measured(**grid) for grid in (ALL if everything else [ASKED]))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import facts
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
@@ -57,9 +58,16 @@ def accuracies(setting):
     """Top-1 of the dense network and of each method at a uniform ratio, from one pass over the calibration photos."""
     model, calibration = setting.model, setting.calibration
     figures = {"dense": top1(model, setting.validation)}
-    prepare(model, calibration, cache=setting.cache).collect(METHODS.values())
+    prepare(model, calibration, execution=facts.Execution(cache=setting.cache)).collect(METHODS.values())
     for name, estimator in METHODS.items():
-        result = compress(model, calibration, estimator=estimator, ratio=RATIO, cache=setting.cache, **UNIFORM)
+        result = compress(
+            model,
+            calibration,
+            estimator=estimator,
+            ratio=RATIO,
+            execution=facts.Execution(cache=setting.cache),
+            **UNIFORM,
+        )
         figures[name] = top1(result.model, setting.validation)
     print(*(f"{name:12} {figure:6.2f} %" for name, figure in figures.items()), sep="\n")
     return figures
@@ -68,7 +76,7 @@ def accuracies(setting):
 @pytest.fixture(scope="module")
 def subject(setting):
     """The network, the factors' photos, and 200 validation photos to compare with."""
-    prepared = prepare(setting.model, setting.calibration, cache=setting.cache)
+    prepared = prepare(setting.model, setting.calibration, execution=facts.Execution(cache=setting.cache))
     return {"calibration": prepared, "held_out": prepared.on(setting.validation[:HELD_OUT])}
 
 
@@ -160,7 +168,9 @@ def neighbours_couple_more(coupling):
 
 
 def test_what_the_zero_cross_moment_assumption_drops(setting, subject, results):
-    result = compress(setting.model, setting.calibration, ratio=RATIO, cache=setting.cache, **UNIFORM)
+    result = compress(
+        setting.model, setting.calibration, ratio=RATIO, execution=facts.Execution(cache=setting.cache), **UNIFORM
+    )
     few = Subject(**subject | {"held_out": subject["calibration"].on(setting.validation[:2])}, compressed=result.model)
     findings = CrossMoments(num_probes=8).run(few)
     draw(

@@ -38,7 +38,7 @@ def searches(setting, results):
                 form="plain",
                 ratio=ratio,
                 sensitivity=others[: num_photos // BATCH] or None,
-                cache=setting.cache,
+                execution=facts.Execution(cache=setting.cache),
             )
             seconds, (spent, budget) = result.summary.seconds["search"], (result.summary.spent, result.summary.budget)
             assert spent["flops"] <= budget["flops"]

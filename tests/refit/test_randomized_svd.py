@@ -119,7 +119,8 @@ def test_it_needs_no_data():
 
 def test_biases_are_fitted_to_its_factors():
     model, batches = make_model(), image_batches([6, 4])
-    options = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.5, "layers": ["grid"]}
-    result = facts.compress(model, batches, refit="randomized_svd", fit_bias=True, **options)
+    prepared = facts.prepare(model, batches, layers=["grid"], fit_bias=True)
+    options = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.5}
+    result = facts.compress(prepared, refit="randomized_svd", **options)
     mean = torch.cat([model.patch_embed(x).permute(0, 2, 3, 1).flatten(0, 2) for x, _ in batches]).mean(dim=0)
     torch.testing.assert_close(result.model.grid(mean), model.grid(mean))

@@ -168,14 +168,14 @@ def test_what_a_refit_cannot_do():
     with pytest.raises(ValueError, match="Blockwise runs the network on calibration data: give some, or no refit"):
         facts.compress(model, estimator="pela", refit="blockwise", ratio=0.5)
     with pytest.raises(ValueError, match="MPIFA leaves biases as they are: choose fit_bias=False"):
-        facts.compress(model, batches, refit="mpifa", fit_bias=True, ratio=0.5)
+        facts.compress(facts.prepare(model, batches, fit_bias=True), refit="mpifa", ratio=0.5)
     with pytest.raises(ValueError, match="unknown refit 'gptq'; choose one of blockwise, memvit, mpifa, randomized"):
         facts.compress(model, batches, refit="gptq", ratio=0.5)
 
 
 def test_blockwise_fits_biases(chain):
     model, batches = chain
-    result = facts.compress(model, batches, layers=LAYERS, refit=Blockwise(), fit_bias=True, **OPTIONS)
+    result = facts.compress(facts.prepare(model, batches, layers=LAYERS, fit_bias=True), refit=Blockwise(), **OPTIONS)
     for number, name in enumerate(LAYERS):
         x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name).mean(0)
         torch.testing.assert_close(result.model.get_submodule(name)(x), model.get_submodule(name)(x))

@@ -22,7 +22,7 @@ def saved_vit(folder):
     """A compressed network of one block, saved in the folder."""
     arguments = {**TIMM["arguments"], "depth": 1}
     model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
-    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 32, 32)), folder)
+    facts.save_compressed(facts.compress(facts.prepare(model, input_shape=(3, 32, 32)), estimator="pela"), folder)
     return folder
 
 
@@ -38,9 +38,9 @@ def mini_mambavision():
 MODELS = {"recipe": from_recipe, "timm": from_timm, "mambavision": mini_mambavision}
 
 
-def compressed(model, shape, **options):
+def compressed(model, shape, layers=None, **options):
     torch.manual_seed(0)
-    return facts.compress(model, estimator="pela", input_shape=shape, **options)
+    return facts.compress(facts.prepare(model, input_shape=shape, layers=layers), estimator="pela", **options)
 
 
 def assert_same(loaded, result, shape):

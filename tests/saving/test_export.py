@@ -75,7 +75,7 @@ def test_the_four_families(name, form, tmp_path):
     arguments = {**mini_recipe(name).arguments, **SHORT[name]}
     model = mini_recipe(name, weights="random", arguments=arguments).build()
     shape = model.pretrained_cfg["input_size"]
-    result = facts.compress(model, estimator="pela", form=form, input_shape=shape)
+    result = facts.compress(facts.prepare(model, input_shape=shape), estimator="pela", form=form)
     for kind, (export, _) in EXPORTS.items():
         export(result, torch.randn(2, *shape), tmp_path / f"model.{kind}")
         assert_same(tmp_path / f"model.{kind}", result.model, shape)

@@ -169,7 +169,7 @@ def test_a_network_of_timm_that_was_changed_asks_for_it(tmp_path):
 @pytest.mark.parametrize("ratio", [0.5, 1])
 def test_1x1_convolutions(tmp_path, ratio):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
-    result = compressed(model, (3, 64, 64), convolutions=True, ratio=ratio)
+    result = compressed(model, (3, 64, 64), layers="all", ratio=ratio)
     assert any(name.endswith(".linear") for name in result.plan)
     facts.save_compressed(result, tmp_path)
     fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
@@ -235,7 +235,7 @@ class Shared(nn.Module):
 
 
 def test_a_layer_under_two_names(tmp_path):
-    result = facts.compress(Shared(), estimator="pela", input_shape=(64,))
+    result = facts.compress(facts.prepare(Shared(), input_shape=(64,)), estimator="pela")
     result.model.b[0] = result.model.a[0]
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path, model=Shared())

@@ -29,7 +29,7 @@ MAKE = {"timm": make_timm, "transformers": make_image_classifier}
 
 @pytest.fixture(params=MAKE)
 def result(request):
-    return facts.compress(MAKE[request.param](), estimator="pela", input_shape=(3, 32, 32))
+    return facts.compress(facts.prepare(MAKE[request.param](), input_shape=(3, 32, 32)), estimator="pela")
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ class TestRoundTrip:
 
     def test_a_dense_network_is_left_alone(self):
         dense = make_timm()
-        facts.compress(dense, estimator="pela", input_shape=(3, 32, 32))
+        facts.compress(facts.prepare(dense, input_shape=(3, 32, 32)), estimator="pela")
         assert not hasattr(dense, "push_to_hub")
 
     def test_the_course_of_a_recovery_is_saved(self, tmp_path):
@@ -71,7 +71,7 @@ class TestRoundTrip:
 
     def test_without_a_recipe_the_dense_network_is_given(self, tmp_path):
         dense = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
-        result = facts.compress(dense, estimator="pela", layers=["0"], input_shape=(8,))
+        result = facts.compress(facts.prepare(dense, layers=["0"], input_shape=(8,)), estimator="pela")
         result.model.save_pretrained(tmp_path)
         loaded = facts.AutoCompressed.from_pretrained(tmp_path, model=copy.deepcopy(dense))
         assert torch.equal(loaded(torch.ones(1, 8)), result.model(torch.ones(1, 8)))
@@ -106,7 +106,7 @@ class TestTheNetworkIsAsBefore:
         assert torch.allclose(found if isinstance(found, torch.Tensor) else found.logits, outputs(result.model))
 
     def test_its_memory_is_freed(self):
-        result = facts.compress(make_timm(), estimator="pela", input_shape=(3, 32, 32))
+        result = facts.compress(facts.prepare(make_timm(), input_shape=(3, 32, 32)), estimator="pela")
         watched = weakref.ref(result.model)
         del result
         gc.collect()
@@ -130,7 +130,7 @@ class TestTrainers:
         from transformers import Trainer, TrainingArguments
 
         samples = [{"pixel_values": torch.randn(3, 32, 32), "labels": index % 5} for index in range(8)]
-        result = facts.compress(make_image_classifier(), estimator="pela", input_shape=(3, 32, 32))
+        result = facts.compress(facts.prepare(make_image_classifier(), input_shape=(3, 32, 32)), estimator="pela")
         before = [parameter.clone() for parameter in result.model.parameters()]
 
         def train(model, steps, **options):

@@ -19,7 +19,7 @@ IMAGES = torch.randn(2, 3, 32, 32)
 
 
 def compressed(model):
-    return facts.compress(model, estimator="pela", input_shape=(3, 32, 32))
+    return facts.compress(facts.prepare(model, input_shape=(3, 32, 32)), estimator="pela")
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ METRICS = {"top1": {"original": 97.25, "compressed": 95.5}, "seen": {"compressed
 @pytest.fixture(scope="module")
 def result():
     torch.manual_seed(0)
-    return facts.compress(mini_recipe("deit_b").build(), estimator="pela", input_shape=(1, 16, 16))
+    return facts.compress(facts.prepare(mini_recipe("deit_b").build(), input_shape=(1, 16, 16)), estimator="pela")
 
 
 def card_of(result, folder, metrics=None):

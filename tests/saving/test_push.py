@@ -30,7 +30,7 @@ with torch.no_grad():
 def result():
     torch.manual_seed(0)
     model = TimmModel(tag="vit_tiny_patch16_224", arguments=VIT, weights="random").build()
-    return facts.compress(model, estimator="pela", input_shape=(3, 32, 32))
+    return facts.compress(facts.prepare(model, input_shape=(3, 32, 32)), estimator="pela")
 
 
 @pytest.fixture

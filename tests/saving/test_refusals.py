@@ -339,7 +339,7 @@ SWIN = {"img_size": 64, "window_size": 4, "depths": [2, 2], "embed_dim": 24, "nu
 def swin(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swin")
     model = TimmModel(tag="swin_tiny_patch4_window7_224", arguments=SWIN, weights="random").build()
-    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 64, 64)), folder)
+    facts.save_compressed(facts.compress(facts.prepare(model, input_shape=(3, 64, 64)), estimator="pela"), folder)
     return folder
 
 

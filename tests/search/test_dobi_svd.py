@@ -158,7 +158,7 @@ def test_biases_keep_the_output_of_the_mean():
     batches = image_batches([16, 16])
     options = {**UNIFORM, "estimator": "svd_llm", "ratio": 0.5, "search": DobiSVDSearch(num_epochs=2)}
     model = make_model()
-    plain, fitted = (facts.compress(model, batches, fit_bias=fit, **options) for fit in (False, True))
+    plain, fitted = (facts.compress(facts.prepare(model, batches, fit_bias=fit), **options) for fit in (False, True))
     assert plain.model.grid.bias.equal(model.grid.bias) and not fitted.model.grid.bias.equal(model.grid.bias)
 
 

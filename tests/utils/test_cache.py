@@ -53,10 +53,10 @@ def folder(tmp_path):
     return tmp_path / "cache"
 
 
-def passes(model, batches, **options):
+def passes(model, batches, cache=None, **options):
     """Batches that went through the model during `compress`."""
     Counting.calls = 0
-    result = facts.compress(model, batches, **options, **UNIFORM)
+    result = facts.compress(model, batches, execution=facts.Execution(cache=cache), **options, **UNIFORM)
     return result, Counting.calls
 
 
@@ -92,7 +92,9 @@ class TestCompress:
 
         monkeypatch.setattr("facts.calibration.prepare.decompose_layers", slowly)
         for ratio in (0.7, 0.5):
-            seconds = facts.compress(model, batches, ratio=ratio, cache=folder).summary.seconds
+            seconds = facts.compress(
+                model, batches, ratio=ratio, execution=facts.Execution(cache=folder)
+            ).summary.seconds
             assert seconds["decomposition"] > 0.2
 
     @pytest.mark.parametrize("name", ["facts", "gfwsvd", "flar"])
@@ -107,7 +109,7 @@ class TestCompress:
         assert num == 0
 
     def test_gradients_are_deleted_when_all_layers_are_decomposed(self, model, batches, folder):
-        calibration = facts.prepare(model, batches, cache=folder)
+        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
         calibration.collect([GFWSVD()])
         assert list(folder.rglob("*.gradients"))
         calibration.decompositions(GFWSVD())
@@ -128,7 +130,7 @@ class TestCompress:
         assert new == {"SVDLLM", "FLAR", "InputFourthMoment"}
 
     def test_collecting_the_union_serves_all(self, model, batches, folder):
-        calibration = facts.prepare(model, batches, cache=folder)
+        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
         estimators = [FACTS(), KFACExpand(), FLAR(), GFWSVD(), FWSVD(), SVDLLM()]
         Counting.calls = 0
         calibration.collect(estimators)
@@ -137,7 +139,7 @@ class TestCompress:
             assert passes(model, batches, estimator=estimator, cache=folder)[1] == 0
 
     def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
-        cache = facts.prepare(model, batches, cache=folder).cache
+        cache = facts.prepare(model, batches, execution=facts.Execution(cache=folder)).cache
         under_way = Event()
 
         def slowly():
@@ -159,7 +161,7 @@ class TestCompress:
         assert Counting.calls == 3
 
     def test_other_precision_of_products_or_code_is_another_key(self, model, batches, folder, monkeypatch):
-        calibration = lambda: facts.prepare(model, batches, cache=folder)  # noqa: E731
+        calibration = lambda: facts.prepare(model, batches, execution=facts.Execution(cache=folder))  # noqa: E731
         first = calibration().cache.folder
         assert calibration().cache.folder == first
         before = torch.get_float32_matmul_precision()
@@ -173,11 +175,18 @@ class TestCompress:
 
     def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
         with pytest.raises(ValueError, match="name of its own"):
-            facts.compress(model, batches, loss=lambda outputs, targets: outputs.sum(), cache=folder, **UNIFORM)
+            facts.compress(
+                model,
+                batches,
+                loss=lambda outputs, targets: outputs.sum(),
+                execution=facts.Execution(cache=folder),
+                **UNIFORM,
+            )
 
     def test_other_content_is_another_key(self, model, batches, folder):
-        def num_keys(changed_model=model, data=batches, **options):
-            facts.compress(changed_model, data, estimator="svd_llm", cache=folder, **options, **UNIFORM)
+        def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):
+            execution = facts.Execution(precision, cache=folder)
+            facts.compress(changed_model, data, estimator="svd_llm", execution=execution, **options, **UNIFORM)
             return len(keys(folder))
 
         assert num_keys() == 1
@@ -247,7 +256,7 @@ class TestDamage:
 
     def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
         first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, cache=folder).collect([GFWSVD()])
+        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
         path = next(folder.rglob("*.gradients"))
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -258,7 +267,7 @@ class TestDamage:
     @pytest.mark.parametrize("keep", [0, 0.5])
     def test_truncated_gradients_are_collected_again(self, model, batches, folder, caplog, keep):
         first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, cache=folder).collect([GFWSVD()])
+        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
         path = next(folder.rglob("*.gradients"))
         whole = path.read_bytes()
         path.write_bytes(whole[: int(keep * len(whole))])
@@ -270,7 +279,7 @@ class TestDamage:
     @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
     def test_damaged_index_of_gradients(self, model, batches, folder, text):
         first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, cache=folder).collect([GFWSVD()])
+        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
         next(folder.rglob("GroupGradients-*.json")).write_text(text)
         second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
         assert num == 3
@@ -284,7 +293,7 @@ class TestDamage:
             yield from batches[:2]
             raise OSError("the third batch cannot be read")
 
-        calibration = facts.prepare(model, batches, cache=folder)
+        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
         with pytest.raises(OSError, match="the third batch"):
             collect_moments(model, calibration.layers, broken(), estimator.moments, cache=calibration.cache)
         assert list(folder.rglob("*.gradients"))
@@ -319,7 +328,7 @@ class TestUnwritable:
         path.write_text("a file")
         Counting.calls = 0
         with pytest.raises(OSError, match=r"cannot write to the folder .*taken.*; choose another one or free it"):
-            facts.compress(model, batches, cache=path, **UNIFORM)
+            facts.compress(model, batches, execution=facts.Execution(cache=path), **UNIFORM)
         assert Counting.calls == 0
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -327,7 +336,7 @@ class TestUnwritable:
         tmp_path.chmod(0o500)
         Counting.calls = 0
         with pytest.raises(OSError, match="cannot write to the folder"):
-            facts.compress(model, batches, cache=tmp_path / "cache", **UNIFORM)
+            facts.compress(model, batches, execution=facts.Execution(cache=tmp_path / "cache"), **UNIFORM)
         assert Counting.calls == 0
 
 

@@ -17,5 +17,5 @@ class Blockwise(Refit):
     fits_bias = True
 
     def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
-        current = replace(work.calibration, model=work.network, layers=work.layers(names), folder=None)
+        current = replace(work.calibration.cached_in(None), model=work.network, layers=work.layers(names))
         return current.decompositions(work.estimator)

@@ -121,9 +121,11 @@ def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fiel
 
 def test_another_budget_and_another_search_cost_no_pass(tmp_path, no_comparison):
     model, batches = make_model(), image_batches([8, 8])
-    first = facts.compress(model, batches, search="cors", ratio=0.7, cache=tmp_path)
+    first = facts.compress(model, batches, search="cors", ratio=0.7, execution=facts.Execution(cache=tmp_path))
     runs = Runs(model)
-    again = facts.compress(model, batches, search=CoRS(interpolation="linear"), ratio=0.6, cache=tmp_path)
+    again = facts.compress(
+        model, batches, search=CoRS(interpolation="linear"), ratio=0.6, execution=facts.Execution(cache=tmp_path)
+    )
     assert again.summary.profile == first.summary.profile and not runs.number
     saved = CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
     assert saved == 0 < CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
@@ -133,7 +135,9 @@ def test_another_estimator_is_measured_for_itself(tmp_path):
     """Its truncations are others, though the network and the data are the same."""
     model, batches = make_model(), image_batches([8, 8])
     profiles = [
-        facts.compress(model, batches, estimator=name, search="cors", ratio=0.7, cache=cache).summary.profile
+        facts.compress(
+            model, batches, estimator=name, search="cors", ratio=0.7, execution=facts.Execution(cache=cache)
+        ).summary.profile
         for name, cache in (("pela", tmp_path), ("svd_llm", tmp_path), ("svd_llm", None))
     ]
     assert profiles[0] != profiles[1] == profiles[2]

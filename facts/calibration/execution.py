@@ -1,0 +1,31 @@
+"""How passes over data run: precision, memory, timing, and the cache of what they find."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Settings of all passes over data.
+
+    `precision` is the autocast type (float32 or bfloat16), `memory` the policy if the device's memory is short,
+    `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
+    profiles: a second run on the same network and data reads them.
+    """
+
+    precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
+    timing: TimingPolicy = DEFAULT_TIMING
+    cache: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+            raise ValueError(f"precision must be a type such as torch.bfloat16, got {self.precision!r}")
+
+
+DEFAULT_EXECUTION = Execution()

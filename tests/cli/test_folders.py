@@ -1,0 +1,98 @@
+"""`facts inspect`, `facts evaluate` and `facts export` on folders that `facts compress` wrote."""
+
+import json
+import shutil
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import facts
+from tests.cli.conftest import VIT, saved
+
+OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
+
+
+class TestInspect:
+    def test_words_and_json(self, run, compressed):
+        _, folder = compressed
+        text, description = run("inspect", folder).output, saved(folder)
+        for part in ("made from: test_vit", "FLOPs", "FACTS(", "CoRSFisher(", "top1: original", "it makes the outputs"):
+            assert part in text
+        assert f"facts {facts.__version__}" in text and description["fingerprint"] in text
+        (line,) = [line for line in text.splitlines() if "blocks.0.mlp.fc1" in line]
+        rank = description["plan"]["blocks.0.mlp.fc1"]
+        assert line.split()[1:6] == ["192", "x", "64", str(rank), f"{rank / 64:.0%}"]
+        assert json.loads(run("inspect", folder, "--json").stdout) == description
+
+    @pytest.mark.attack
+    def test_what_others_wrote_is_shown_as_it_is(self, run, compressed, tmp_path):
+        """Markup and the codes of a terminal style nothing."""
+        folder = shutil.copytree(compressed[1], tmp_path / "vit")
+        description = saved(folder)
+        foreign = "a[/b] [red]:smile:\x1b[31m\x9b"
+        description["base_model"]["name"] = foreign
+        description["metrics"] = {foreign: {"original": 1.0, "compressed": 1.0}}
+        description["skipped"] = {foreign: foreign}
+        description["plan"] |= {foreign: None}
+        description["summary"]["estimator"] = foreign
+        (folder / "compression.json").write_text(json.dumps(description))
+        text = run("inspect", folder).output
+        assert text.count("a[/b] [red]:smile:[31m") == 6
+        assert "\x1b" not in text and "\x9b" not in text
+
+    @pytest.mark.attack
+    def test_damaged_folders(self, run, compressed, tmp_path):
+        assert "holds no compression.json" in run("inspect", tmp_path, code=1).output
+        folder = shutil.copytree(compressed[1], tmp_path / "vit")
+        (folder / "model.safetensors").write_text("nothing")
+        assert "model.safetensors is no whole safetensors file" in run("inspect", folder, code=1).output
+        (folder / "model.safetensors").unlink()
+        assert "model.safetensors cannot be read" in run("inspect", folder, code=1).output
+
+
+class TestEvaluate:
+    def test_metrics_are_those_measured_when_the_network_was_made(self, run, compressed, photos):
+        _, folder = compressed
+        description, options = saved(folder), ("--data", photos, "--num-workers", 0)
+        after, before = (
+            json.loads(run("evaluate", *network, *options, "--json").stdout) for network in ([folder], VIT)
+        )
+        for found, which, cost in ((after, "compressed", "after"), (before, "original", "before")):
+            assert found["top1"] == description["metrics"]["top1"][which]
+            assert {name: found[name] for name in ("flops", "params")} == description["summary"][cost]
+        lines = run("evaluate", folder, *options).stdout.splitlines()
+        assert [line.split()[0] for line in lines] == ["top1", "flops", "params"]
+        assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
+
+    def test_refusals(self, run, compressed, photos, tmp_path):
+        unknown = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
+        for arguments, message in (
+            (unknown, "3 class folders, and the network 1000 classes"),
+            ((compressed[1], "--weights", "random"), "has weights and classes of its own"),
+            ((tmp_path,), "there is no network"),
+            ((compressed[1], "--architecture", "tests.networks:absent"), "no function 'tests.networks:absent'"),
+            ((*VIT, *OWN_CLASS), "--architecture is for a folder with a compressed network"),
+        ):
+            assert message in run("evaluate", *arguments, "--data", photos, code=1).output
+        result = run("compress", compressed[1], "--data", photos, "--out", tmp_path / "vit", code=1)
+        assert "is compressed already: name the network that it was made of" in result.output
+
+
+class TestExport:
+    @pytest.mark.system
+    def test_a_file_and_both_times(self, run, compressed, tmp_path):
+        out = tmp_path / "vit.onnx"
+        result = run("export", compressed[1], "--out", out, "--batch-size", 2, *OWN_CLASS)
+        row = next(line for line in result.stdout.splitlines() if line.startswith("latency of 2"))
+        before, after, share = (float(word.strip("%")) for word in row.split()[3:] if word != "ms")
+        assert before > 0 and after > 0 and share > 0
+        assert "[torch.onnx]" not in result.stdout and list(tmp_path.iterdir()) == [out]
+        images = np.zeros((3, 3, 160, 160), np.float32)
+        assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
+
+    def test_what_is_missing_is_told_before_any_work(self, run, tmp_path, monkeypatch):
+        options = (tmp_path / "absent", "--out", tmp_path / "vit.onnx")
+        assert "is no folder: give one that save_compressed wrote" in run("export", *options, code=1).output
+        monkeypatch.setattr("facts.saving.export.find_spec", lambda name: name != "onnxruntime" or None)
+        assert "ONNX export needs onnxruntime: pip install -e '.[export]'" in run("export", *options, code=1).output

@@ -1,0 +1,137 @@
+"""Architectures of timm and PyTorch, small and with random weights, compressed without naming their layers."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import facts
+from facts.models import TimmModel
+from facts.modules.forms import FORMS
+from facts.modules.lowrank import LowRankLayer
+from facts.search import Search, SearchResult
+from tests.networks import relative_error
+
+TINY = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2}
+MIXER = {"num_classes": 10, "img_size": 32, "embed_dim": 48, "num_blocks": 2, "patch_size": 16}
+STAGES = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32)}
+SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 2)}
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 2, 4)}
+
+
+class Attending(nn.Module):
+    """PyTorch's own attention, which multiplies by a weight that no layer holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 4, stride=4)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, images):
+        x = self.embed(images).flatten(2).mT
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.encoder(x).mean(dim=1))
+
+
+def build(tag, **arguments):
+    return TimmModel(tag=tag, weights="random", arguments={"num_classes": 10, **arguments}).build()
+
+
+NETWORKS = {
+    "resnet": lambda: timm.models.ResNet(timm.models.resnet.Bottleneck, [1, 1, 1, 1], num_classes=10),
+    "convnext": lambda: timm.models.ConvNeXt(num_classes=10, **STAGES, conv_mlp=True),
+    "convnextv2": lambda: build("convnextv2_atto", **STAGES),
+    "vit": lambda: build("vit_tiny_patch16_224", **TINY),
+    "beit": lambda: build("beit_base_patch16_224", **TINY),
+    "eva": lambda: build("eva02_tiny_patch14_224", **TINY),
+    "cait": lambda: build("cait_xxs24_224", **TINY),
+    "swin": lambda: build("swinv2_tiny_window8_256", **SWIN),
+    "pvt": lambda: build("pvt_v2_b0", **PVT),
+    "mixer": lambda: timm.models.MlpMixer(**MIXER),
+    "attention": Attending,
+}
+SHAPE = (3, 32, 32)
+LOADER = [(torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0)), torch.arange(4) % 4)]
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    torch.manual_seed(0)
+    return NETWORKS[request.param]().eval()
+
+
+class MetaPasses:
+    """Records the forward passes of a class of networks without values, and the networks that they are passes of."""
+
+    def __init__(self, monkeypatch, kind):
+        self.sizes, self.networks = [], []
+        forward = kind.forward
+
+        def counted(network, inputs):
+            if inputs.is_meta:
+                self.sizes.append(len(inputs))
+                self.networks.append(network)
+            return forward(network, inputs)
+
+        monkeypatch.setattr(kind, "forward", counted)
+
+
+@pytest.mark.parametrize("options", [{"search": "cors", "form": "plain"}, {"layers": "all"}], ids=str)
+def test_budget_outputs_cost_and_folder(network, options, tmp_path, monkeypatch):
+    """One trace, of a sample and of two, answers which layers there are, how often they run, and what they cost."""
+    images, dense = LOADER[0][0], copy.deepcopy(network)
+    whole = facts.count_cost(network, SHAPE)
+    passes = MetaPasses(monkeypatch, type(network))
+    result = facts.compress(network, LOADER, **options, budget=facts.Budget(flops=0.9 * whole.flops))
+    assert passes.sizes == [1, 2] and len(set(map(id, passes.networks))) == 1
+    summary = result.summary
+    assert summary.before == whole
+    assert summary.after == facts.count_cost(result.model, SHAPE)
+    assert summary.after.flops <= 0.9 * whole.flops and summary.after.params < whole.params
+    layers = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLayer)}
+    assert layers == {name for name, rank in result.plan.items() if rank is not None} and layers
+    assert all(result.skipped.values()) and not result.plan.keys() & result.skipped.keys()
+    with torch.no_grad():
+        assert network(images).equal(dense(images))  # the original is as it was
+        outputs = result.model(images)
+        if hasattr(network, "recipe"):
+            facts.save_compressed(result, tmp_path)
+            assert facts.load_compressed(tmp_path).model(images).equal(outputs)
+    assert outputs.isfinite().all()
+
+
+class EveryOther(Search):
+    def allocate(self, problem):
+        return SearchResult({name: None if number % 2 else 1 for number, name in enumerate(problem.layers)})
+
+
+def test_layers_that_stay_dense_cost_what_they_did(network):
+    """Convolutions among them are convolutions again."""
+    prepared = facts.prepare(network, input_shape=SHAPE, layers="all")
+    result = facts.compress(prepared, estimator="pela", search=EveryOther(), ratio=0.9)
+    assert {None, 1} == set(result.plan.values())
+    assert result.summary.after == facts.count_cost(result.model, SHAPE)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "pvt", "mixer"])
+@pytest.mark.parametrize("ratio", [0.3, 0.8])
+def test_pivoted_layers_multiply_as_plain_ones(name, ratio):
+    """With the same rank: in float32 to 1e-5, in bfloat16 with at most twice the error."""
+    calibration = facts.prepare(NETWORKS[name](), LOADER)
+    decompositions = calibration.decompositions(facts.estimators.FACTS())
+    assert len(calibration.layers) >= 2
+    for name, layer in calibration.layers.items():
+        rank = FORMS["pivoted"].rank_of_ratio(layer.out_features, layer.in_features, ratio)
+        left, right = decompositions[name].truncate(rank)
+        vectors = torch.randn(64, layer.in_features, generator=torch.Generator().manual_seed(0))
+        exact = vectors.double() @ right.double().T @ left.double().T
+        for dtype in (torch.float32, torch.bfloat16):
+            dense = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype)
+            plain, pivoted = (FORMS[form].layer(dense, left, right) for form in ("plain", "pivoted"))
+            with torch.inference_mode():
+                errors = [relative_error(each(vectors.to(dtype)).double(), exact) for each in (plain, pivoted)]
+            assert errors[1] < 1e-5 if dtype == torch.float32 else errors[1] <= 2 * errors[0], (name, errors)
