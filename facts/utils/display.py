@@ -11,8 +11,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from facts.utils import distributed
-
 _hidden = False
 
 
@@ -23,12 +21,9 @@ def hide_displays() -> None:
 
 
 def new_display() -> Progress | None:
-    """Make a display for the main rank's terminal that leaves nothing behind; None if there is no terminal.
-
-    Each row has a field `note`.
-    """
+    """Make a display that leaves nothing behind; None without a terminal. Each row has a field `note`."""
     console = Console(stderr=True)
-    if _hidden or not console.is_terminal or not distributed.is_main_rank():
+    if _hidden or not console.is_terminal:
         return None
     return Progress(
         SpinnerColumn(finished_text="✓"),

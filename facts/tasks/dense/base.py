@@ -16,11 +16,10 @@ from facts.models.feature_network import Features
 from facts.modules.modes import autocast
 from facts.tasks.base import Task
 from facts.tasks.dense.numbered_batches import Groups, NumberedBatches
-from facts.utils import distributed
+from facts.utils.batches import shared
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
-from facts.utils.progress import with_progress
 from facts.utils.random import seed_of, seeded
 from facts.utils.silence import silence
 
@@ -154,7 +153,7 @@ class DensePrediction(Task):
         images_alone, metric = self.evaluation(model), self.metric()
         metric.dataset_meta = images_alone.groups.items.metainfo  # type: ignore[attr-defined]  # of the library's own dataset
         model.eval()
-        for image, samples in with_progress(distributed.shard(images_alone), "evaluation"):
+        for image, samples in shared(images_alone, "evaluation"):
             with torch.inference_mode():
                 with autocast(device, precision):
                     features = model(image)

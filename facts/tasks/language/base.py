@@ -16,11 +16,9 @@ from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.class_logits import ClassLogits
 from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
-from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import gathered, shared, to_device
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
-from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
 
 Batch = tuple[Tensor, Tensor]
@@ -132,19 +130,19 @@ class Language(ClassLogits):
             "unigram_perplexity": unigram_perplexity(*counted),
             "bigram_perplexity": bigram_perplexity(*counted),
         }
-        if self.benchmarks():
-            found = distributed.on_main_rank(
-                lambda: accuracies(
-                    model,
-                    tokenizer_of(model),
-                    self.benchmarks(),
-                    self.num_answers_at_once,
-                    accuracy=self.accuracy,
-                    folder=self.benchmark_folder,
-                    num_questions=self.num_questions,
-                    precision=precision,
-                )
+        if benchmarks := self.benchmarks():
+            own = list(shared(benchmarks))
+            answered = own and accuracies(
+                model,
+                tokenizer_of(model),
+                own,
+                self.num_answers_at_once,
+                accuracy=self.accuracy,
+                folder=self.benchmark_folder,
+                num_questions=self.num_questions,
+                precision=precision,
             )
+            found = dict(gathered([*answered.items()] if answered else []))
             figures["accuracy"] = sum(found.values()) / len(found)
             figures |= {f"accuracy_{name}": value for name, value in found.items()}
         return figures
@@ -196,10 +194,9 @@ def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtyp
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
     model.eval()
-    for batch in with_progress(distributed.shard(batches), "perplexity"):
+    for batch in shared(batches, "perplexity", [total, count]):
         tokens, targets = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
             total += summed_cross_entropy(run(model, tokens), targets)
         count += (batch[1] != NOTHING).sum()
-    distributed.all_reduce([total, count])
     return (total.cpu() / count).exp().item()
