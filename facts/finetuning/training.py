@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from facts.finetuning.factors import plain_factors
 from facts.finetuning.recipe import Finetuning, Lessons
-from facts.finetuning.schedule import schedule_of
 from facts.finetuning.state import State
 from facts.modules.modes import autocast, evaluating
 from facts.utils import distributed
@@ -76,44 +75,44 @@ def finetune(
     start = time.perf_counter()
 
     def train() -> Outcome:
-        checkpoint = f"finetuning-{_fingerprint(student, teacher, lessons, recipe)}" if folder else ""
+        cache, checkpoint = Cache(folder) if folder else None, ""
+        if cache:
+            data = lessons.content_key(teacher)
+            checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, data)}"
         with plain_factors(student):
-            return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge, start).run()
+            return _Training(student, teacher, lessons, recipe, cache, checkpoint, judge, start).run()
 
     return distributed.on_all_ranks(train)
 
 
-def _fingerprint(student: nn.Module, teacher: nn.Module, lessons: Lessons, recipe: Finetuning) -> str:
-    return content_key(recipe.identity(), repr(student), student, teacher, lessons.content_key(teacher))
-
-
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        student: nn.Module,
-        teacher: nn.Module,
-        lessons: Lessons,
-        recipe: Finetuning,
-        folder: Any,
-        checkpoint: str,
-        judge: Judge | None,
-        start: float,
-    ):
-        self.student, self.teacher, self.lessons, self.recipe = student, teacher, lessons, recipe
-        self.device = next(student.parameters()).device
-        self.cache = Cache(folder) if folder else None
-        self.checkpoint, self.judge, self.start, self.seconds_before = checkpoint, judge, start, 0.0
-        self.timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
-        self.num_batches = len(lessons.training(teacher, 0, recipe.seed))
+    student: nn.Module
+    teacher: nn.Module
+    lessons: Lessons
+    recipe: Finetuning
+    cache: Cache | None
+    checkpoint: str
+    judge: Judge | None
+    start: float
+    seconds_before: float = 0.0
+    timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
+
+    def __post_init__(self) -> None:
+        self.device = next(self.student.parameters()).device
+        self.num_batches = len(self.lessons.training(self.teacher, 0, self.recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has not one whole batch to train on: lower its batch_size")
-        self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
-        student.requires_grad_(True)
-        self.state = State(student, recipe, recipe.num_epochs * self.steps_per_epoch)
+        self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
+        self.most_steps = self.recipe.num_epochs * self.steps_per_epoch
+        self.student.requires_grad_(True)
+        distributed.copy_from_main_rank(self.student.parameters())  # factors may differ by rounding
+        self.state = State(self.student, self.recipe, self.most_steps)
         self.schedule = self._schedule(initialize=True)
 
     def _schedule(self, initialize: bool = False) -> Scheduler:
-        return schedule_of(self.recipe, self.state.optimizer, self.state.total_steps, self.steps_per_epoch, initialize)
+        state = self.state
+        return self.recipe.scheduler(state.optimizer, state.total_steps, self.steps_per_epoch, initialize)
 
     def run(self) -> Outcome:
         state = self.state
@@ -185,9 +184,9 @@ class _Training:
 
     def _plan(self) -> None:
         """Fix the number of steps that the time left allows, by the time of those done."""
-        state, most, each = self.state, self.recipe.num_epochs * self.steps_per_epoch, self._seconds_of_step()
-        affordable = state.steps + int(self._seconds_left() / each) if each else most
-        state.total_steps = distributed.all_gather(min(most, affordable))[0]
+        each = self._seconds_of_step()
+        affordable = self.state.steps + int(self._seconds_left() / each) if each else self.most_steps
+        self.state.total_steps = distributed.all_gather(min(self.most_steps, affordable))[0]
         self.schedule = self._schedule()
 
     def _judge(self) -> None:
@@ -251,20 +250,18 @@ class _Training:
         return loss.detach()
 
     def _resume(self) -> None:
-        tensors = self.cache.load(self.checkpoint) if self.cache else None
-        if None in distributed.all_gather(tensors and True) or tensors is None:
-            return
-        self.state.restore(tensors)
-        self.seconds_before = self.state.seconds
-        self.schedule = self._schedule()
-        log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
+        if self.cache and (tensors := self.cache.load(self.checkpoint)):
+            self.state.restore(tensors)
+            self.seconds_before = self.state.seconds
+            self.schedule = self._schedule()
+            log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
         state = self.state
         state.seconds = self._seconds()
-        if cache := self.cache:
-            distributed.on_main_rank(lambda: cache.save(self.checkpoint, state.tensors()))
+        if self.cache:
+            self.cache.save(self.checkpoint, state.tensors())
         state.seconds_to_save = self._seconds() - state.seconds
         left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
         log.info(

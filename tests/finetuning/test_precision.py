@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facts.finetuning import Recovery
-from facts.finetuning.precision import fast_precision
+from facts.finetuning.recovery import fast_precision
 from tests.networks import make_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -7,7 +7,6 @@ import torch
 from pydantic import ValidationError
 
 from facts.finetuning import Finetuning
-from facts.finetuning.schedule import schedule_of
 
 STEPS, EPOCH = 60, 5
 
@@ -15,7 +14,7 @@ STEPS, EPOCH = 60, 5
 def rates(**fields) -> list[float]:
     """The rate of every step, for a training of 12 epochs."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = schedule_of(Finetuning(learning_rate=0.1, **fields), optimizer, STEPS, EPOCH, initialize=True)
+    schedule = Finetuning(learning_rate=0.1, **fields).scheduler(optimizer, STEPS, EPOCH, initialize=True)
     found = []
     for step in range(STEPS):
         schedule.step_update(step)

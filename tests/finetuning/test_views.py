@@ -5,9 +5,8 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resized_crop
 
-from facts.finetuning import views
-from facts.finetuning.inputs import Inputs
-from facts.finetuning.views import random_views
+from facts.finetuning import inputs as views
+from facts.finetuning.inputs import Inputs, random_views
 from facts.moments.losses import kl_divergence
 
 
