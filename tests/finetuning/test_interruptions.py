@@ -66,12 +66,6 @@ def test_a_killed_process_leaves_no_trace(tmp_path):
     assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
 
 
-def test_a_run_that_was_through_is_not_run_again(tmp_path):
-    expected, first = finetuned(Given(SIZES), tmp_path, **RUNS)
-    student, second = finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **RUNS)
-    assert same_weights(student, expected) and second == first
-
-
 @pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
 def test_what_is_not_the_same_starts_anew(tmp_path, change):
     """And leaves the other's checkpoint alone."""
@@ -89,11 +83,6 @@ def test_what_is_not_the_same_starts_anew(tmp_path, change):
     reads = task.before_batch = Reads()
     finetune(student, teacher, task, recipe(**fields), tmp_path)
     assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
-
-
-def test_how_often_checkpoints_are_written_changes_nothing(tmp_path):
-    finetuned(Given(SIZES), tmp_path, **RUNS)
-    finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **{**RUNS, "save_every": 1})
 
 
 @pytest.mark.parametrize("at", [2, 5])

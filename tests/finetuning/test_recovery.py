@@ -172,17 +172,6 @@ def test_the_time_is_bounded(clock, rates, tmp_path):
     assert rates[3] == pytest.approx(1e-3, rel=1e-3) and rates[-1] < 0.05 * 1e-3, rates
 
 
-def test_an_interrupted_run_keeps_its_plan(clock, rates, tmp_path):
-    timed = {**RECIPE, "epochs": None, "learning_rate": 1e-3}
-    data = Watched(image_batches(SIZES), Reads(45, interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        facts.recover(compressed(), data, minutes=5, cache=tmp_path, **timed)
-    before = len(rates)
-    recovered = facts.recover(compressed(), image_batches(SIZES), minutes=5, cache=tmp_path, **timed)
-    assert rates[before] < 0.95 * 1e-3 and rates[-1] < 0.05 * 1e-3
-    assert 250 < recovered.summary.recovery.seconds <= 300
-
-
 def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
     """The data are read to be surveyed and to be hashed, then once an epoch, which has 18 steps."""
     result, expected = compressed(), None
@@ -199,32 +188,6 @@ def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
         assert same_weights(recovered.model, expected.model)
         assert recovered.summary.recovery.after == expected.summary.recovery.after
         rates.clear()
-
-
-def test_checkpoints_of_another_error_are_left_alone(tmp_path, rates):
-    for error in (kl_divergence, squared_error):
-        facts.recover(compressed(), image_batches(SIZES), output_error=error, cache=tmp_path, **RECIPE)
-    assert len(rates) == 2 * 54
-
-
-@pytest.mark.system
-def test_a_killed_process_leaves_no_trace(tmp_path):
-    job = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from tests.finetuning.test_recovery import *; from tests.finetuning.setting import kill;"
-            "facts.recover(compressed(), Watched(image_batches(SIZES), Reads(38, kill)), cache=sys.argv[1], **RECIPE)",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert job.returncode == -signal.SIGKILL, job.stderr
-    assert len(list(tmp_path.iterdir())) == 1
-    again = facts.recover(compressed(), image_batches(SIZES), cache=tmp_path, **RECIPE)
-    assert same_weights(again.model, facts.recover(compressed(), image_batches(SIZES), **RECIPE).model)
 
 
 def test_a_compression_can_end_with_it(tmp_path):
@@ -269,15 +232,6 @@ def test_a_language_model_recovers():
     assert course.after < 0.75 * course.before and (course.num_samples, course.num_held_back) == (432, 48)
 
 
-def test_a_network_in_half_precision_learns_in_float32():
-    batches = image_batches(SIZES, dtype=torch.bfloat16)
-    result = facts.compress(original(torch.bfloat16), batches, ratio=0.4)
-    recovered = facts.recover(result, batches, **RECIPE)
-    assert {parameter.dtype for parameter in recovered.model.parameters()} == {torch.bfloat16}
-    course = recovered.summary.recovery
-    assert course.after < 0.8 * course.before
-
-
 def test_unsaved_buffers_keep_their_type():
     """Swin's masks of windows."""
     swin = outspoken(make_swin(torch.bfloat16))
@@ -300,11 +254,6 @@ def test_unsaved_buffers_keep_their_type():
 def test_options_out_of_range(options, message):
     with pytest.raises(ValidationError, match=message):
         facts.recover(compressed(), image_batches(SIZES), **options)
-
-
-def test_a_single_sample_is_too_little():
-    with pytest.raises(ValueError, match="two samples or more"):
-        facts.recover(compressed(), image_batches([1]), epochs=1)
 
 
 def test_recovery_without_data_is_refused_before_any_work():
