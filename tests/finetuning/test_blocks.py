@@ -9,7 +9,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
 from facts.finetuning.inputs import Inputs
 from facts.moments.losses import kl_divergence
-from tests.networks import Stack, image_batches, make_causal_lm, make_model, make_swin, make_vit
+from tests.networks import Stack, image_batches, make_causal_lm, make_swin, make_vit
 
 BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
 

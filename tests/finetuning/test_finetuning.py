@@ -16,7 +16,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Digits, Task
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
-from tests.networks import UNIFORM, image_batches, make_model, relative_error
+from tests.networks import image_batches, make_model, relative_error
 
 
 def one_loss(student, teacher, **fields):
@@ -112,14 +112,16 @@ def test_every_parameter_is_trained_and_the_teacher_is_not():
     assert same_weights(teacher, before_teacher) and teacher.training and not student.training
 
 
-def test_the_statistics_of_batch_norm_follow_where_the_recipe_says_so():
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_statistics_of_batch_norm_follow_only_where_the_recipe_says_so(trained):
     student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
     images, _ = Given([4]).batches[0]
     with torch.no_grad():
         mean = student[0](images).mean(dim=(0, 2, 3))
-    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=True))
-    torch.testing.assert_close(student[1].running_mean, 0.1 * mean)  # BatchNorm's own momentum, one step
-    assert not student[1].training
+    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=trained))
+    expected = 0.1 * mean if trained else torch.zeros(4).double()  # BatchNorm's own momentum, one step
+    torch.testing.assert_close(student[1].running_mean, expected)
+    assert not student[1].training and not student[1].bias.equal(torch.zeros(4))
 
 
 def test_a_backbone_can_learn_more_slowly():
@@ -181,31 +183,20 @@ def test_data_without_a_batch_are_an_error():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("fields", "message"),
     [
-        ("num_epochs", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", math.inf),
-        ("min_learning_rate", -1.0),
-        ("weight_decay", -0.1),
-        ("alpha", 1.1),
-        ("temperature", 0.0),
-        ("accumulate", 0),
-        ("clip_grad", 0.0),
-        ("precision", "float8"),
-        ("save_every", 0),
-        ("seed", -1),
-        ("warmup", 5),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"alpha": 1.1}, "alpha"),
+        ({"precision": "auto"}, "precision"),
+        ({"warmup": 5}, "warmup"),
+        ({"min_learning_rate": 0.1}, "min_learning_rate 0.1 is what learning_rate 0.01 falls to"),
+        ({"schedule": "steps"}, "give them with schedule=steps"),
+        ({"decay_epochs": [8]}, "give them with schedule=steps"),
     ],
 )
-def test_a_bad_field_is_named(field, value):
-    with pytest.raises(ValidationError, match=field):
-        Finetuning(**{field: value})
-
-
-def test_a_rate_cannot_fall_upwards():
-    with pytest.raises(ValidationError, match=r"min_learning_rate 0.1 is what learning_rate 0.01 falls to"):
-        recipe(min_learning_rate=0.1)
+def test_a_bad_field_is_named(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        recipe(**fields)
 
 
 @pytest.mark.system
@@ -218,3 +209,35 @@ def test_an_epoch_brings_a_compressed_network_back(cell_config):
     finetune(student, teacher, task, instantiate(config.mini, _convert_="all"))
     after = task.evaluate(student)["top1"]
     assert after > before + 10 and after > 75, (before, after)
+
+
+STEPS, EPOCH = 60, 5
+
+
+def rates(**fields):
+    """The rate of every step, for a training of 12 epochs."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = recipe(learning_rate=0.1, **fields).scheduler(optimizer, STEPS, EPOCH, initialize=True)
+    found = []
+    for step in range(STEPS):
+        schedule.step_update(step)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"min_learning_rate": 0.02}, [0.02 + 0.04 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)]),
+        ({"schedule": "linear"}, [0.1 * (1 - step / STEPS) for step in range(STEPS)]),
+        (
+            {"schedule": "steps", "decay_epochs": [8, 11]},
+            [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH,  # detectors' 1x
+        ),
+    ],
+)
+def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
+    plain, risen = rates(**fields), rates(num_warmups=6, **fields)
+    assert plain == pytest.approx(expected)
+    assert risen[:6] == pytest.approx([0.1 * step / 6 for step in range(6)]) and risen[6:] == plain[6:]
+    assert rates(num_warmups=999, **fields)[12:] == plain[12:]  # a fifth at most

@@ -2,9 +2,6 @@
 
 import copy
 import itertools
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import facts
 from experiments.config import CONF
 from facts.finetuning import Finetuning, Recovery, finetune, training
 from facts.finetuning.inputs import Inputs
+from facts.finetuning.recovery import fast_precision
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Reads, Watched, interrupt, same_weights
@@ -241,18 +239,9 @@ def test_unsaved_buffers_keep_their_type():
     assert recovered(batches[0][0]).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"minutes": 0}, "minutes"),
-        ({"epochs": 0}, "epochs"),
-        ({"held_back": 0.9}, "held_back"),
-        ({"precision": "int8"}, "precision"),
-        ({"epoch": 3}, "epoch"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValidationError, match=message):
+@pytest.mark.parametrize("options", [{"minutes": 0}, {"held_back": 0.9}, {"precision": "int8"}, {"epoch": 3}])
+def test_options_out_of_range(options):
+    with pytest.raises(ValidationError, match=next(iter(options))):
         facts.recover(compressed(), image_batches(SIZES), **options)
 
 
@@ -264,3 +253,19 @@ def test_recovery_without_data_is_refused_before_any_work():
 def test_inputs_alone_have_no_loss_of_their_own():
     with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
         finetune(compressed().model, original(), lessons_of(image_batches(SIZES), 4, 0.1), Finetuning(alpha=0.5))
+
+
+@pytest.mark.parametrize("able", ["avx512_bf16", "amx_bf16", "avx2", None])
+def test_a_processor_with_instructions_for_bfloat16_uses_them(monkeypatch, able):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
+    if able is None:  # an old PyTorch says nothing about the processor
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    expected = "bfloat16" if able in ("avx512_bf16", "amx_bf16") else "float32"
+    assert Recovery().finetuning(make_model(torch.float32)).precision == expected
+    assert Recovery(precision="float32").finetuning(make_model(torch.float16)).precision == "float16"
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_uses_bfloat16_if_it_need_not_emulate_it(monkeypatch, supported):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported or including_emulation)
+    assert fast_precision(torch.device("cuda")) == ("bfloat16" if supported else "float32")
