@@ -19,16 +19,11 @@ from tests.finetuning.setting import Given, finetuned, make_student, recipe, sam
 from tests.networks import image_batches, make_model, relative_error
 
 
-def one_loss(student, teacher, **fields):
-    [(images, labels)] = image_batches([5])
-    loss = Finetuning(**fields).loss(Given([5]), student, teacher, images, labels)
-    return loss, student(images), teacher(images), labels
-
-
 def test_the_loss_is_the_formula():
-    loss, outputs, original, labels = one_loss(make_model(seed=1), make_model(), alpha=0.3, temperature=2.0)
+    student, teacher, [(images, labels)] = make_model(seed=1), make_model(), image_batches([5])
+    loss = Finetuning(alpha=0.3, temperature=2.0).loss(Given([5]), student, teacher, images, labels)
     expected = 0.0
-    for z, t, label in zip(outputs.tolist(), original.tolist(), labels.tolist(), strict=True):
+    for z, t, label in zip(*(each.tolist() for each in (student(images), teacher(images), labels)), strict=True):
         p, q, soft = (
             [math.exp(value / tau) / sum(math.exp(v / tau) for v in values) for value in values]
             for values, tau in ((t, 2.0), (z, 2.0), (z, 1.0))
@@ -36,13 +31,8 @@ def test_the_loss_is_the_formula():
         expected += 0.7 * -math.log(soft[label])
         expected += 0.3 * 2.0**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_without_distillation_it_is_the_task_s_loss_and_needs_no_teacher():
-    loss, outputs, _, labels = one_loss(make_model(seed=1), make_model(), alpha=0.0)
-    assert loss.equal(summed_cross_entropy(outputs, labels))
-    [(images, labels)] = image_batches([5])
-    Finetuning(alpha=0.0).loss(Given([5]), make_model(), None, images, labels)
+    alone = Finetuning(alpha=0.0).loss(Given([5]), student, None, images, labels)
+    assert alone.equal(summed_cross_entropy(student(images), labels))
 
 
 def test_outputs_that_are_no_logits_are_compared_by_the_task_s_own_error():
