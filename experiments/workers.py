@@ -17,7 +17,7 @@ from experiments.instantiation import instantiate
 from experiments.launchers.base import Launcher
 from experiments.launchers.processes import Processes
 from facts.utils import distributed
-from facts.utils.display import hide_displays
+from facts.utils.stopwatch import hide_displays
 
 log = logging.getLogger(__name__)
 

@@ -58,12 +58,12 @@ class Inputs:
         sizes, held, last = [], [], None
         for number, last in enumerate(self._parts(size)):
             sizes.append(batch_size(last))
-            if _is_held_back(number, every):
-                held.append(_copied(last))
+            if number % every == every - 1:
+                held.append(tree_map_only(Tensor, torch.clone, last))  # without the rest of its batch
         if len(sizes) < 2:
             raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
         if not held:
-            every, held = len(sizes), [_copied(last)]
+            every, held = len(sizes), [tree_map_only(Tensor, torch.clone, last)]
         return Survey(size, every, held, len(sizes) - len(held), sum(sizes) - sum(map(batch_size, held)))
 
     def content_key(self, model: nn.Module) -> str:
@@ -87,7 +87,7 @@ class Inputs:
         """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""
         kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
-            if not _is_held_back(number, self.survey.every):
+            if number % self.survey.every != self.survey.every - 1:
                 yield part
             elif not _are_equal(part, next(kept, None)):
                 raise ValueError(
@@ -126,10 +126,6 @@ class Epoch:
             yield part, None
 
 
-def _is_held_back(number: int, every: int) -> bool:
-    return number % every == every - 1
-
-
 def _is_one_photo_each(part: Any) -> bool:
     """Whether a part is colour images `[N, 3, H, W]` and nothing else that would have to be cropped alike."""
     tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
@@ -152,11 +148,6 @@ def random_views(images: Tensor) -> Tensor:
     matrices = torch.stack([torch.stack([flip * width, zero, right], 1), torch.stack([zero, height, down], 1)], 1)
     grid = F.affine_grid(matrices, list(exact.shape), align_corners=False)
     return F.grid_sample(exact, grid, padding_mode="border", align_corners=False).to(images)
-
-
-def _copied(part: Any) -> Any:
-    """The part without the rest of its batch."""
-    return tree_map_only(Tensor, torch.clone, part)
 
 
 def _are_equal(first: Any, second: Any) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -106,18 +105,23 @@ class _Training:
         self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
         self.most_steps = self.recipe.num_epochs * self.steps_per_epoch
         self.student.requires_grad_(True)
+        self.norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
         distributed.copy_from_main_rank(self.student.parameters())  # factors may differ by rounding
         self.state = State(self.student, self.recipe, self.most_steps)
-        self.schedule = self._schedule(initialize=True)
+        self._schedule(initialize=True)
 
-    def _schedule(self, initialize: bool = False) -> Scheduler:
+    def _schedule(self, initialize: bool = False) -> None:
         state = self.state
-        return self.recipe.scheduler(state.optimizer, state.total_steps, self.steps_per_epoch, initialize)
+        self.schedule = self.recipe.scheduler(state.optimizer, state.total_steps, self.steps_per_epoch, initialize)
 
     def run(self) -> Outcome:
         state = self.state
         self._resume()
-        with evaluating(self.teacher), _training(self.student, self.recipe), progress_of("finetuning") as show:
+        with (
+            evaluating(self.teacher),
+            _training(self.student, self.norms, self.recipe.train_batch_norm),
+            progress_of("finetuning") as show,
+        ):
             show(state.steps, state.total_steps)
             if not state.errors:
                 self._judge()
@@ -128,6 +132,17 @@ class _Training:
         loss, samples = state.totals[state.totals[:, 1] > 0].T
         return Outcome((loss / samples).tolist(), state.seconds, state.errors)
 
+    @contextmanager
+    def _in_training(self) -> Iterator[None]:
+        """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
+        self.student.train()
+        for norm in self.norms:
+            norm.train(self.recipe.train_batch_norm)
+        try:
+            yield
+        finally:
+            self.student.eval()
+
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()
 
@@ -136,9 +151,9 @@ class _Training:
         return self.seconds_before + time.perf_counter() - self.start
 
     def _seconds_left(self) -> float:
-        """Seconds that the recipe leaves for steps, alike in all processes.
+        """Seconds that the recipe leaves for steps, the same in all processes.
 
-        A step, a checkpoint, a judgement here and two of what is handed over are yet to come.
+        They leave time for a step, a checkpoint, a judgement here and two of the network that is handed over.
         """
         if not self.recipe.minutes:
             return math.inf
@@ -187,15 +202,14 @@ class _Training:
         each = self._seconds_of_step()
         affordable = self.state.steps + int(self._seconds_left() / each) if each else self.most_steps
         self.state.total_steps = distributed.all_gather(min(self.most_steps, affordable))[0]
-        self.schedule = self._schedule()
+        self._schedule()
 
     def _judge(self) -> None:
         """Measure the error of the student, and keep its weights if there was none better."""
-        if not self.judge:
-            return
-        start = time.perf_counter()
-        self.state.note_error(self.judge(self.student))
-        self.state.seconds_to_judge = time.perf_counter() - start
+        if self.judge:
+            start = time.perf_counter()
+            self.state.note_error(self.judge(self.student))
+            self.state.seconds_to_judge = time.perf_counter() - start
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
@@ -228,8 +242,7 @@ class _Training:
 
     def _share_statistics(self) -> None:
         """Average the statistics of BatchNorm over the processes, each of which saw its own batches."""
-        norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
-        buffers = (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var))
+        buffers = (buffer for norm in self.norms for buffer in (norm.running_mean, norm.running_var))
         statistics = [buffer for buffer in buffers if buffer is not None]
         distributed.all_reduce(statistics)
         for buffer in statistics:
@@ -253,7 +266,7 @@ class _Training:
         if self.cache and (tensors := self.cache.load(self.checkpoint)):
             self.state.restore(tensors)
             self.seconds_before = self.state.seconds
-            self.schedule = self._schedule()
+            self._schedule()
             log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
@@ -268,16 +281,3 @@ class _Training:
             "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
             state.steps, state.total_steps, epoch + 1, self._mean_loss(epoch), left,
         )  # fmt: skip
-
-
-@contextmanager
-def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
-    """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
-    model.train()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.train(recipe.train_batch_norm)
-    try:
-        yield
-    finally:
-        model.eval()

@@ -5,7 +5,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -105,34 +104,28 @@ def _cached(
     return {moment: totals for moment, totals in kept.items() if totals is not None}
 
 
+@dataclass
 class MomentPass:
     """One pass over the data; `totals[moment][layer]` grow with it, on the device as long as they take `room` bytes.
 
     A total without room grows in main memory: each batch's part is computed on the device and added there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, nn.Linear],
-        moments: list[Moment],
-        loss: Loss,
-        precision: torch.dtype,
-        folder: Path,
-        room: float = math.inf,
-        num_parts: int = 1,
-        blocks: Iterable[nn.Module] = (),
-        append_one: bool = False,
-    ):
-        self.layers, self.folder, self.room, self.append_one = layers, folder, room, append_one
+    model: nn.Module
+    layers: Mapping[str, nn.Linear]
+    moments: list[Moment]
+    loss: Loss
+    precision: torch.dtype
+    folder: Path
+    room: float = math.inf
+    num_parts: int = 1
+    blocks: Iterable[nn.Module] = ()
+    append_one: bool = False
+
+    def __post_init__(self) -> None:
         self.num_samples = 0
         self.elsewhere: set[tuple[Moment, str]] = set()
-        self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
-        needs_grads = any(moment.needs_grads for moment in moments)
-        self.new_pass = partial(
-            DataPass, model, layers, loss=loss, precision=precision, needs_grads=needs_grads, num_parts=num_parts,
-            blocks=blocks,
-        )  # fmt: skip
+        self.totals = {moment: {name: self._place(moment, name) for name in self.layers} for moment in self.moments}
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """Run the pass; return the finished moments, by moment and layer."""
@@ -145,7 +138,11 @@ class MomentPass:
 
     def accumulate(self, batches: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> None:
         """Add batches to the totals; then add up `sums` over the processes."""
-        self.num_samples = self.new_pass(add=self._add).run(batches, self.num_samples, sums)
+        needs_grads = any(moment.needs_grads for moment in self.moments)
+        data_pass = DataPass(
+            self.model, self.layers, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
+        )
+        self.num_samples = data_pass.run(batches, self.num_samples, sums)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         if self.append_one:

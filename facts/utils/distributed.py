@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facts.utils.display import hide_displays
+from facts.utils.stopwatch import hide_displays
 
 T = TypeVar("T")
 
@@ -48,11 +48,11 @@ def join() -> None:
     global _group
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _group.size > 1:
         return
+    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=LONGEST_WAIT)
-    else:
-        dist.init_process_group("gloo", timeout=LONGEST_WAIT)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=LONGEST_WAIT)
     atexit.register(dist.destroy_process_group)
     messages = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
     _group = _Group(dist.get_rank(), dist.get_world_size(), messages)

@@ -8,8 +8,7 @@ from datetime import timedelta
 from operator import length_hint
 from typing import Protocol, TypeVar
 
-from facts.utils.display import new_display
-from facts.utils.stopwatch import current_stopwatch
+from facts.utils.stopwatch import current_stopwatch, new_display
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

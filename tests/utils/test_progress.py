@@ -4,17 +4,16 @@ import itertools
 
 import pytest
 
-from facts.utils import display, progress
+from facts.utils import progress
 from facts.utils import stopwatch as stopwatches
-from facts.utils.display import hide_displays
 from facts.utils.progress import progress_of, with_progress
 from facts.utils.reports import report, reporting_to
-from facts.utils.stopwatch import READING, current_stopwatch, stage, stopwatch, timed, waiting
+from facts.utils.stopwatch import READING, current_stopwatch, hide_displays, stage, stopwatch, timed, waiting
 
 
 @pytest.fixture(autouse=True)
 def no_choice_of_the_environment(monkeypatch):
-    monkeypatch.setattr(display, "_hidden", False)
+    monkeypatch.setattr(stopwatches, "_hidden", False)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
