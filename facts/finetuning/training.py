@@ -117,11 +117,7 @@ class _Training:
     def run(self) -> Outcome:
         state = self.state
         self._resume()
-        with (
-            evaluating(self.teacher),
-            _training(self.student, self.norms, self.recipe.train_batch_norm),
-            progress_of("finetuning") as show,
-        ):
+        with evaluating(self.teacher), self._in_training(), progress_of("finetuning") as show:
             show(state.steps, state.total_steps)
             if not state.errors:
                 self._judge()
