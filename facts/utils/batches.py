@@ -52,14 +52,15 @@ def batch_size(inputs: Any) -> int:
     return batch_size(next(iter(values)))
 
 
-def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] = ()) -> Iterator[T]:
+def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] | None = None) -> Iterator[T]:
     """Yield this process's share of the batches; after the last one, add up `sums` over all processes, in place.
 
     `what` is the work's name in its progress, which is shown if there is one.
     """
     own = distributed.shard(batches)
     yield from with_progress(own, what) if what else own
-    distributed.all_reduce(sums)
+    if sums is not None:  # else the processes do not meet here
+        distributed.all_reduce(sums)
 
 
 def gathered(own: list[T]) -> list[T]:

@@ -41,9 +41,6 @@ def test_the_error_is_a_sum_over_samples_and_blocks(make):
         for i in range(5)
     )
     torch.testing.assert_close(matching_error(ours, theirs, 5), expected)
-    torch.testing.assert_close(
-        matching_error(ours[:1], theirs[:1], 1), ((theirs[0] - ours[0]).norm() / ours[0].norm()) ** 2
-    )
     assert matching_error(ours, ours, 5) == 0 < expected
     assert len(ours) == len(names) and not original._forward_hooks
     assert matching_error([torch.zeros(5, 2)], [torch.zeros(5, 2)], 5) == 0
@@ -61,14 +58,13 @@ def test_a_block_that_runs_twice_or_returns_more_than_a_tensor():
     assert [output.shape for output in outputs] == [(1, 6, model.config.hidden_size)]
 
 
-@pytest.mark.parametrize("form", ["plain", "pivoted"])
-def test_blocks_come_nearer_if_they_count(form):
+def test_blocks_come_nearer_if_they_count():
     """More so than when the outputs alone are taught; the weight of the blocks' errors is all that differs."""
     original = make_vit()
     inputs = Inputs(BATCHES, kl_divergence, part_size=8, held_back=0.25, views=False)
     errors = {}
     for weight in (0.0, 1.0):
-        student = compressed(original, form=form).model
+        student = compressed(original).model
         recipe = Finetuning(num_epochs=20, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
         names = low_rank_blocks(student)
