@@ -10,13 +10,12 @@ from torch.utils._pytree import tree_leaves
 import facts
 from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
-from facts.moments import collect_moments
 from facts.moments.collect import MomentPass
 from facts.moments.execution import Execution
 from facts.moments.losses import summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.moments.memory import MemoryPolicy
 from facts.utils.batches import in_parts
-from tests.by_sample import BY_SAMPLE
+from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.networks import (
     LAYERS,
     KeyedBatches,
@@ -25,11 +24,7 @@ from tests.networks import (
     make_in_place,
     make_model,
     make_sharing,
-    relative_error,
 )
-
-# Sums over float64 in another order; Lanczos: a relative residual of 1e-9.
-EXACT, LANCZOS = 1e-12, 1e-7
 
 
 def limited_model(at_once: int):
@@ -44,48 +39,26 @@ def limited_model(at_once: int):
     return model
 
 
-def factors_of(model, estimators, policy=DEFAULT_POLICY):
-    """Of each layer by each estimator, from one pass over the union of their moments."""
-    wanted = [moment for estimator in estimators.values() for moment in estimator.moments]
-    batches = image_batches([5, 5, 2])
-    moments = collect_moments(model, select_layers(model).layers, batches, wanted, memory=policy)
-    return {
-        (name, layer): estimator.factors(values)
-        for name, estimator in estimators.items()
-        for layer, values in moments.items()
-    }
-
-
-def assert_same(first, second):
-    assert first.keys() == second.keys()
-    for place, factors in first.items():
-        for side in ("A", "B"):
-            ours, theirs = getattr(factors, side), getattr(second[place], side)
-            assert (ours is None) == (theirs is None)
-            assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in place else EXACT), place
-
-
+BATCHES = image_batches([5, 5, 2])
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 
 
 def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
     """Where no batch defines them. 5 samples in 2 parts are 3, too many; in 4 they are 2."""
-    assert_same(factors_of(limited_model(2), BY_SAMPLE), factors_of(make_model(), BY_SAMPLE))
+    assert_same_factors(*(factors_of(model, BATCHES, BY_SAMPLE) for model in (limited_model(2), make_model())))
     assert "each batch in 4 parts" in caplog.text
 
 
 def test_too_little_memory_for_any_part_says_what_lowers_the_need():
     with pytest.raises(MemoryError, match=r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)"):
-        factors_of(limited_model(0), {"facts": FACTS()})
-
-
-def test_batches_stay_whole_where_the_policy_says_so():
+        factors_of(limited_model(0), BATCHES, {"facts": FACTS()})
     with pytest.raises(MemoryError, match="1 parts"):
-        factors_of(limited_model(2), {"facts": FACTS()}, MemoryPolicy(halve_batches=False))
+        factors_of(limited_model(2), BATCHES, {"facts": FACTS()}, memory=MemoryPolicy(halve_batches=False))
 
 
 def test_moments_in_main_memory_are_those_on_the_device():
-    assert_same(factors_of(make_model(), EVERY, MemoryPolicy(moments="host")), factors_of(make_model(), EVERY))
+    policies = MemoryPolicy(moments="host"), MemoryPolicy()
+    assert_same_factors(*(factors_of(make_model(), BATCHES, EVERY, memory=policy) for policy in policies))
 
 
 def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
