@@ -84,7 +84,7 @@ class Inputs:
         return distance(teacher, student, self.survey.held_back, self.output_error, precision).mean
 
     def lessons(self) -> Iterator[Any]:
-        """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""
+        """Every part that is not held back. Raises `ValueError` if the data differ from what the survey read."""
         kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
             if number % self.survey.every != self.survey.every - 1:
@@ -127,7 +127,7 @@ class Epoch:
 
 
 def _is_one_photo_each(part: Any) -> bool:
-    """Whether a part is colour images `[N, 3, H, W]` and nothing else that would have to be cropped alike."""
+    """Whether a part is colour images `[N, 3, H, W]` and nothing else that would need the same crop."""
     tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
     return len(tensors) == 1 and tensors[0].ndim == 4 and tensors[0].is_floating_point() and tensors[0].shape[1] == 3
 

@@ -69,7 +69,7 @@ class Finetuning(Steps):
     tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
     multiplies the rate in a part called `backbone`, to protect it while new heads learn. `train_batch_norm` is for
     networks with layers that were never trained: BatchNorm then normalises by the batch and updates its running
-    statistics. The other fields are those of `Steps`.
+    statistics. `Steps` describes the other fields.
     """
 
     num_epochs: Count = 1

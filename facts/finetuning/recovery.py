@@ -36,7 +36,7 @@ class Recovery(Steps):
     processes of torchrun share; its rate falls along a cosine. With `views`, photos are seen in random crops and flips.
     `held_back` is the approximate fraction of inputs set aside to judge the network, at least one part. The `precision`
     `auto` is bfloat16 where the device is faster in it, else float32. A network in half precision is trained in its own
-    type, its weights in float32. The other fields are those of `Steps`.
+    type, its weights in float32. `Steps` describes the other fields.
     """
 
     epochs: Count | None = None

@@ -60,7 +60,7 @@ class Moment(ABC):
         """Add one batch, in place."""
 
     def reducible(self, total: Any) -> tuple[Tensor, ...]:
-        """The tensors of a total that grow with the data: those of parts of the data are added up."""
+        """The tensors of a total that grow with the data; totals over parts of the data are added up through them."""
         return total
 
     def finalize(self, total: Any) -> Any:
@@ -184,7 +184,7 @@ class ClippedGradMoment(SymmetricMoment):
 class ScaledGradMoment(ClippedGradMoment):
     """A moment whose last matrix has the trace of unclipped gradients: clipping changes its directions, not its scale.
 
-    While it grows, a scalar beside the matrices sums up that trace.
+    While it grows, a further scalar sums up that trace.
     """
 
     def init_state(self, layer, like, d_in, d_out, file):

@@ -135,10 +135,12 @@ def all_reduce(tensors: Iterable[Tensor]) -> None:
 
 def copy_from_main_rank(tensors: Iterable[Tensor]) -> None:
     """Replace each tensor by the main rank's."""
-    for tensor in tensors if _group.size > 1 else ():
-        values = tensor.detach().contiguous()
-        dist.broadcast(values, src=0)
-        tensor.detach().copy_(values)
+    if _group.size > 1:
+        _meet(None)
+        for tensor in tensors:
+            values = tensor.detach().contiguous()
+            dist.broadcast(values, src=0)
+            tensor.detach().copy_(values)
 
 
 def shard(batches: Iterable[T]) -> Iterable[T]:

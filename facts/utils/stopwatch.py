@@ -30,7 +30,7 @@ _hidden = False
 
 
 def hide_displays() -> None:
-    """Show no display from now on: one terminal has no room for those of several processes."""
+    """Show no display from now on: one terminal has no room for the displays of several processes."""
     global _hidden
     _hidden = True
 
@@ -83,7 +83,7 @@ def current_stopwatch() -> Stopwatch | None:
 def stopwatch() -> Iterator[dict[str, float]]:
     """Time the stages within the block, and show them on a terminal. Yields their seconds, which grow.
 
-    Within another such block, the seconds are those of both.
+    A block within another one shares its seconds.
     """
     if outer := _current.get():
         yield outer.seconds
