@@ -170,7 +170,7 @@ class Calibration:
             fit_bias = self.fit_bias and bool(estimator.moments)
             start = time.perf_counter()
             with stage("decomposition"):
-                # All processes are done before the moments go, some of which lie in one's files.
+                # Processes wait for each other before the moments are freed: some lie in files of the main process.
                 decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
             seconds += time.perf_counter() - start
         with stage("decomposition"):
@@ -214,7 +214,7 @@ def prepare(
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
     batches = as_batches(data, model)
-    inputs, targets = first_of(batches or ()) or (None, None)
+    inputs, targets = first_of(() if batches is None else batches) or (None, None)
     if loss is None:
         loss = _default_loss(model, inputs, targets)
     if output_error is None:
