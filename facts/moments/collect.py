@@ -72,7 +72,12 @@ def collect_moments(
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
-    scratch = None if cache else ScratchFolder()
+    scratch = None
+    if cache:
+        folder = cache.folder
+    else:
+        scratch = ScratchFolder()
+        folder = scratch.path
     known = _cached(wanted, cache, layers, device)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
@@ -80,7 +85,6 @@ def collect_moments(
             if missing := [moment for moment in wanted if moment not in known]:
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
-                folder = cache.folder if cache else scratch.path
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
@@ -91,8 +95,9 @@ def collect_moments(
                     return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory)
-            for moment in missing if cache else ():
-                moment.save(cache, known[moment])
+            if cache:
+                for moment in missing:
+                    moment.save(cache, known[moment])
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
 
 
