@@ -39,5 +39,5 @@ def _balanced(layer: PivotedLinear) -> LowRankLinear:
     (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
     u, s, vh = torch.linalg.svd(small @ other.T)
     root = s.sqrt()
-    factors = left @ (u * root), root[:, None] * vh @ right.T
-    return LowRankLinear(*(factor.to(layer.basis) for factor in factors), layer.bias)
+    left, right = left @ (u * root), root[:, None] * vh @ right.T
+    return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

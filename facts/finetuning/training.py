@@ -74,7 +74,7 @@ def finetune(
     start = time.perf_counter()
 
     def train() -> Outcome:
-        cache, checkpoint = Cache(folder) if folder else None, ""
+        cache, checkpoint = Cache(Path(folder)) if folder else None, ""
         if cache:
             data = lessons.content_key(teacher)
             checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, data)}"

@@ -74,7 +74,7 @@ class GradientStore:
         if self.path is None or not self.path.exists():
             return False
         with self.path.open("rb") as file:
-            self.hash = hashlib.file_digest(file, "sha256")  # type: ignore[assignment]  # of the same interface
+            self.hash = hashlib.file_digest(file, "sha256")
         self.num_gradients = self.path.stat().st_size // self.num_bytes
         return self.digest.equal(digest)
 
