@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cell import Cell
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
 from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
-from facts.utils.display import hide_displays
 from facts.utils.files import HeldElsewhere
+from facts.utils.stopwatch import hide_displays
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,9 @@
 """The estimators without what they define by batch: sums over samples, whatever batch a sample is in."""
 
+from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, KFACExpand, KFACReduce, Shampoo2
+from facts.moments import collect_moments
+from tests.networks import relative_error
 
 WHOLE = {"grad_clip": None, "normalize": "none"}
 
@@ -10,3 +13,20 @@ BY_SAMPLE = {name: estimator() for name, estimator in ESTIMATORS.items() if name
     "kfac_expand": KFACExpand(grad_clip=None),
     "kfac_reduce": KFACReduce(grad_clip=None),
 }
+
+
+def factors_of(model, batches, estimators, **options):
+    """The factors by estimator and layer, from one pass over the union of the estimators' moments."""
+    wanted = [moment for estimator in estimators.values() for moment in estimator.moments]
+    moments = collect_moments(model, select_layers(model).layers, batches, wanted, **options)
+    return {(name, layer): each.factors(moments[layer]) for name, each in estimators.items() for layer in moments}
+
+
+def assert_same_factors(found, expected, tolerance=1e-12, of_gfwsvd=1e-7):
+    """To float64 sums in another order; Lanczos and power iteration end with a residual or step of 1e-9 or 1e-8."""
+    assert found.keys() == expected.keys()
+    for place, factors in found.items():
+        for ours, theirs in ((factors.A, expected[place].A), (factors.B, expected[place].B)):
+            assert (ours is None) == (theirs is None)
+            bound = of_gfwsvd if "gfwsvd" in place[0] else tolerance
+            assert ours is None or relative_error(ours, theirs) < bound, place

@@ -42,11 +42,10 @@ from facts.moments.losses import (
 )
 from facts.moments.statistics import InputSum, Moment
 from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import first_of, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
-from facts.utils.files import locked
 from facts.utils.sources import shared_code
-from facts.utils.stopwatch import add_saved, stage, waiting
+from facts.utils.stopwatch import add_saved, stage
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Calibration:
             return self._decompose(estimator)
         known = self._load(estimator)
         if known is None:
-            with distributed.held_by_main_rank(locked(self.cache.folder / f"{file_name(estimator)}.lock")):
+            with self.cache.locked(file_name(estimator)):
                 known = self._load(estimator)  # by now another process may have them
                 known = self._decompose(estimator) if known is None else known
         return known
@@ -173,11 +172,12 @@ class Calibration:
             fit_bias = self.fit_bias and bool(estimator.moments)
             start = time.perf_counter()
             with stage("decomposition"):
-                decompositions |= decompose_layers(layers, last, moments, fit_bias)
+                # Processes wait for each other before the moments are freed: some lie in files of the main process.
+                decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
             seconds += time.perf_counter() - start
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions, seconds)
-        distributed.on_main_rank(lambda: self._delete(moment for moment in estimator.moments if not moment.is_kept))
+        self._delete(moment for moment in estimator.moments if not moment.is_kept)
         return decompositions
 
     def _delete(self, moments: Iterable[Moment]) -> None:
@@ -218,9 +218,7 @@ def prepare(
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
     batches = as_batches(data, model)
-    own = None if batches is None else distributed.shard(batches)
-    first = distributed.on_main_rank(lambda: None if own is None else next(waiting(own), None))
-    inputs, targets = first or (None, None)
+    inputs, targets = first_of(() if batches is None else batches) or (None, None)
     if loss is None:
         loss = _default_loss(model, inputs, targets)
     if output_error is None:

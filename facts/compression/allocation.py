@@ -4,13 +4,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 
 from facts.cost.latency import LatencyTable, MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
-from facts.cost.timing import TimingPolicy
+from facts.cost.timing import Timing, TimingPolicy
 from facts.decomposition.apply import Plan, apply_plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.lowrank import LowRankLayer
@@ -62,7 +64,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
         assert isinstance(table, MeasuredLatency)  # it is bounded
         networks = {"dense": problem.model, "compressed": compressed}
-        times = distributed.on_main_rank(partial(batch_seconds, networks, table.inputs, timing, problem.precision))
+        times = batch_times(networks, table.inputs, timing, problem.precision)
         latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
@@ -72,6 +74,13 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency)
         table.correct(result.plan, latency["measured"])
         num_corrections += 1
+
+
+def batch_times(
+    networks: Mapping[str, nn.Module], inputs: Any, timing: TimingPolicy, precision: torch.dtype
+) -> dict[str, Timing]:
+    """Time networks in turns on the main rank, for all."""
+    return distributed.on_main_rank(partial(batch_seconds, networks, inputs, timing, precision))
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:

@@ -15,7 +15,7 @@ from facts.calibration.distance import distance
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
 from facts.calibration.selection import LayerNames
-from facts.compression.allocation import allocate_ranks
+from facts.compression.allocation import allocate_ranks, batch_times
 from facts.compression.budget import Budget
 from facts.compression.quality import smallest_within
 from facts.compression.summarize import summarize
@@ -23,7 +23,6 @@ from facts.cost.count import CostName
 from facts.cost.device_times import precision_name
 from facts.cost.latency import LatencyTable
 from facts.cost.predicted import PredictedLatency
-from facts.cost.speed import batch_seconds
 from facts.cost.timing import TimingPolicy
 from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
@@ -39,7 +38,6 @@ from facts.saving.hub_methods import with_hub_methods
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils import distributed
 from facts.utils.batches import batch_size, in_parts, to_device
 from facts.utils.cache import Cache
 from facts.utils.files import ScratchFolder
@@ -173,7 +171,7 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
 
     def timed(num_parts: int) -> dict[str, float]:
         part, _ = next(in_parts((inputs, None), num_parts))
-        times = distributed.on_main_rank(lambda: batch_seconds(networks, part, QUICK, execution.precision))
+        times = batch_times(networks, part, QUICK, execution.precision)
         return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
 
     with stopwatch() as seconds, stage("latency"):

@@ -1,7 +1,6 @@
 """Decompositions of all layers, and their place in the cache."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,6 @@ from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import Estimator
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import InputSum
-from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
@@ -27,12 +25,10 @@ def decompose_layers(
 
     Raises `ValueError` with the layer's name.
     """
-    return distributed.on_all_ranks(
-        lambda: {
-            name: decompose_layer(name, layer, estimator, moments[name], fit_bias)
-            for name, layer in with_progress(layers.items(), "decomposition")
-        }
-    )
+    return {
+        name: decompose_layer(name, layer, estimator, moments[name], fit_bias)
+        for name, layer in with_progress(layers.items(), "decomposition")
+    }
 
 
 def decompose_layer(
@@ -70,9 +66,9 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 def load_decompositions(
     cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
 ) -> tuple[dict[str, Decomposition], float] | None:
-    """Load the decompositions, and the seconds that they took, from the cache; None if it lacks them on any rank."""
+    """Load the decompositions, and the seconds that they took, from the cache; None if it lacks them."""
     tensors = cache.load(file_name(estimator)) if cache else None
-    if not all(distributed.all_gather(tensors is not None)) or tensors is None:
+    if tensors is None:
         return None
     return {name: _unpack(tensors, name) for name in layers}, tensors[SECONDS].item()
 
@@ -84,7 +80,7 @@ def save_decompositions(
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
         tensors[SECONDS] = torch.tensor(seconds)
-        distributed.on_main_rank(partial(cache.save, file_name(estimator), tensors))
+        cache.save(file_name(estimator), tensors)
 
 
 def _pack(name: str, decomposition: Decomposition) -> dict[str, Tensor]:

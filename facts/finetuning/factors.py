@@ -10,7 +10,6 @@ from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 from facts.modules.pivots import arithmetic_of, pivoted_layer
-from facts.utils import distributed
 
 
 @contextmanager
@@ -35,14 +34,10 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _balanced(layer: PivotedLinear) -> LowRankLinear:
-    """The same weight as two factors with equal singular values, alike in all processes."""
-
-    def factors() -> tuple[torch.Tensor, torch.Tensor]:
-        left, right = (factor.double() for factor in layer.factors())
-        (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-        u, s, vh = torch.linalg.svd(small @ other.T)
-        root = s.sqrt()
-        return (left @ (u * root)).to(layer.basis).cpu(), (root[:, None] * vh @ right.T).to(layer.basis).cpu()
-
-    left, right = distributed.on_main_rank(factors)
+    """The same weight as two factors with equal singular values."""
+    left, right = (factor.double() for factor in layer.factors())
+    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, s, vh = torch.linalg.svd(small @ other.T)
+    root = s.sqrt()
+    left, right = left @ (u * root), root[:, None] * vh @ right.T
     return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

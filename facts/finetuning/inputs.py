@@ -1,4 +1,4 @@
-"""Inputs without labels as lessons: the original says what their outputs should be."""
+"""Inputs without labels as lessons: their targets are the original's outputs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,17 +7,21 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import distance
 from facts.cost.trace import has_row_per_sample
-from facts.finetuning.views import are_photos, random_views
+from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.utils.batches import batch_size, in_parts
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.random import seeded
+
+SMALLEST_AREA = 0.5  # of a random crop
+ASPECT = 4 / 3  # of its sides, at most
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,7 @@ class Survey:
 class Inputs:
     """The inputs of some batches, in parts of at most `part_size` samples; about a share `held_back` judges.
 
-    The parts come in the order of the data, the same in every epoch. With `views`, photos are seen in random crops and
-    flips.
+    The parts come in the order of the data, the same in every epoch. `views` shows photos in random crops and flips.
     """
 
     data: Iterable[Batch]
@@ -47,7 +50,7 @@ class Inputs:
 
     @cached_property
     def survey(self) -> Survey:
-        """Read the data once. Raises `ValueError` if they cannot be divided into lessons and what is held back."""
+        """Read the data once. Raises `ValueError` if they cannot be divided into lessons and a part to hold back."""
         every, size = max(2, round(1 / self.held_back)), self.part_size
         first = list(islice(self._parts(size), 2))
         if len(first) == 1 and has_row_per_sample(first[0]):  # a part to learn from, and one to judge by
@@ -55,12 +58,12 @@ class Inputs:
         sizes, held, last = [], [], None
         for number, last in enumerate(self._parts(size)):
             sizes.append(batch_size(last))
-            if _is_held_back(number, every):
-                held.append(_copied(last))
+            if number % every == every - 1:
+                held.append(tree_map_only(Tensor, torch.clone, last))  # without the rest of its batch
         if len(sizes) < 2:
             raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
         if not held:
-            every, held = len(sizes), [_copied(last)]
+            every, held = len(sizes), [tree_map_only(Tensor, torch.clone, last)]
         return Survey(size, every, held, len(sizes) - len(held), sum(sizes) - sum(map(batch_size, held)))
 
     def content_key(self, model: nn.Module) -> str:
@@ -77,14 +80,14 @@ class Inputs:
         return Epoch(self, (seed, epoch), range(self.survey.num_lessons))
 
     def error(self, student: nn.Module, teacher: nn.Module, precision: torch.dtype) -> float:
-        """Mean error of the student's outputs on what was held back."""
+        """Mean error of the student's outputs on the held-back parts."""
         return distance(teacher, student, self.survey.held_back, self.output_error, precision).mean
 
     def lessons(self) -> Iterator[Any]:
-        """Every part that is not held back. Raises `ValueError` if the data are not those of the survey."""
+        """Every part that is not held back. Raises `ValueError` if the data differ from what the survey read."""
         kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
-            if not _is_held_back(number, self.survey.every):
+            if number % self.survey.every != self.survey.every - 1:
                 yield part
             elif not _are_equal(part, next(kept, None)):
                 raise ValueError(
@@ -123,19 +126,28 @@ class Epoch:
             yield part, None
 
 
-def _is_held_back(number: int, every: int) -> bool:
-    return number % every == every - 1
-
-
 def _is_one_photo_each(part: Any) -> bool:
-    """Whether a part is photos and nothing else that would have to be cropped alike."""
+    """Whether a part is colour images `[N, 3, H, W]` and nothing else that would need the same crop."""
     tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
-    return len(tensors) == 1 and are_photos(tensors[0])
+    return len(tensors) == 1 and tensors[0].ndim == 4 and tensors[0].is_floating_point() and tensors[0].shape[1] == 3
 
 
-def _copied(part: Any) -> Any:
-    """The part without the rest of its batch."""
-    return tree_map_only(Tensor, torch.clone, part)
+def random_views(images: Tensor) -> Tensor:
+    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size.
+
+    Both networks see the same view, so no label can be wrong. In float32 at least: half precision has too few bits for
+    positions.
+    """
+    exact = at_least_float32(images)
+    draws = torch.rand(5, len(exact), dtype=exact.dtype, device=exact.device)
+    area, aspect = 1 - (1 - SMALLEST_AREA) * draws[0], ASPECT ** (2 * draws[1] - 1)
+    width, height = ((area * by).sqrt().clamp(max=1) for by in (aspect, 1 / aspect))
+    flip = 1 - 2 * (draws[2] < 0.5).to(exact)
+    right, down = (1 - width) * (2 * draws[3] - 1), (1 - height) * (2 * draws[4] - 1)
+    zero = torch.zeros_like(width)
+    matrices = torch.stack([torch.stack([flip * width, zero, right], 1), torch.stack([zero, height, down], 1)], 1)
+    grid = F.affine_grid(matrices, list(exact.shape), align_corners=False)
+    return F.grid_sample(exact, grid, padding_mode="border", align_corners=False).to(images)
 
 
 def _are_equal(first: Any, second: Any) -> bool:

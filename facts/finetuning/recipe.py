@@ -5,14 +5,18 @@ from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import Field
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
-from facts.finetuning.precision import Precision
 from facts.modules.networks import run
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size
-from facts.utils.options import Count, NotNegative, Positive, options
+from facts.utils.options import Count, NotNegative, Positive, Share, options
+
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class Lessons(Protocol):
@@ -25,7 +29,35 @@ class Lessons(Protocol):
 
 
 @options
-class Finetuning:
+class Steps:
+    """Fields of `Finetuning` and `Recovery`: the steps of AdamW.
+
+    The rate rises to `learning_rate` over `num_warmups` steps, a fifth of all at most. A step takes `accumulate`
+    batches, whatever the number of processes. `block_weight` times the squared errors of the outputs of the blocks with
+    low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the
+    time: the first steps, and each epoch, tell how many there can be, and the schedule ends with the last.
+    `precision` is the autocast type of both networks, float16 with a scaled loss. A checkpoint is written every
+    `save_every` steps and after each epoch. `seed` determines the order of the data, augmentation and dropout.
+    """
+
+    minutes: Positive | None = None
+    learning_rate: Positive = 8.7e-6
+    num_warmups: Annotated[int, Field(ge=0)] = 0
+    weight_decay: NotNegative = 0.05
+    block_weight: NotNegative = 0.0
+    accumulate: Count = 1
+    clip_grad: Positive | None = None
+    precision: Precision | Literal["auto"] = "float32"
+    save_every: Count = 500
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def identity(self) -> dict[str, Any]:
+        """Fields that the weights depend on: all but when checkpoints are written."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
+
+
+@options
+class Finetuning(Steps):
     """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 
     From the paper: `learning_rate` for one epoch (8.7e-6; 1e-4 over five epochs for pruned networks), the loss and the
@@ -33,36 +65,22 @@ class Finetuning:
     code, whose recipe the paper follows: `min_learning_rate`. That code lowers the rate once an epoch, so a single
     epoch has a constant rate: for that, set `min_learning_rate` to `learning_rate`.
 
-    A step takes `accumulate` of the task's batches, whatever the number of processes. `precision` is the autocast type
-    of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
-    `backbone_scale` multiplies the rate in a part called `backbone`, to protect it while new heads learn. `seed`
-    determines the order of the data, augmentation and dropout. `train_batch_norm` is for networks with layers that were
-    never trained: BatchNorm then normalises by the batch and updates its running statistics. The rate rises over
-    `num_warmups` steps, a fifth of all at most. It falls to `min_learning_rate` by a `cosine` or a `linear` schedule
-    (UPerNet's 160,000 iterations), or to a tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule:
-    after 8 and 11 of 12). `block_weight` times the squared errors of the outputs of the blocks with low-rank layers,
-    relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the time: the first
-    steps, and each epoch, tell how many there can be, and the cosine ends with the last.
+    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a
+    tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
+    multiplies the rate in a part called `backbone`, to protect it while new heads learn. `train_batch_norm` is for
+    networks with layers that were never trained: BatchNorm then normalises by the batch and updates its running
+    statistics. `Steps` describes the other fields.
     """
 
     num_epochs: Count = 1
-    learning_rate: Positive = 8.7e-6
     min_learning_rate: NotNegative = 0.0
     schedule: Literal["cosine", "linear", "steps"] = "cosine"
     decay_epochs: tuple[Count, ...] = ()
-    weight_decay: NotNegative = 0.05
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    alpha: Share = 0.5
     temperature: Positive = 1.0
-    block_weight: NotNegative = 0.0
-    accumulate: Count = 1
-    clip_grad: Positive | None = None
     precision: Precision = "float32"
     train_batch_norm: bool = False
     backbone_scale: Positive = 1.0
-    num_warmups: Annotated[int, Field(ge=0)] = 0
-    minutes: Positive | None = None
-    save_every: Count = 500
-    seed: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self):
         if self.min_learning_rate > self.learning_rate:
@@ -80,9 +98,24 @@ class Finetuning:
     def autocast_type(self) -> torch.dtype:
         return getattr(torch, self.precision)
 
-    def identity(self) -> dict[str, Any]:
-        """Fields that the weights depend on: all but when checkpoints are written."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
+    def scheduler(
+        self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
+    ) -> Scheduler:
+        """The learning rates of so many steps, from those at the scheduler's initialisation."""
+        common: dict[str, Any] = {
+            "warmup_t": min(self.num_warmups, total_steps // 5),
+            "warmup_prefix": False,
+            "t_in_epochs": False,
+            "initialize": initialize,
+        }
+        match self.schedule:
+            case "steps":
+                decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm's apply a step early
+                return MultiStepLRScheduler(optimizer, decays, decay_rate=0.1, **common)
+            case "linear":
+                return PolyLRScheduler(optimizer, total_steps, power=1.0, lr_min=self.min_learning_rate, **common)
+            case "cosine":
+                return CosineLRScheduler(optimizer, total_steps, lr_min=self.min_learning_rate, **common)
 
     def loss(self, lessons: Lessons, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, sums over samples.

@@ -1,7 +1,9 @@
-"""Recovery: the original teaches the compressed network, on inputs without labels."""
+"""Recovery of lost accuracy: the compressed network learns the original's outputs, on inputs without labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,71 +13,51 @@ from torch import nn
 
 from facts.calibration.data import as_batches
 from facts.finetuning.inputs import Inputs
-from facts.finetuning.precision import HALVES, Precision, fast_precision, in_float32
-from facts.finetuning.recipe import Count, Finetuning, NotNegative, Positive
-from facts.finetuning.training import Outcome, finetune
+from facts.finetuning.recipe import Finetuning, Precision, Steps
+from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
 from facts.moments.losses import OutputError, kl_divergence
 from facts.result import CompressionResult, RecoverySummary
 from facts.saving.hub_methods import with_hub_methods
-from facts.utils import distributed
 from facts.utils.batches import batch_size
-from facts.utils.options import options
+from facts.utils.options import Count, NotNegative, Positive, options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
 MOST_EPOCHS = 100  # if minutes alone are given
+HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @options
-class Recovery:
+class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    What is taught: the original's outputs, and, weighted by `block_weight`, those of its blocks in which a layer is now
-    low-rank. AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which processes of torchrun
-    share. Its rate rises to `learning_rate` over `num_warmups` steps and falls along a cosine. With `views`, photos are
-    seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the network, at
-    least one part. `precision` is the autocast type of the steps; `auto` is bfloat16 where the device is faster in it,
-    else float32. A network in half precision is trained in its own type, its weights in float32. A checkpoint is
-    written every `save_every` steps and after each epoch.
+    The network learns the original's outputs and, weighted by `block_weight`, the outputs of the original's blocks in
+    which a layer is now low-rank. AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which
+    processes of torchrun share; its rate falls along a cosine. With `views`, photos are seen in random crops and flips.
+    `held_back` is the approximate fraction of inputs set aside to judge the network, at least one part. The `precision`
+    `auto` is bfloat16 where the device is faster in it, else float32. A network in half precision is trained in its own
+    type, its weights in float32. `Steps` describes the other fields.
     """
 
     epochs: Count | None = None
-    minutes: Positive | None = None
-    block_weight: NotNegative = 30.0
     learning_rate: Positive = 1e-4
     num_warmups: Annotated[int, Field(ge=0)] = 30
     weight_decay: NotNegative = 0.0
+    block_weight: NotNegative = 30.0
     clip_grad: Positive | None = 1.0
     batch_size: Count = 16
-    accumulate: Count = 1
     views: bool = True
     held_back: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     precision: Precision | Literal["auto"] = "auto"
     save_every: Count = 50
-    seed: Annotated[int, Field(ge=0)] = 0
-
-    def identity(self) -> dict[str, Any]:
-        """Fields that the weights depend on: all but when checkpoints are written."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
 
     def finetuning(self, network: nn.Module) -> Finetuning:
         """The recipe of the steps for a network: distillation alone."""
         parameter = next(network.parameters())
         chosen = fast_precision(parameter.device) if self.precision == "auto" else self.precision
-        return Finetuning(
-            num_epochs=self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS),
-            minutes=self.minutes,
-            learning_rate=self.learning_rate,
-            num_warmups=self.num_warmups,
-            weight_decay=self.weight_decay,
-            clip_grad=self.clip_grad,
-            alpha=1.0,
-            block_weight=self.block_weight,
-            accumulate=self.accumulate,
-            precision=HALVES.get(parameter.dtype, chosen),
-            save_every=self.save_every,
-            seed=self.seed,
-        )
+        own = {field.name: getattr(self, field.name) for field in fields(Steps)}
+        num_epochs = self.epochs or (MOST_EPOCHS if self.minutes else NUM_EPOCHS)
+        return Finetuning(**own | {"precision": HALVES.get(parameter.dtype, chosen)}, num_epochs=num_epochs, alpha=1.0)
 
     def teach(
         self,
@@ -93,18 +75,14 @@ class Recovery:
         batches = as_batches(data, original)
         assert batches is not None
         inputs = Inputs(batches, output_error, self.batch_size, self.held_back, self.views)
-        recipe, student = self.finetuning(network), copy_with(network)
-        dtype = next(network.parameters()).dtype
+        student, dtype = copy_with(network), next(network.parameters()).dtype
 
         def error(model: nn.Module) -> float:
             """In the type in which the network is handed over."""
             return inputs.error(model, original, dtype if dtype in HALVES else torch.float32)
 
-        def train() -> Outcome:
-            with in_float32(student):
-                return finetune(student, original, inputs, recipe, cache, error)
-
-        outcome = distributed.on_all_ranks(train)
+        with in_float32(student):
+            outcome = finetune(student, original, inputs, self.finetuning(network), cache, error)
         before, after = error(network), error(student)  # as they are handed over: pivoted, and in half precision
         summary = RecoverySummary(
             before=before,
@@ -141,7 +119,7 @@ def recover(
     cache: Path | str | None = None,
     **options: Any,
 ) -> CompressionResult:
-    """Let the original teach a compressed network, without labels: its outputs on `data` are what is to be matched.
+    """Recover a compressed network's accuracy without labels: it learns the original's outputs on `data`.
 
     `data` is a loader as in `facts.compress`, often the same one; labels are not read. Its samples come in its own
     order, the same in every epoch, so shuffle them beforehand. All parameters are trained, for `epochs` (default: 10)
@@ -153,8 +131,8 @@ def recover(
     a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, if there is no
-    original, if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if the
-    device's memory is too small.
+    original, if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if the device's
+    memory is too small.
     """
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
     if original is not None:
@@ -162,3 +140,31 @@ def recover(
     if output_error is not None:
         result = replace(result, output_error=output_error)
     return with_hub_methods(recipe.improve(result, data, cache))
+
+
+def fast_precision(device: torch.device) -> Precision:
+    """bfloat16 where the device has instructions for it: its products take at most half of the time of float32's."""
+    if device.type == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # which PyTorch 2.5 does not have
+    return "bfloat16" if device.type == "cpu" and (able.get("avx512_bf16") or able.get("amx_bf16")) else "float32"
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Hold tensors in half precision as float32 within the block: rounding would swallow small steps."""
+
+    def tensors() -> dict[str, torch.Tensor]:
+        """Parameters and buffers, unsaved ones too; the block may replace modules."""
+        return dict(chain(model.named_parameters(), model.named_buffers()))
+
+    types = {name: tensor.dtype for name, tensor in tensors().items() if tensor.dtype in HALVES}
+    for name, tensor in tensors().items():
+        if name in types:
+            tensor.data = tensor.data.float()
+    try:
+        yield
+    finally:
+        for name, tensor in tensors().items():
+            if name in types:
+                tensor.data = tensor.data.to(types[name])

@@ -25,11 +25,8 @@ class Stages:
     training: Finetuning
 
     def identity(self) -> dict[str, Any]:
-        return {
-            "task": repr(self.task),
-            "retraining": self.retraining.identity(),
-            "training": self.training.identity(),
-        }
+        recipes = {"retraining": self.retraining.identity(), "training": self.training.identity()}
+        return {"task": repr(self.task), **recipes}
 
 
 class Trained(NamedTuple):

@@ -1,4 +1,4 @@
-"""State of finetuning: everything that changes, and so everything that a checkpoint holds."""
+"""State of finetuning: everything that changes, which is what a checkpoint holds."""
 
 import math
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from facts.finetuning.recipe import Finetuning
 class State:
     """Student, AdamW, loss scale, the number of `steps` done and planned, `totals` [epochs, 2] of loss and samples.
 
-    `errors` are those of the judgements so far, `best` the weights of the least one. `seconds` are those of all work up
-    to the last checkpoint. Random draws have no state: each batch has its own seed.
+    `errors` holds the result of each judgement so far, `best` the weights with the least, `seconds` the time of all
+    work up to the last checkpoint. Random draws have no state: each batch has its own seed.
     """
 
     def __init__(self, student: nn.Module, recipe: Finetuning, total_steps: int):

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from facts.finetuning.factors import plain_factors
 from facts.finetuning.recipe import Finetuning, Lessons
-from facts.finetuning.schedule import schedule_of
 from facts.finetuning.state import State
 from facts.modules.modes import autocast, evaluating
 from facts.utils import distributed
@@ -76,49 +74,50 @@ def finetune(
     start = time.perf_counter()
 
     def train() -> Outcome:
-        checkpoint = f"finetuning-{_fingerprint(student, teacher, lessons, recipe)}" if folder else ""
+        cache, checkpoint = Cache(Path(folder)) if folder else None, ""
+        if cache:
+            data = lessons.content_key(teacher)
+            checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, data)}"
         with plain_factors(student):
-            return _Training(student, teacher, lessons, recipe, folder, checkpoint, judge, start).run()
+            return _Training(student, teacher, lessons, recipe, cache, checkpoint, judge, start).run()
 
     return distributed.on_all_ranks(train)
 
 
-def _fingerprint(student: nn.Module, teacher: nn.Module, lessons: Lessons, recipe: Finetuning) -> str:
-    return content_key(recipe.identity(), repr(student), student, teacher, lessons.content_key(teacher))
-
-
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        student: nn.Module,
-        teacher: nn.Module,
-        lessons: Lessons,
-        recipe: Finetuning,
-        folder: Any,
-        checkpoint: str,
-        judge: Judge | None,
-        start: float,
-    ):
-        self.student, self.teacher, self.lessons, self.recipe = student, teacher, lessons, recipe
-        self.device = next(student.parameters()).device
-        self.cache = Cache(folder) if folder else None
-        self.checkpoint, self.judge, self.start, self.seconds_before = checkpoint, judge, start, 0.0
-        self.timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
-        self.num_batches = len(lessons.training(teacher, 0, recipe.seed))
+    student: nn.Module
+    teacher: nn.Module
+    lessons: Lessons
+    recipe: Finetuning
+    cache: Cache | None
+    checkpoint: str
+    judge: Judge | None
+    start: float
+    seconds_before: float = 0.0
+    timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
+
+    def __post_init__(self) -> None:
+        self.device = next(self.student.parameters()).device
+        self.num_batches = len(self.lessons.training(self.teacher, 0, self.recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has not one whole batch to train on: lower its batch_size")
-        self.steps_per_epoch = -(-self.num_batches // recipe.accumulate)
-        student.requires_grad_(True)
-        self.state = State(student, recipe, recipe.num_epochs * self.steps_per_epoch)
-        self.schedule = self._schedule(initialize=True)
+        self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
+        self.most_steps = self.recipe.num_epochs * self.steps_per_epoch
+        self.student.requires_grad_(True)
+        self.norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
+        distributed.copy_from_main_rank(self.student.parameters())  # factors may differ by rounding
+        self.state = State(self.student, self.recipe, self.most_steps)
+        self._schedule(initialize=True)
 
-    def _schedule(self, initialize: bool = False) -> Scheduler:
-        return schedule_of(self.recipe, self.state.optimizer, self.state.total_steps, self.steps_per_epoch, initialize)
+    def _schedule(self, initialize: bool = False) -> None:
+        state = self.state
+        self.schedule = self.recipe.scheduler(state.optimizer, state.total_steps, self.steps_per_epoch, initialize)
 
     def run(self) -> Outcome:
         state = self.state
         self._resume()
-        with evaluating(self.teacher), _training(self.student, self.recipe), progress_of("finetuning") as show:
+        with evaluating(self.teacher), self._in_training(), progress_of("finetuning") as show:
             show(state.steps, state.total_steps)
             if not state.errors:
                 self._judge()
@@ -129,6 +128,17 @@ class _Training:
         loss, samples = state.totals[state.totals[:, 1] > 0].T
         return Outcome((loss / samples).tolist(), state.seconds, state.errors)
 
+    @contextmanager
+    def _in_training(self) -> Iterator[None]:
+        """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
+        self.student.train()
+        for norm in self.norms:
+            norm.train(self.recipe.train_batch_norm)
+        try:
+            yield
+        finally:
+            self.student.eval()
+
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()
 
@@ -137,9 +147,9 @@ class _Training:
         return self.seconds_before + time.perf_counter() - self.start
 
     def _seconds_left(self) -> float:
-        """Seconds that the recipe leaves for steps, alike in all processes.
+        """Seconds that the recipe leaves for steps, the same in all processes.
 
-        A step, a checkpoint, a judgement here and two of what is handed over are yet to come.
+        They leave time for a step, a checkpoint, a judgement here and two of the network that is handed over.
         """
         if not self.recipe.minutes:
             return math.inf
@@ -185,18 +195,17 @@ class _Training:
 
     def _plan(self) -> None:
         """Fix the number of steps that the time left allows, by the time of those done."""
-        state, most, each = self.state, self.recipe.num_epochs * self.steps_per_epoch, self._seconds_of_step()
-        affordable = state.steps + int(self._seconds_left() / each) if each else most
-        state.total_steps = distributed.all_gather(min(most, affordable))[0]
-        self.schedule = self._schedule()
+        each = self._seconds_of_step()
+        affordable = self.state.steps + int(self._seconds_left() / each) if each else self.most_steps
+        self.state.total_steps = distributed.all_gather(min(self.most_steps, affordable))[0]
+        self._schedule()
 
     def _judge(self) -> None:
         """Measure the error of the student, and keep its weights if there was none better."""
-        if not self.judge:
-            return
-        start = time.perf_counter()
-        self.state.note_error(self.judge(self.student))
-        self.state.seconds_to_judge = time.perf_counter() - start
+        if self.judge:
+            start = time.perf_counter()
+            self.state.note_error(self.judge(self.student))
+            self.state.seconds_to_judge = time.perf_counter() - start
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
@@ -229,8 +238,7 @@ class _Training:
 
     def _share_statistics(self) -> None:
         """Average the statistics of BatchNorm over the processes, each of which saw its own batches."""
-        norms = [module for module in self.student.modules() if isinstance(module, _BatchNorm)]
-        buffers = (buffer for norm in norms for buffer in (norm.running_mean, norm.running_var))
+        buffers = (buffer for norm in self.norms for buffer in (norm.running_mean, norm.running_var))
         statistics = [buffer for buffer in buffers if buffer is not None]
         distributed.all_reduce(statistics)
         for buffer in statistics:
@@ -251,36 +259,21 @@ class _Training:
         return loss.detach()
 
     def _resume(self) -> None:
-        tensors = self.cache.load(self.checkpoint) if self.cache else None
-        if None in distributed.all_gather(tensors and True) or tensors is None:
-            return
-        self.state.restore(tensors)
-        self.seconds_before = self.state.seconds
-        self.schedule = self._schedule()
-        log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
+        if self.cache and (tensors := self.cache.load(self.checkpoint)):
+            self.state.restore(tensors)
+            self.seconds_before = self.state.seconds
+            self._schedule()
+            log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
         """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
         state = self.state
         state.seconds = self._seconds()
-        if cache := self.cache:
-            distributed.on_main_rank(lambda: cache.save(self.checkpoint, state.tensors()))
+        if self.cache:
+            self.cache.save(self.checkpoint, state.tensors())
         state.seconds_to_save = self._seconds() - state.seconds
         left = timedelta(seconds=round(state.seconds / state.steps * (state.total_steps - state.steps)))
         log.info(
             "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
             state.steps, state.total_steps, epoch + 1, self._mean_loss(epoch), left,
         )  # fmt: skip
-
-
-@contextmanager
-def _training(model: nn.Module, recipe: Finetuning) -> Iterator[None]:
-    """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
-    model.train()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.train(recipe.train_batch_norm)
-    try:
-        yield
-    finally:
-        model.eval()

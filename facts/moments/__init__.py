@@ -1,43 +1,21 @@
 """Moments: sums over samples and tokens, collected in one data pass for all estimators."""
 
-from facts.moments.collect import LayerMoments, collect_moments
-from facts.moments.gradients import GroupGradients
-from facts.moments.power import TokenPowerStep
-from facts.moments.products import FisherProducts, TokenLocalProducts
-from facts.moments.statistics import (
-    GradGram,
-    GradWeightedInputGram,
-    InputFourthMoment,
-    InputGram,
-    InputMagnitude,
-    InputSum,
-    InputWeightedGradGram,
-    LiteralShrunkGram,
-    MeanInputGram,
-    Moment,
-    SampleGradEnergy,
-    SampleGradGrams,
-    SummedGradGram,
-)
-
-__all__ = [
-    "FisherProducts",
-    "GradGram",
-    "GradWeightedInputGram",
-    "GroupGradients",
-    "InputFourthMoment",
-    "InputGram",
-    "InputMagnitude",
-    "InputSum",
-    "InputWeightedGradGram",
-    "LayerMoments",
-    "LiteralShrunkGram",
-    "MeanInputGram",
-    "Moment",
-    "SampleGradEnergy",
-    "SampleGradGrams",
-    "SummedGradGram",
-    "TokenLocalProducts",
-    "TokenPowerStep",
-    "collect_moments",
-]
+from facts.moments.collect import LayerMoments as LayerMoments
+from facts.moments.collect import collect_moments as collect_moments
+from facts.moments.gradients import GroupGradients as GroupGradients
+from facts.moments.products import FisherProducts as FisherProducts
+from facts.moments.products import TokenLocalProducts as TokenLocalProducts
+from facts.moments.statistics import GradGram as GradGram
+from facts.moments.statistics import GradWeightedInputGram as GradWeightedInputGram
+from facts.moments.statistics import InputFourthMoment as InputFourthMoment
+from facts.moments.statistics import InputGram as InputGram
+from facts.moments.statistics import InputMagnitude as InputMagnitude
+from facts.moments.statistics import InputSum as InputSum
+from facts.moments.statistics import InputWeightedGradGram as InputWeightedGradGram
+from facts.moments.statistics import LiteralShrunkGram as LiteralShrunkGram
+from facts.moments.statistics import MeanInputGram as MeanInputGram
+from facts.moments.statistics import Moment as Moment
+from facts.moments.statistics import SampleGradEnergy as SampleGradEnergy
+from facts.moments.statistics import SampleGradGrams as SampleGradGrams
+from facts.moments.statistics import SummedGradGram as SummedGradGram
+from facts.moments.statistics import TokenPowerStep as TokenPowerStep

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
-from facts.moments.statistics import Counts, Moment
-from facts.utils import distributed
-from facts.utils.cache import Cache, content_key
-from facts.utils.files import ScratchFolder, locked
-from facts.utils.progress import with_progress
+from facts.moments.statistics import Counts, Moment, file_name
+from facts.utils.batches import shared
+from facts.utils.cache import Cache
+from facts.utils.files import ScratchFolder
 from facts.utils.stopwatch import waiting
 
 log = logging.getLogger(__name__)
@@ -64,36 +63,32 @@ def collect_moments(
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
     `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. With
-    `append_one` the inputs are `[x, 1]`, so that each d_in is one more. Memory
-    holds the moments and one batch; `memory` is the policy if that is too much. Raises `ValueError` for NaN or infinity
-    in a layer and for a layer that never ran. `cache` must belong to this model, these layers (or `only` some), data,
-    loss and precision; processes that share it take turns, so that no moment is collected twice. Under `torchrun` each
-    process takes its share of the batches, and all get all moments.
+    `append_one` the inputs are `[x, 1]`, so that each d_in is one more. Memory holds the moments and one batch;
+    `memory` is the policy if that is too much. `cache` must belong to this model, these layers (or `only` some), data,
+    loss and precision; processes that share it take turns, so no moment is collected twice. Under `torchrun` each
+    process takes its share of the batches, and all get all moments. Raises `ValueError` for NaN or infinity in a layer
+    and for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
     scratch = None
-    if cache is None:
-        scratch = ScratchFolder()
-        own_folder = scratch.path
+    if cache:
+        folder = cache.folder
     else:
-        own_folder = cache.folder
-    known = cached_moments(wanted, cache, layers, device)
-    if any(distributed.all_gather(known.keys() < wanted.keys())):
-        with distributed.held_by_main_rank(locked(cache.folder / "data_pass.lock") if cache else nullcontext()):
-            known |= cached_moments(wanted.keys() - known.keys(), cache, layers, device)  # by who had the lock before
-            lacking = set().union(*distributed.all_gather({moment.key for moment in wanted.keys() - known.keys()}))
-            missing = [moment for moment in wanted if moment.key in lacking]
-            if missing:
-                folder = distributed.on_main_rank(lambda: own_folder)
+        scratch = ScratchFolder()
+        folder = scratch.path
+    known = _cached(wanted, cache, layers, device)
+    if known.keys() < wanted.keys():
+        with cache.locked("data_pass") if cache else nullcontext():
+            known |= _cached(wanted.keys() - known.keys(), cache, layers, device)  # what another run has collected
+            if missing := [moment for moment in wanted if moment not in known]:
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    rooms = distributed.all_gather(memory.room_for_moments(device))
-                    room = min(rooms)  # the same places on all ranks
+                    room = memory.room_for_moments(device)
                     data_pass = MomentPass(
                         model, layers, missing, loss, precision, folder, room, num_parts, blocks, append_one
                     )
@@ -102,20 +97,11 @@ def collect_moments(
                 known |= within_memory(collect, memory)
             if cache:
                 for moment in missing:
-                    distributed.on_main_rank(partial(moment.save, cache, known[moment]))
+                    moment.save(cache, known[moment])
     return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
 
 
-def in_groups(
-    layers: Iterable[str], memory: MemoryPolicy, cache: Cache | None
-) -> Iterator[tuple[list[str], Cache | None]]:
-    """Divide the layers, by name, into groups as the policy says; with several groups, each has its own cache."""
-    groups = memory.groups(layers)
-    for names in groups:
-        yield names, Cache(cache.folder / content_key(names)) if cache and len(groups) > 1 else cache
-
-
-def cached_moments(
+def _cached(
     moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, nn.Linear], device: torch.device
 ) -> dict[Moment, dict[str, Any]]:
     """Load the moments that the cache holds."""
@@ -123,54 +109,45 @@ def cached_moments(
     return {moment: totals for moment, totals in kept.items() if totals is not None}
 
 
+@dataclass
 class MomentPass:
     """One pass over the data; `totals[moment][layer]` grow with it, on the device as long as they take `room` bytes.
 
     A total without room grows in main memory: each batch's part is computed on the device and added there.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, nn.Linear],
-        moments: list[Moment],
-        loss: Loss,
-        precision: torch.dtype,
-        folder: Path,
-        room: float = math.inf,
-        num_parts: int = 1,
-        blocks: Iterable[nn.Module] = (),
-        append_one: bool = False,
-    ):
-        self.layers, self.folder, self.room, self.num_samples = layers, folder, room, 0
-        self.append_one = append_one
+    model: nn.Module
+    layers: Mapping[str, nn.Linear]
+    moments: list[Moment]
+    loss: Loss
+    precision: torch.dtype
+    folder: Path
+    room: float = math.inf
+    num_parts: int = 1
+    blocks: Iterable[nn.Module] = ()
+    append_one: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_samples = 0
         self.elsewhere: set[tuple[Moment, str]] = set()
-        self.totals = {moment: {name: self._place(moment, name) for name in layers} for moment in moments}
-        needs_grads = any(moment.needs_grads for moment in moments)
-        self.new_pass = partial(
-            DataPass,
-            model,
-            layers,
-            loss=loss,
-            precision=precision,
-            needs_grads=needs_grads,
-            num_parts=num_parts,
-            blocks=blocks,
-        )
+        self.totals = {moment: {name: self._place(moment, name) for name in self.layers} for moment in self.moments}
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """Run the pass; return the finished moments, by moment and layer."""
-        self.accumulate(waiting(with_progress(distributed.shard(calibration), "calibration")))
-        for moment, totals in self.totals.items():
-            moment.all_reduce(totals)
+        sums = (moment.reducible(total) for moment, totals in self.totals.items() for total in totals.values())
+        self.accumulate(waiting(shared(calibration, "calibration")), chain.from_iterable(sums))
         return {
             moment: {name: moment.finalize(totals.pop(name)) for name in self.layers}
             for moment, totals in self.totals.items()
         }
 
-    def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        """Add batches to the totals."""
-        self.num_samples = self.new_pass(add=self._add).run(batches, self.num_samples)
+    def accumulate(self, batches: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> None:
+        """Add batches to the totals; then add up `sums` over the processes."""
+        needs_grads = any(moment.needs_grads for moment in self.moments)
+        data_pass = DataPass(
+            self.model, self.layers, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
+        )
+        self.num_samples = data_pass.run(batches, self.num_samples, sums)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         if self.append_one:
@@ -197,7 +174,7 @@ class MomentPass:
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
         weight = self.layers[name].weight
         like = at_least_float32(weight[:0].detach()).to(device)
-        return moment.init_state(name, like, *self._widths(name), self.folder / f"{moment.key}-{content_key(name)}")
+        return moment.init_state(name, like, *self._widths(name), self.folder / file_name(moment, name))
 
     def _widths(self, name: str) -> tuple[int, int]:
         """d_in and d_out of the moments."""

@@ -11,12 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from facts.utils.batches import described
 from facts.utils.cache import content_key
 
+NOTHING = -100  # the label that cross-entropy leaves out
+KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
+
 Loss = Callable[[Any, Any], Tensor]
 """From outputs and targets to the sum over samples of each one's own loss."""
-
-NOTHING = -100  # the label that cross-entropy leaves out
-
-KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
 
 OutputError = Callable[[Any, Any], Tensor]
 """From the outputs of the original and of a changed network to the sum over samples of each one's error."""

@@ -5,15 +5,14 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
 from torch import nn
 
 from facts.moments.checkpointing import blocks_of
-from facts.utils.distributed import on_all_ranks
+from facts.utils import distributed
+from facts.utils.options import Count, options
 
 log = logging.getLogger(__name__)
 
@@ -23,23 +22,22 @@ SHARE_OF_MOMENTS = 0.5  # of the free memory; the rest is for the passes
 MAX_PARTS = 64
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@options
 class MemoryPolicy:
     """Placement of moments, number of layers at a time, and memory of a pass.
 
     `moments` are on the `device`, in main memory (`host`), or with `auto` on the device until half of its free memory
     is taken. With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in
-    four, and so on: sums over samples stay the same; sums that a method defines by batch are then over smaller ones.
+    four, and so on: sums over samples stay the same; sums that a method defines by batch are then over smaller batches.
     With `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks: the backward
-    pass computes them again, in a fifth more time; `auto` does so on a CPU, if the layers lie in blocks.
-    `layers_at_once` is the number of layers of one data pass, which are decomposed before the next pass; None takes all
-    layers in one pass.
+    pass computes them again, which takes a fifth longer; `auto` does so on a CPU, if the layers lie in blocks. One data
+    pass takes `layers_at_once` layers, which are decomposed before the next pass; None takes all.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"
     halve_batches: bool = True
     checkpoint_blocks: bool | Literal["auto"] = False
-    layers_at_once: Annotated[int, Field(ge=1)] | None = None
+    layers_at_once: Count | None = None
 
     def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
         """The blocks that a pass with gradients runs twice. Raises `ValueError` if the layers lie in none."""
@@ -64,11 +62,12 @@ class MemoryPolicy:
         return [layers[start : start + size] for start in range(0, len(layers), size)]
 
     def room_for_moments(self, device: torch.device) -> float:
-        """Bytes of the device that moments may take."""
-        if device.type != "cuda":
-            return self.room_of(math.inf)
-        torch.cuda.empty_cache()
-        return self.room_of(torch.cuda.mem_get_info(device)[0])
+        """Bytes of the device that moments may take, the same in all processes."""
+        free = math.inf
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info(device)[0]
+        return min(distributed.all_gather(self.room_of(free)))
 
     def room_of(self, free: float) -> float:
         """Share of the free bytes that moments may take."""
@@ -86,7 +85,7 @@ def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
     num_parts = 1
     while True:
         try:
-            return on_all_ranks(partial(run, num_parts))
+            return distributed.on_all_ranks(partial(run, num_parts))
         except torch.OutOfMemoryError as error:
             if not policy.halve_batches or num_parts == MAX_PARTS:
                 raise MemoryError(

@@ -6,7 +6,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]`
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
 from facts.utils.sources import code_of
 
@@ -61,12 +60,8 @@ class Moment(ABC):
         """Add one batch, in place."""
 
     def reducible(self, total: Any) -> tuple[Tensor, ...]:
-        """The tensors of a total that grow with the data."""
+        """The tensors of a total that grow with the data; totals over parts of the data are added up through them."""
         return total
-
-    def all_reduce(self, totals: Mapping[str, Any]) -> None:
-        """Sum the totals of all layers over the processes, each of which saw its share of the data."""
-        distributed.all_reduce(tensor for total in totals.values() for tensor in self.reducible(total))
 
     def finalize(self, total: Any) -> Any:
         """Convert the sum to the form that estimators read, in place if it is large."""
@@ -89,7 +84,11 @@ class Moment(ABC):
         return {name: tuple(tensors[f"{name}/{i}"] for i in range(num_tensors)) for name in layers}
 
 
-@dataclass(frozen=True)
+def file_name(moment: Moment, layer: str) -> str:
+    """Name, without a suffix, of the file of a layer's sum that grows on disk."""
+    return f"{moment.key}-{content_key(layer)}"
+
+
 class Counts(Moment):
     """Numbers of samples and of tokens `[2]`."""
 
@@ -133,7 +132,6 @@ def of_unit_trace(weights: Tensor, energies: Tensor) -> Tensor:
     return weights / at_least_tiny((weights * energies).sum())
 
 
-@dataclass(frozen=True)
 class InputGram(InputMoment):
     """Σ x_t x_tᵀ `[n, n]`."""
 
@@ -143,7 +141,6 @@ class InputGram(InputMoment):
         add_symmetric(total[0], batch.x, batch.x)
 
 
-@dataclass(frozen=True)
 class InputSum(Moment):
     """Σ x_t `[n]`."""
 
@@ -156,7 +153,6 @@ class InputSum(Moment):
         total[0].add_(batch.x.sum(dim=(0, 1)))
 
 
-@dataclass(frozen=True)
 class MeanInputGram(InputMoment):
     """Σ_k x̄_k x̄_kᵀ `[n, n]`, x̄_k the mean over the tokens of sample k."""
 
@@ -185,11 +181,10 @@ class ClippedGradMoment(SymmetricMoment):
         return torch.where(norms > bound, bound / norms, 1).square()
 
 
-@dataclass(frozen=True)
 class ScaledGradMoment(ClippedGradMoment):
     """A moment whose last matrix has the trace of unclipped gradients: clipping changes its directions, not its scale.
 
-    While it grows, a scalar beside the matrices sums up that trace.
+    While it grows, a further scalar sums up that trace.
     """
 
     def init_state(self, layer, like, d_in, d_out, file):
@@ -201,7 +196,6 @@ class ScaledGradMoment(ClippedGradMoment):
         return *others, last.mul_(trace / at_least_tiny(last.trace()))
 
 
-@dataclass(frozen=True)
 class GradGram(ScaledGradMoment, GradMoment):
     """Σ g_t g_tᵀ `[m, m]`."""
 
@@ -211,7 +205,6 @@ class GradGram(ScaledGradMoment, GradMoment):
         trace.add_(batch.g_energy.sum())
 
 
-@dataclass(frozen=True)
 class SummedGradGram(ScaledGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
 
@@ -235,7 +228,6 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
         add_symmetric(total[0], batch.x, batch.x, weights)
 
 
-@dataclass(frozen=True)
 class InputWeightedGradGram(ScaledGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
 
@@ -271,7 +263,6 @@ class SampleGradGrams(ScaledGradMoment):
             add_symmetric(outputs, grads.mT, grads.mT, weights[:, None].expand(grads.mT.shape[:2]))
 
 
-@dataclass(frozen=True)
 class SampleGradEnergy(Moment):
     """Σ_k Σ_i D_k[i, j]² `[n]`: the diagonal of the empirical Fisher, summed over outputs."""
 
@@ -282,7 +273,6 @@ class SampleGradEnergy(Moment):
         total[0].add_(batch.sample_grad_energy.sum(dim=0))
 
 
-@dataclass(frozen=True)
 class InputFourthMoment(Moment):
     """Σ ‖x_t‖⁴, a scalar."""
 
@@ -310,7 +300,6 @@ class InputMagnitude(Moment):
         total[0].add_(magnitude.mean(dim=0) if self.statistic == "mean" else magnitude.amax(dim=0))
 
 
-@dataclass(frozen=True)
 class LiteralShrunkGram(InputMoment):
     """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
 
@@ -327,3 +316,43 @@ class LiteralShrunkGram(InputMoment):
         distance = (gram - target).square().sum()
         amount = (1e10 * (gram.trace() - target.trace()) / distance).nan_to_num().clip(0, 1)
         total[0].add_(torch.lerp(gram, target.double(), amount))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPowerStep(ClippedGradMoment):
+    """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for A and B of the previous step, and tr A.
+
+    A further token-wise power iteration (paper, theorem 4.2). `iteration` distinguishes the steps: `previous`, by
+    layer, follows from the data and the other fields.
+    """
+
+    iteration: int
+    previous: Mapping[str, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
+    normalize: Normalize = "none"
+
+    def shapes(self, d_in, d_out):
+        return (d_in, d_in), (d_out, d_out), ()
+
+    def init_state(self, layer, like, d_in, d_out, file):
+        A, B = (factor.to(like) for factor in self.previous[layer])
+        return like.new_zeros(d_in, d_in), like.new_zeros(d_out, d_out), A, B
+
+    def add(self, total, batch):
+        inputs, grads, A, B = total
+        weights = self.weights(batch)[:, None]
+        of_inputs = weights * ((batch.x @ A) * batch.x).sum(dim=-1)
+        of_grads = weights * ((batch.g @ B) * batch.g).sum(dim=-1)
+        if self.normalize == "batch":
+            of_grads = of_unit_trace(of_grads, batch.x_energy)
+        add_symmetric(inputs, batch.x, batch.x, of_grads)
+        add_symmetric(grads, batch.g, batch.g, of_inputs)
+
+    def num_held(self, d_in, d_out):
+        return 2 * (d_in**2 + d_out**2)
+
+    def reducible(self, total):
+        return total[:2]
+
+    def finalize(self, total):
+        inputs, grads, A, _ = total
+        return mirror(inputs), mirror(grads), A.trace()

@@ -13,9 +13,7 @@ from facts.moments.batch import at_least_float32
 from facts.moments.capture import capturing
 from facts.moments.memory import within_memory
 from facts.refit.base import Compressing
-from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, to_device
-from facts.utils.progress import with_progress
+from facts.utils.batches import batch_size, in_parts, shared, to_device
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,8 @@ def flows_of(work: Compressing, names: list[str]) -> dict[str, Flows]:
 
     def collect(num_parts: int) -> dict[str, Flows]:
         sums = {name: Flows(*_zeros(layer)) for name, layer in original[1].items()}
-        for batch in with_progress(distributed.shard(calibration.data or ()), "refit"):
+        totals = [tensor for flows in sums.values() for tensor in (flows.own, flows.joint)]
+        for batch in shared(calibration.data or (), "refit", totals):
             for inputs, _ in in_parts(batch, num_parts):
                 inputs = to_device(inputs, device)
                 with torch.no_grad(), autocast(device, precision):
@@ -46,7 +45,6 @@ def flows_of(work: Compressing, names: list[str]) -> dict[str, Flows]:
                 for name, flows in sums.items():
                     flows.own.add_(own[name].T @ own[name])
                     flows.joint.add_(first[name].T @ own[name])
-        distributed.all_reduce(tensor for flows in sums.values() for tensor in (flows.own, flows.joint))
         return sums
 
     return within_memory(collect, calibration.execution.memory)

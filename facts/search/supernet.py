@@ -13,8 +13,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import autocast, frozen, replaced_forwards
 from facts.modules.networks import run
 from facts.search.problem import AllocationProblem
-from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import shared, to_device
 
 Choices = Mapping[str, list[int | None]]
 """Layer name to the ranks on offer in ascending order, then None for dense."""
@@ -54,11 +53,10 @@ class Supernet:
         plans = list(plans)
         totals = torch.zeros(len(plans), dtype=torch.float64)
         with torch.no_grad(), self.in_place():
-            for inputs, _ in distributed.shard(self.problem.sensitivity_batches()):
+            for inputs, _ in shared(self.problem.sensitivity_batches(), sums=[totals]):
                 original = self.outputs(inputs, {})
                 errors = [self.problem.output_error(original, self.outputs(inputs, plan)).item() for plan in plans]
                 totals += torch.tensor(errors, dtype=torch.float64)
-        distributed.all_reduce([totals])
         return totals.tolist()
 
     def decompositions(self) -> dict[str, Decomposition]:

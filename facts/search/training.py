@@ -15,7 +15,6 @@ from facts.modules.networks import run
 from facts.search.base import Search
 from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
-from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import calibration_key, content_key
 from facts.utils.options import Positive, options
@@ -48,7 +47,7 @@ class Training:
         for epoch in with_progress(range(self.num_epochs, total), method):
             yield epoch
             self.num_epochs, self.seconds = epoch + 1, self.saved_seconds + time.perf_counter() - start
-            if problem.cache and distributed.is_main_rank():
+            if problem.cache:
                 problem.cache.save(file, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,12 +1,19 @@
-"""Batches of nested tensors: their size, their parts, their device."""
+"""Batches of nested tensors: their size, parts and device, and each process's share of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from itertools import count, zip_longest
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+
+from facts.utils import distributed
+from facts.utils.progress import with_progress
+from facts.utils.stopwatch import waiting
+
+T = TypeVar("T")
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -43,6 +50,46 @@ def batch_size(inputs: Any) -> int:
         return inputs.shape[0]
     values = inputs.values() if isinstance(inputs, Mapping) else inputs
     return batch_size(next(iter(values)))
+
+
+def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] | None = None) -> Iterator[T]:
+    """Yield this process's share of the batches; after the last one, add up `sums` over all processes, in place.
+
+    `what` is the work's name in its progress, which is shown if there is one.
+    """
+    own = distributed.shard(batches)
+    yield from with_progress(own, what) if what else own
+    if sums is not None:  # else the processes do not meet here
+        distributed.all_reduce(sums)
+
+
+def gathered(own: list[T]) -> list[T]:
+    """Join the values that each process has for its batches, one a batch, in the order of the data."""
+    turns = zip_longest(*distributed.all_gather(own))
+    return [value for turn in turns for value in turn if value is not None]
+
+
+def first_of(batches: Iterable[T]) -> T | None:
+    """The first batch, which the main process reads for all; None without one."""
+    return distributed.on_main_rank(lambda: next(waiting(batches), None))
+
+
+def numbered(own: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
+    """Number the batches of this process's share; after the last one, add up `sums` over all processes, in place.
+
+    Yields the number of each batch, the position of its first sample in the data, and the batch.
+    """
+    iterator, first_sample = iter(own), 0
+    for turn in count():
+        batch = next(iterator, None)
+        sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
+        if batch is not None:
+            before = sum(sizes[: distributed.rank()])
+            yield turn * len(sizes) + distributed.rank(), first_sample + before, batch
+        if not any(sizes):  # finished processes wait for the others
+            break
+        first_sample += sum(sizes)
+    distributed.all_reduce(sums)
 
 
 def described(value: Any) -> str:

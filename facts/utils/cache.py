@@ -3,6 +3,8 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from facts.modules.networks import settings_of
-from facts.utils.files import replacing, writable_folder
+from facts.utils import distributed
+from facts.utils.files import locked, replacing, writable_folder
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,11 @@ class Cache:
         return self._path(name).exists()
 
     def load(self, name: str) -> dict[str, Tensor] | None:
-        path = self._path(name)
+        """Load tensors; None if there are none, if they are damaged, or unless all processes find the same ones."""
+        tensors, checksum = self._read(self._path(name)) or (None, None)
+        return tensors if len(set(distributed.all_gather(checksum))) == 1 else None
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], str] | None:
         try:
             with safe_open(path, framework="pt") as file:
                 tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
@@ -38,9 +45,10 @@ class Cache:
             return None
         except (SafetensorError, UnicodeDecodeError) as error:
             return self._drop(path, str(error))
-        if (metadata or {}).get(CHECKSUM) != _checksum(tensors):
+        checksum = _checksum(tensors)
+        if (metadata or {}).get(CHECKSUM) != checksum:
             return self._drop(path, "its checksum is another one")
-        return tensors
+        return tensors, checksum
 
     @staticmethod
     def _drop(path: Path, reason: str) -> None:
@@ -48,9 +56,17 @@ class Cache:
         path.unlink(missing_ok=True)
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Save tensors; of several processes, the main one writes."""
+        distributed.on_main_rank(partial(self._write, name, tensors))
+
+    def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
         with replacing(self._path(name)) as path:
             save_file(tensors, path, metadata={CHECKSUM: _checksum(tensors)})
+
+    def locked(self, name: str) -> AbstractContextManager[None]:
+        """Hold the lock file `name` of the folder; the main process does so for all."""
+        return distributed.held_by_main_rank(locked(self.folder / f"{name}.lock"))
 
     def delete(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """One run on several processes started by `torchrun`: each takes its share of the data, and sums are added up.
 
-All processes run the same program. Where they meet, they first exchange whether each succeeded: a failure on one fails
-on all, and none waits for a process that gave up. If a process is killed, torchrun ends the others.
+All processes run the same program. Where they meet, they first exchange errors: an error in one is raised in all, and
+none waits for a process that has failed. If a process is killed, torchrun ends the others.
 """
 
 import atexit
@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from facts.utils.stopwatch import hide_displays
 
 T = TypeVar("T")
 
@@ -38,7 +40,6 @@ _group = _Group()
 
 @dataclass(frozen=True)
 class _Failure:
-    rank: int
     error: BaseException
 
 
@@ -47,16 +48,17 @@ def join() -> None:
     global _group
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _group.size > 1:
         return
+    backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=LONGEST_WAIT)
-    else:
-        dist.init_process_group("gloo", timeout=LONGEST_WAIT)
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=LONGEST_WAIT)
     atexit.register(dist.destroy_process_group)
     messages = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
     _group = _Group(dist.get_rank(), dist.get_world_size(), messages)
     if _group.rank:
         logging.disable(logging.INFO)
+        hide_displays()
 
 
 def rank() -> int:
@@ -88,14 +90,14 @@ def all_gather(value: T) -> list[T]:
 
 
 def on_all_ranks(action: Callable[[], T]) -> T:
-    """Run an action on every process; if it fails on one, all raise its error after they have finished."""
+    """Run an action on every process; if it fails on one, all raise that error."""
     if _group.size == 1:
         return action()
     try:
         result = action()
     except Exception as error:
         if not hasattr(error, "is_shared"):
-            _meet(_Failure(_group.rank, error))
+            _meet(_Failure(error))
         raise
     _meet(None)
     return result
@@ -111,7 +113,7 @@ def on_main_rank(action: Callable[[], T]) -> T:
             with alone():
                 outcome = action()
         except (Exception, SystemExit) as error:
-            outcome = _Failure(_group.rank, error)
+            outcome = _Failure(error)
     return _meet(outcome)[0]
 
 
@@ -129,6 +131,16 @@ def all_reduce(tensors: Iterable[Tensor]) -> None:
         _meet(None)
         for tensor in tensors:
             dist.all_reduce(tensor)
+
+
+def copy_from_main_rank(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by the main rank's."""
+    if _group.size > 1:
+        _meet(None)
+        for tensor in tensors:
+            values = tensor.detach().contiguous()
+            dist.broadcast(values, src=0)
+            tensor.detach().copy_(values)
 
 
 def shard(batches: Iterable[T]) -> Iterable[T]:
@@ -160,12 +172,10 @@ def _meet(value: Any) -> list[Any]:
 
 
 def _portable(value: Any) -> Any:
-    """Make a failure that can be sent: errors that cannot be pickled become a `RuntimeError`."""
-    if not isinstance(value, _Failure):
-        return value
-    try:
-        pickle.loads(pickle.dumps(value.error))
-        return value
-    except Exception:
-        error = RuntimeError(f"process {value.rank}: {type(value.error).__name__}: {value.error}")
-        return _Failure(value.rank, error)
+    """Replace an error that cannot be pickled by a `RuntimeError` with its text."""
+    if isinstance(value, _Failure):
+        try:
+            pickle.loads(pickle.dumps(value.error))
+        except Exception:
+            return _Failure(RuntimeError(f"process {_group.rank}: {type(value.error).__name__}: {value.error}"))
+    return value

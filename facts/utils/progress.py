@@ -8,9 +8,7 @@ from datetime import timedelta
 from operator import length_hint
 from typing import Protocol, TypeVar
 
-from facts.utils import distributed
-from facts.utils.display import new_display
-from facts.utils.stopwatch import current_stopwatch
+from facts.utils.stopwatch import current_stopwatch, new_display
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +53,7 @@ def _in_lines(what: str) -> Show:
     def show(done: int, total: int | None, note: str = "") -> None:
         nonlocal last, first
         first = done if first is None else first
-        if done > first and time.monotonic() - last >= SECONDS and distributed.is_main_rank():
+        if done > first and time.monotonic() - last >= SECONDS:
             last = time.monotonic()
             each = (last - start) / (done - first)
             left = f"{timedelta(seconds=round(each * (total - done)))} left" if total else ""

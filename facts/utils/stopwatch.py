@@ -6,15 +6,52 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-from rich.progress import Progress, TaskID
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from facts.utils.display import new_display
 from facts.utils.reports import report
 
 T = TypeVar("T")
 
 READING = "reading"
 _END = object()
+
+
+_hidden = False
+
+
+def hide_displays() -> None:
+    """Show no display from now on: one terminal has no room for the displays of several processes."""
+    global _hidden
+    _hidden = True
+
+
+def new_display() -> Progress | None:
+    """Make a display that leaves nothing behind; None without a terminal. Each row has a field `note`."""
+    console = Console(stderr=True)
+    if _hidden or not console.is_terminal:
+        return None
+    return Progress(
+        SpinnerColumn(finished_text="✓"),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # it may be a file
+    )
 
 
 class Stopwatch:
@@ -46,7 +83,7 @@ def current_stopwatch() -> Stopwatch | None:
 def stopwatch() -> Iterator[dict[str, float]]:
     """Time the stages within the block, and show them on a terminal. Yields their seconds, which grow.
 
-    Within another such block, the seconds are those of both.
+    A block within another one shares its seconds.
     """
     if outer := _current.get():
         yield outer.seconds

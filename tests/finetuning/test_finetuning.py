@@ -17,19 +17,14 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments.losses import squared_error, summed_cross_entropy
 from facts.tasks import Task
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
-from tests.networks import UNIFORM, image_batches, make_model, relative_error
-
-
-def one_loss(student, teacher, **fields):
-    [(images, labels)] = image_batches([5])
-    loss = Finetuning(**fields).loss(Given([5]), student, teacher, images, labels)
-    return loss, student(images), teacher(images), labels
+from tests.networks import image_batches, make_model, relative_error
 
 
 def test_the_loss_is_the_formula():
-    loss, outputs, original, labels = one_loss(make_model(seed=1), make_model(), alpha=0.3, temperature=2.0)
+    student, teacher, [(images, labels)] = make_model(seed=1), make_model(), image_batches([5])
+    loss = Finetuning(alpha=0.3, temperature=2.0).loss(Given([5]), student, teacher, images, labels)
     expected = 0.0
-    for z, t, label in zip(outputs.tolist(), original.tolist(), labels.tolist(), strict=True):
+    for z, t, label in zip(*(each.tolist() for each in (student(images), teacher(images), labels)), strict=True):
         p, q, soft = (
             [math.exp(value / tau) / sum(math.exp(v / tau) for v in values) for value in values]
             for values, tau in ((t, 2.0), (z, 2.0), (z, 1.0))
@@ -37,28 +32,8 @@ def test_the_loss_is_the_formula():
         expected += 0.7 * -math.log(soft[label])
         expected += 0.3 * 2.0**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_without_distillation_it_is_the_task_s_loss_and_needs_no_teacher():
-    loss, outputs, _, labels = one_loss(make_model(seed=1), make_model(), alpha=0.0)
-    assert loss.equal(summed_cross_entropy(outputs, labels))
-    [(images, labels)] = image_batches([5])
-    Finetuning(alpha=0.0).loss(Given([5]), make_model(), None, images, labels)
-
-
-def test_with_distillation_alone_the_teacher_itself_has_nothing_to_learn():
-    student = make_model()
-    loss, *_ = one_loss(student, make_model(), alpha=1.0)
-    loss.backward()
-    assert abs(loss.item()) < 1e-15
-    assert max(parameter.grad.abs().max() for parameter in student.parameters()) < 1e-15
-
-
-def test_at_high_temperatures_it_is_the_squared_distance_of_the_logits():
-    loss, outputs, original, _ = one_loss(make_model(seed=1), make_model(), alpha=1.0, temperature=1e4)
-    gap = outputs - original
-    distance = (gap - gap.mean(dim=1, keepdim=True)).square().sum() / (2 * gap.shape[1])
-    assert loss.item() == pytest.approx(distance.item(), rel=1e-3)
+    alone = Finetuning(alpha=0.0).loss(Given([5]), student, None, images, labels)
+    assert alone.equal(summed_cross_entropy(student(images), labels))
 
 
 def test_outputs_that_are_no_logits_are_compared_by_the_task_s_own_error():
@@ -103,13 +78,6 @@ def gradients(step):
     return torch.cat([gradient.flatten() for _, gradients in step for gradient in gradients])
 
 
-def test_the_rate_falls_along_a_cosine_step_by_step(steps):
-    finetuned(Given([2, 2]), num_epochs=2, min_learning_rate=2e-3)
-    expected = [2e-3 + 8e-3 * (1 + math.cos(math.pi * number / 4)) / 2 for number in range(4)]
-    for step, rate in zip(steps, expected, strict=True):
-        assert [lr for lr, _ in step] == pytest.approx([rate, rate])
-
-
 def test_a_step_takes_the_gradient_of_the_mean_loss(steps):
     student, teacher, task = make_model(seed=1), make_model(), Given([2, 3])
     images, labels = (torch.cat(parts) for parts in zip(*task.batches, strict=True))
@@ -135,20 +103,16 @@ def test_every_parameter_is_trained_and_the_teacher_is_not():
     assert same_weights(teacher, before_teacher) and teacher.training and not student.training
 
 
-def test_the_statistics_of_batch_norm_stay():
-    student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
-    finetune(student, make_model(), Given([4, 4]), recipe())
-    assert student[1].running_mean.equal(torch.zeros(4).double()) and not student[1].bias.equal(torch.zeros(4))
-
-
-def test_the_statistics_of_batch_norm_follow_where_the_recipe_says_so():
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_statistics_of_batch_norm_follow_only_where_the_recipe_says_so(trained):
     student = nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(196, 4)).double()
     images, _ = Given([4]).batches[0]
     with torch.no_grad():
         mean = student[0](images).mean(dim=(0, 2, 3))
-    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=True))
-    torch.testing.assert_close(student[1].running_mean, 0.1 * mean)  # BatchNorm's own momentum, one step
-    assert not student[1].training
+    finetune(student, make_model(), Given([4]), recipe(train_batch_norm=trained))
+    expected = 0.1 * mean if trained else torch.zeros(4).double()  # BatchNorm's own momentum, one step
+    torch.testing.assert_close(student[1].running_mean, expected)
+    assert not student[1].training and not student[1].bias.equal(torch.zeros(4))
 
 
 def test_a_backbone_can_learn_more_slowly():
@@ -163,16 +127,6 @@ def test_a_backbone_can_learn_more_slowly():
     assert steps.pop("head.weight") == pytest.approx(0.01, rel=1e-3)  # AdamW's first step is the rate
     assert steps.pop("head.bias") == pytest.approx(0.01, rel=1e-3)
     assert list(steps.values()) == pytest.approx([0.001, 0.001], rel=1e-3)
-
-
-def test_random_draws_elsewhere_are_left_alone():
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    student, teacher = make_student(), make_model()
-    torch.manual_seed(3)
-    finetune(student, teacher, Given([4]), recipe())
-    assert torch.rand(1).equal(expected)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -190,6 +144,9 @@ def test_a_loss_that_is_not_finite_is_an_error():
     task.batches[1][0][0] = torch.nan
     with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: lower learning_rate, or take precision"):
         finetuned(task)
+    task.batches = []
+    with pytest.raises(ValueError, match=r"not one whole batch to train on: lower its batch_size"):
+        finetuned(task)
 
 
 def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
@@ -202,51 +159,21 @@ def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
         finetune(student, make_model(), Given([3]), recipe())
 
 
-def test_data_without_a_batch_are_an_error():
-    task = Given([2])
-    task.batches = []
-    with pytest.raises(ValueError, match=r"not one whole batch to train on: lower its batch_size"):
-        finetuned(task)
-
-
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("fields", "message"),
     [
-        ("num_epochs", 0),
-        ("learning_rate", 0.0),
-        ("learning_rate", math.inf),
-        ("min_learning_rate", -1.0),
-        ("weight_decay", -0.1),
-        ("alpha", 1.1),
-        ("temperature", 0.0),
-        ("accumulate", 0),
-        ("clip_grad", 0.0),
-        ("precision", "float8"),
-        ("save_every", 0),
-        ("seed", -1),
-        ("warmup", 5),
+        ({"learning_rate": math.inf}, "learning_rate"),
+        ({"alpha": 1.1}, "alpha"),
+        ({"precision": "auto"}, "precision"),
+        ({"warmup": 5}, "warmup"),
+        ({"min_learning_rate": 0.1}, "min_learning_rate 0.1 is what learning_rate 0.01 falls to"),
+        ({"schedule": "steps"}, "give them with schedule=steps"),
+        ({"decay_epochs": [8]}, "give them with schedule=steps"),
     ],
 )
-def test_a_bad_field_is_named(field, value):
-    with pytest.raises(ValidationError, match=field):
-        Finetuning(**{field: value})
-
-
-def test_a_rate_cannot_fall_upwards():
-    with pytest.raises(ValidationError, match=r"min_learning_rate 0.1 is what learning_rate 0.01 falls to"):
-        recipe(min_learning_rate=0.1)
-
-
-@pytest.mark.parametrize("profile", ["paper", "mini"])
-@pytest.mark.parametrize(("name", "epochs", "rate"), [("low_rank", 1, 8.7e-6), ("pruned", 5, 1e-4)])
-def test_configurations(cell_config, name, epochs, rate, profile):
-    config = cell_config(f"finetuning={name}").finetuning
-    built = instantiate(config[profile], _convert_="all")
-    assert config.name == name and built.num_epochs == epochs
-    if profile == "paper":
-        assert built == Finetuning(
-            num_epochs=epochs, learning_rate=rate, accumulate=32, precision="float16", save_every=50
-        )
+def test_a_bad_field_is_named(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        recipe(**fields)
 
 
 @pytest.mark.system
@@ -261,15 +188,33 @@ def test_an_epoch_brings_a_compressed_network_back(cell_config):
     assert after > before + 10 and after > 75, (before, after)
 
 
-@pytest.mark.parametrize("name", ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
-def test_every_family_can_be_finetuned(name):
-    """Every parameter learns, and statistics of BatchNorm stay."""
-    teacher, task = mini_recipe(name).build(), Given([1])
-    task.batches = image_batches([8, 8], num_classes=10, shape=Digits().input_shape(teacher)[1:], dtype=torch.float32)
-    student = facts.compress(teacher, task.batches, estimator="pela", ratio=0.5, **UNIFORM).model
-    before = copy.deepcopy(student)
-    finetune(student, teacher, task, recipe(precision="bfloat16"))
-    for (parameter, ours), theirs in zip(student.named_parameters(), before.parameters(), strict=True):
-        assert not ours.equal(theirs), parameter
-    for (buffer, ours), theirs in zip(student.named_buffers(), before.buffers(), strict=True):
-        assert ours.equal(theirs), buffer
+STEPS, EPOCH = 60, 5
+
+
+def rates(**fields):
+    """The rate of every step, for a training of 12 epochs."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = recipe(learning_rate=0.1, **fields).scheduler(optimizer, STEPS, EPOCH, initialize=True)
+    found = []
+    for step in range(STEPS):
+        schedule.step_update(step)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"min_learning_rate": 0.02}, [0.02 + 0.04 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)]),
+        ({"schedule": "linear"}, [0.1 * (1 - step / STEPS) for step in range(STEPS)]),
+        (
+            {"schedule": "steps", "decay_epochs": [8, 11]},
+            [0.1] * 8 * EPOCH + [0.01] * 3 * EPOCH + [0.001] * EPOCH,  # detectors' 1x
+        ),
+    ],
+)
+def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
+    plain, risen = rates(**fields), rates(num_warmups=6, **fields)
+    assert plain == pytest.approx(expected)
+    assert risen[:6] == pytest.approx([0.1 * step / 6 for step in range(6)]) and risen[6:] == plain[6:]
+    assert rates(num_warmups=999, **fields)[12:] == plain[12:]  # a fifth at most

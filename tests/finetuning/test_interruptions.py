@@ -20,8 +20,8 @@ pytestmark = pytest.mark.attack
 ROOT = Path(CONF).parent
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("at", [1, 3, 6, 10])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at):
     fields = {**RUNS, "precision": precision, "dtype": torch.float32}
     expected, outcome = finetuned(Given(SIZES, torch.float32), **fields)
@@ -32,18 +32,13 @@ def test_a_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, precision, at
     # Steps end with batches 2, 4, 5, 7, 9, 10; checkpoints are written after the second, third, fourth and sixth.
     assert reads.count == 10 - max(number for number in (0, 4, 5, 7) if number < at)
     assert same_weights(student, expected) and again.losses == outcome.losses
+    finetuned(Given(SIZES, torch.float32, interrupt), tmp_path, **fields)  # it was through: nothing is read
 
 
 def test_a_checkpoint_holds_the_scale_of_the_loss():
     """Which the other tests leave as it starts: it changes when gradients overflow, or after 2,000 steps."""
     state, again = (State(make_student(torch.float32), recipe(precision="float16"), 1) for _ in range(2))
-    changed = {
-        "scale": 512.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2000,
-        "_growth_tracker": 7,
-    }
+    changed = state.scaler.state_dict() | {"scale": 512.0, "_growth_tracker": 7}
     state.scaler.load_state_dict(changed)
     again.restore(state.tensors())
     assert again.scaler.state_dict() == changed
@@ -66,12 +61,6 @@ def test_a_killed_process_leaves_no_trace(tmp_path):
     assert same_weights(student, finetuned(Given(SIZES), **RUNS)[0])
 
 
-def test_a_run_that_was_through_is_not_run_again(tmp_path):
-    expected, first = finetuned(Given(SIZES), tmp_path, **RUNS)
-    student, second = finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **RUNS)
-    assert same_weights(student, expected) and second == first
-
-
 @pytest.mark.parametrize("change", ["recipe", "student", "teacher", "data"])
 def test_what_is_not_the_same_starts_anew(tmp_path, change):
     """And leaves the other's checkpoint alone."""
@@ -89,23 +78,3 @@ def test_what_is_not_the_same_starts_anew(tmp_path, change):
     reads = task.before_batch = Reads()
     finetune(student, teacher, task, recipe(**fields), tmp_path)
     assert reads.count == 10 and len(list(tmp_path.glob("finetuning-*"))) == 2
-
-
-def test_how_often_checkpoints_are_written_changes_nothing(tmp_path):
-    finetuned(Given(SIZES), tmp_path, **RUNS)
-    finetuned(Given(SIZES, before_batch=interrupt), tmp_path, **{**RUNS, "save_every": 1})
-
-
-@pytest.mark.parametrize("at", [2, 5])
-def test_an_interruption_leaves_no_trace_in_pivoted_layers(tmp_path, at):
-    def trained(reads, folder=None):
-        student = facts.compress(make_model(seed=1), estimator="pela", ratio=0.6, form="pivoted").model
-        task = Given([3, 2, 2], before_batch=reads)
-        finetune(student, make_model(), task, recipe(num_epochs=2, save_every=1), folder)
-        return student
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(Reads(at, interrupt), tmp_path)
-    again, whole = Reads(), Reads()
-    assert same_weights(trained(again, tmp_path), trained(whole))
-    assert again.count == whole.count - at + 1

@@ -2,9 +2,6 @@
 
 import copy
 import itertools
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from experiments.config import CONF
-from facts.finetuning import Finetuning, finetune, training
+from facts.finetuning import Finetuning, Recovery, training
 from facts.finetuning.inputs import Inputs
+from facts.finetuning.recovery import fast_precision
 from facts.moments.losses import kl_divergence, squared_error
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Reads, Watched, interrupt, same_weights
@@ -52,7 +50,9 @@ def divergence(model, seed=7):
 
 @pytest.mark.parametrize("form", ["plain", "pivoted"])
 def test_it_comes_closer_to_the_original_at_the_same_cost(form):
-    result = compressed(form)
+    dense = original()
+    result = facts.compress(dense, image_batches(SIZES), ratio=0.4, form=form)
+    before = copy.deepcopy(result.model)
     recovered = facts.recover(result, image_batches(SIZES), **RECIPE)
     assert divergence(recovered.model) < 0.7 * divergence(result.model)
     assert recovered.plan == result.plan and recovered.summary.after == result.summary.after
@@ -61,25 +61,14 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert course.after < course.before and (course.num_samples, course.num_held_back) == (72, 8)
     assert recovered.summary.seconds["recovery"] == course.seconds > 0
     assert f"{course.before:.4g} before, {course.after:.4g} after" in str(recovered)
-
-
-def test_neither_the_compressed_network_nor_the_original_changes():
-    dense = original()
-    result = facts.compress(dense, image_batches(SIZES), ratio=0.4)
-    before = copy.deepcopy(result.model)
-    facts.recover(result, image_batches(SIZES), **RECIPE)
     assert same_weights(result.model, before) and same_weights(dense, original())
-    assert all(parameter.requires_grad for parameter in dense.parameters())
 
 
 def test_labels_are_not_read():
-    images = [images for images, _ in image_batches(SIZES)]
     result = compressed()
-    first, *others = (
-        facts.recover(result, data, **RECIPE).model
-        for data in (images, [(each, None) for each in images], image_batches(SIZES))
-    )
-    assert all(same_weights(first, other) for other in others)
+    data = [images for images, _ in image_batches(SIZES)], image_batches(SIZES)
+    first, other = (facts.recover(result, each, **RECIPE).model for each in data)
+    assert same_weights(first, other)
 
 
 @pytest.mark.parametrize("form", ["plain", "pivoted"])
@@ -93,14 +82,6 @@ def test_it_never_ends_further_from_the_original(form, dtype):
     as_it_came = same_weights(recovered.model, result.model) and recovered.model is not result.model
     assert as_it_came if dtype == torch.float32 else as_it_came or course.after < course.before
     assert course.after > 0.9 * course.before
-
-
-def test_it_goes_on_to_the_end_when_the_first_epochs_do_harm():
-    """At a rate that hurts before it helps."""
-    recipe = {**RECIPE, "learning_rate": 3e-2, "epochs": 12}
-    result = compressed()
-    course = facts.recover(result, image_batches(SIZES), **recipe).summary.recovery
-    assert course.epochs == 12 and course.after < course.before
 
 
 def lessons_of(batches, part_size, held_back):
@@ -121,6 +102,10 @@ def test_what_is_held_back_is_not_trained_on():
     assert torch.cat([part for part, _ in inputs.training(None, 0)[1::2]]).equal(torch.cat([parts[1], parts[4]]))
     one = lessons_of(batches[:1], 32, 0.1).survey
     assert [len(part) for part in one.held_back] == [2] and one.num_samples == 3
+    with pytest.raises(ValueError, match="two samples or more"):  # it cannot be divided
+        _ = lessons_of([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], 2, 0.1).survey
+    with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
+        Finetuning(alpha=0.5).loss(inputs, original(), original(), batches[0][0], None)
 
 
 def test_data_in_another_order_in_each_pass_are_refused():
@@ -129,11 +114,6 @@ def test_data_in_another_order_in_each_pass_are_refused():
     with pytest.raises(ValueError, match="differ from pass to pass, so that nothing can be held back"):
         facts.recover(compressed(), loader, **RECIPE)
     assert facts.recover(compressed(), DataLoader(data, batch_size=4, shuffle=True), **RECIPE).summary.recovery
-
-
-def test_a_batch_that_cannot_be_divided_is_too_little():
-    with pytest.raises(ValueError, match="two samples or more"):
-        _ = lessons_of([({"image": torch.rand(4, 3), "sizes": [1, 2, 3, 4]}, None)], 2, 0.1).survey
 
 
 @pytest.fixture
@@ -172,17 +152,6 @@ def test_the_time_is_bounded(clock, rates, tmp_path):
     assert rates[3] == pytest.approx(1e-3, rel=1e-3) and rates[-1] < 0.05 * 1e-3, rates
 
 
-def test_an_interrupted_run_keeps_its_plan(clock, rates, tmp_path):
-    timed = {**RECIPE, "epochs": None, "learning_rate": 1e-3}
-    data = Watched(image_batches(SIZES), Reads(45, interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        facts.recover(compressed(), data, minutes=5, cache=tmp_path, **timed)
-    before = len(rates)
-    recovered = facts.recover(compressed(), image_batches(SIZES), minutes=5, cache=tmp_path, **timed)
-    assert rates[before] < 0.95 * 1e-3 and rates[-1] < 0.05 * 1e-3
-    assert 250 < recovered.summary.recovery.seconds <= 300
-
-
 def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
     """The data are read to be surveyed and to be hashed, then once an epoch, which has 18 steps."""
     result, expected = compressed(), None
@@ -199,41 +168,6 @@ def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
         assert same_weights(recovered.model, expected.model)
         assert recovered.summary.recovery.after == expected.summary.recovery.after
         rates.clear()
-
-
-def test_checkpoints_of_another_error_are_left_alone(tmp_path, rates):
-    for error in (kl_divergence, squared_error):
-        facts.recover(compressed(), image_batches(SIZES), output_error=error, cache=tmp_path, **RECIPE)
-    assert len(rates) == 2 * 54
-
-
-@pytest.mark.system
-def test_a_killed_process_leaves_no_trace(tmp_path):
-    job = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from tests.finetuning.test_recovery import *; from tests.finetuning.setting import kill;"
-            "facts.recover(compressed(), Watched(image_batches(SIZES), Reads(38, kill)), cache=sys.argv[1], **RECIPE)",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert job.returncode == -signal.SIGKILL, job.stderr
-    assert len(list(tmp_path.iterdir())) == 1
-    again = facts.recover(compressed(), image_batches(SIZES), cache=tmp_path, **RECIPE)
-    assert same_weights(again.model, facts.recover(compressed(), image_batches(SIZES), **RECIPE).model)
-
-
-def test_a_compression_can_end_with_it(tmp_path):
-    result = facts.compress(original(), image_batches(SIZES), ratio=0.4)
-    both = facts.recover(result, image_batches(SIZES), cache=tmp_path, **RECIPE)
-    assert same_weights(both.model, facts.recover(compressed(), image_batches(SIZES), **RECIPE).model)
-    facts.save_compressed(both, tmp_path / "saved")
-    loaded = facts.load_compressed(tmp_path / "saved", original())
-    assert loaded.summary.recovery == both.summary.recovery and same_weights(loaded.model, both.model)
 
 
 def test_a_loaded_network_needs_its_original(tmp_path):
@@ -269,15 +203,6 @@ def test_a_language_model_recovers():
     assert course.after < 0.75 * course.before and (course.num_samples, course.num_held_back) == (432, 48)
 
 
-def test_a_network_in_half_precision_learns_in_float32():
-    batches = image_batches(SIZES, dtype=torch.bfloat16)
-    result = facts.compress(original(torch.bfloat16), batches, ratio=0.4)
-    recovered = facts.recover(result, batches, **RECIPE)
-    assert {parameter.dtype for parameter in recovered.model.parameters()} == {torch.bfloat16}
-    course = recovered.summary.recovery
-    assert course.after < 0.8 * course.before
-
-
 def test_unsaved_buffers_keep_their_type():
     """Swin's masks of windows."""
     swin = outspoken(make_swin(torch.bfloat16))
@@ -287,26 +212,23 @@ def test_unsaved_buffers_keep_their_type():
     assert recovered(batches[0][0]).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"minutes": 0}, "minutes"),
-        ({"epochs": 0}, "epochs"),
-        ({"held_back": 0.9}, "held_back"),
-        ({"precision": "int8"}, "precision"),
-        ({"epoch": 3}, "epoch"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValidationError, match=message):
+@pytest.mark.parametrize("options", [{"minutes": 0}, {"held_back": 0.9}, {"precision": "int8"}, {"epoch": 3}])
+def test_options_out_of_range(options):
+    with pytest.raises(ValidationError, match=next(iter(options))):
         facts.recover(compressed(), image_batches(SIZES), **options)
 
 
-def test_a_single_sample_is_too_little():
-    with pytest.raises(ValueError, match="two samples or more"):
-        facts.recover(compressed(), image_batches([1]), epochs=1)
+@pytest.mark.parametrize("able", ["avx512_bf16", "amx_bf16", "avx2", None])
+def test_a_processor_with_instructions_for_bfloat16_uses_them(monkeypatch, able):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
+    if able is None:  # an old PyTorch says nothing about the processor
+        monkeypatch.delattr(torch.cpu, "get_capabilities")
+    expected = "bfloat16" if able in ("avx512_bf16", "amx_bf16") else "float32"
+    assert Recovery().finetuning(make_model(torch.float32)).precision == expected
+    assert Recovery(precision="float32").finetuning(make_model(torch.float16)).precision == "float16"
 
 
-def test_inputs_alone_have_no_loss_of_their_own():
-    with pytest.raises(NotImplementedError, match="inputs without labels have no loss"):
-        finetune(compressed().model, original(), lessons_of(image_batches(SIZES), 4, 0.1), Finetuning(alpha=0.5))
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_uses_bfloat16_if_it_need_not_emulate_it(monkeypatch, supported):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported or including_emulation)
+    assert fast_precision(torch.device("cuda")) == ("bfloat16" if supported else "float32")

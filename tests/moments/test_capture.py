@@ -33,10 +33,10 @@ def test_changes_in_place_do_not_reach_the_moments(with_grads):
     x, labels = torch.randn(3, 4, 12, dtype=torch.float64), torch.tensor([0, 1, 2])
     wanted = [InputGram(), GradGram()] if with_grads else [InputGram()]
     moments = collect_moments(model, {"layer": model.layer}, [(x, labels)], wanted)["layer"]
-    inputs = model.first(x).detach().flatten(0, 1)
+    hidden = model.first(x).detach()
+    inputs = hidden.flatten(0, 1)
     torch.testing.assert_close(moments[InputGram()][0], inputs.T @ inputs)
     if with_grads:
-        hidden = model.first(x).detach()
         y = model.layer(hidden).detach().requires_grad_()
         (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), labels), y)
         torch.testing.assert_close(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1))
@@ -56,33 +56,25 @@ def test_hands_over_each_layer_once_a_batch(model, batches):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_model_is_as_it_was(fails):
+def test_the_model_is_as_it_was_after_an_error():
     model = make_model().train()
     model.grid.eval()
     model.head.bias.requires_grad_(False)
     modes = [module.training for module in model.modules()]
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    try:
-        with capturing(model, select_layers(model).layers, lambda *_: None):
-            assert not any(module.training for module in model.modules())
-            assert not any(parameter.requires_grad for parameter in model.parameters())
-            if fails:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        assert fails
+    with pytest.raises(KeyboardInterrupt), capturing(model, select_layers(model).layers, lambda *_: None):
+        assert not any(module.training for module in model.modules())
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        raise KeyboardInterrupt
     assert [module.training for module in model.modules()] == modes
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert not any(module._forward_hooks for module in model.modules())
-    assert all(weights[name].equal(tensor) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
     ("shape", "num_samples", "expected"),
     [
         ((6, 5), 6, (6, 1, 5)),  # vectors
-        ((6, 4, 5), 6, (6, 4, 5)),  # tokens
         ((6, 2, 3, 5), 6, (6, 6, 5)),  # grid
         ((24, 4, 5), 6, (6, 16, 5)),  # four windows a sample
         ((24, 5), 6, (6, 4, 5)),  # tokens in rows
@@ -101,14 +93,6 @@ def test_split_samples_names_the_layer_it_cannot_split(shape):
         split_samples(torch.zeros(shape), 2, "blocks.0")
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        torch.zeros(3, 2),
-        (torch.zeros(3), torch.zeros(1)),
-        {"a": torch.zeros(3, 1)},
-        [{"a": torch.zeros(3)}],
-    ],
-)
+@pytest.mark.parametrize("inputs", [(torch.zeros(3), torch.zeros(1)), [{"a": torch.zeros(3)}]])
 def test_batch_size_is_the_first_axis_of_the_first_tensor(inputs):
     assert batch_size(inputs) == 3

@@ -10,14 +10,12 @@ from torch.utils._pytree import tree_leaves
 import facts
 from facts.calibration.execution import Execution
 from facts.calibration.selection import select_layers
-from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA, SVDLLM
-from facts.moments import collect_moments
+from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
-from facts.search import CoRSFisher
+from facts.moments.memory import MemoryPolicy
 from facts.utils.batches import in_parts
-from tests.by_sample import BY_SAMPLE
+from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.networks import (
     LAYERS,
     KeyedBatches,
@@ -26,11 +24,7 @@ from tests.networks import (
     make_in_place,
     make_model,
     make_sharing,
-    relative_error,
 )
-
-# Sums over float64 in another order; Lanczos: a relative residual of 1e-9.
-EXACT, LANCZOS = 1e-12, 1e-7
 
 
 def limited_model(at_once: int):
@@ -45,59 +39,26 @@ def limited_model(at_once: int):
     return model
 
 
-def factors_of(model, estimators, policy=DEFAULT_POLICY):
-    """Of each layer by each estimator, from one pass over the union of their moments."""
-    wanted = [moment for estimator in estimators.values() for moment in estimator.moments]
-    batches = image_batches([5, 5, 2])
-    moments = collect_moments(model, select_layers(model).layers, batches, wanted, memory=policy)
-    return {
-        (name, layer): estimator.factors(values)
-        for name, estimator in estimators.items()
-        for layer, values in moments.items()
-    }
-
-
-def assert_same(first, second):
-    assert first.keys() == second.keys()
-    for place, factors in first.items():
-        for side in ("A", "B"):
-            ours, theirs = getattr(factors, side), getattr(second[place], side)
-            assert (ours is None) == (theirs is None)
-            assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in place else EXACT), place
-
-
+BATCHES = image_batches([5, 5, 2])
 EVERY = {name: estimator() for name, estimator in ESTIMATORS.items()}
 
 
 def test_batches_in_parts_give_the_factors_of_whole_ones(caplog):
     """Where no batch defines them. 5 samples in 2 parts are 3, too many; in 4 they are 2."""
-    assert_same(factors_of(limited_model(2), BY_SAMPLE), factors_of(make_model(), BY_SAMPLE))
+    assert_same_factors(*(factors_of(model, BATCHES, BY_SAMPLE) for model in (limited_model(2), make_model())))
     assert "each batch in 4 parts" in caplog.text
-
-
-@pytest.mark.parametrize("search", ["cors", CoRSFisher(labels="given")])
-def test_searches_come_to_the_same_plan_with_batches_in_parts(search):
-    plans = [
-        facts.compress(
-            facts.prepare(model, image_batches([5, 5, 2]), input_shape=(1, 3, 8, 8)), search=search, ratio=0.6
-        ).plan
-        for model in (make_model(), limited_model(2))
-    ]
-    assert plans[0] == plans[1]
 
 
 def test_too_little_memory_for_any_part_says_what_lowers_the_need():
     with pytest.raises(MemoryError, match=r"64 parts.*lower the batch size.*MemoryPolicy\(moments=\"host\"\)"):
-        factors_of(limited_model(0), {"facts": FACTS()})
-
-
-def test_batches_stay_whole_where_the_policy_says_so():
+        factors_of(limited_model(0), BATCHES, {"facts": FACTS()})
     with pytest.raises(MemoryError, match="1 parts"):
-        factors_of(limited_model(2), {"facts": FACTS()}, MemoryPolicy(halve_batches=False))
+        factors_of(limited_model(2), BATCHES, {"facts": FACTS()}, memory=MemoryPolicy(halve_batches=False))
 
 
 def test_moments_in_main_memory_are_those_on_the_device():
-    assert_same(factors_of(make_model(), EVERY, MemoryPolicy(moments="host")), factors_of(make_model(), EVERY))
+    policies = MemoryPolicy(moments="host"), MemoryPolicy()
+    assert_same_factors(*(factors_of(make_model(), BATCHES, EVERY, memory=policy) for policy in policies))
 
 
 def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
@@ -115,18 +76,12 @@ def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
 
 def test_parts_hold_every_sample_once():
     batch = ({"images": torch.arange(5), "masks": [torch.arange(5) * 10]}, torch.arange(5) * 100)
-    for num_parts, expected in ((1, [5]), (2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5)):
+    for num_parts, expected in ((1, [5]), (2, [3, 2]), (8, [1] * 5)):
         parts = list(in_parts(batch, num_parts))
         assert [len(targets) for _, targets in parts] == expected
-        joined = torch.cat([inputs["masks"][0] for inputs, _ in parts])
-        assert torch.equal(joined, torch.arange(5) * 10)
-
-
-def test_a_batch_that_cannot_be_divided_says_so_and_stays_whole_where_it_need_not_be():
-    batch = (torch.zeros(4, 2), {"scale": torch.tensor(2.0)})
-    assert next(in_parts(batch, 1)) is batch
+        assert torch.cat([inputs["masks"][0] for inputs, _ in parts]).equal(torch.arange(5) * 10)
     with pytest.raises(ValueError, match=r"4 samples holds a tensor of shape \[\]"):
-        list(in_parts(batch, 2))
+        list(in_parts((torch.zeros(4, 2), {"scale": torch.tensor(2.0)}), 2))
 
 
 @pytest.fixture
@@ -152,35 +107,25 @@ def test_a_pass_that_is_over_keeps_no_memory(tmp_path, no_collector, make, check
     assert gone() is None
 
 
-class TestCheckpointsByThemselves:
-    """`auto` keeps activations where memory that runs out is an error, and where there are no blocks."""
-
-    @pytest.mark.parametrize(
-        ("make", "device", "number"), [(make_sharing, "cpu", 3), (make_sharing, "meta", 0), (make_model, "cpu", 0)]
-    )
-    def test_on_a_cpu_with_blocks(self, make, device, number):
-        model = make().to(device)
-        layers = select_layers(model).layers.values()
-        assert len(MemoryPolicy(checkpoint_blocks="auto").blocks(model, layers)) == number
+@pytest.mark.parametrize(
+    ("make", "device", "number"), [(make_sharing, "cpu", 3), (make_sharing, "meta", 0), (make_model, "cpu", 0)]
+)
+def test_blocks_are_checkpointed_by_themselves_on_a_cpu(make, device, number):
+    model = make().to(device)
+    layers = select_layers(model).layers.values()
+    assert len(MemoryPolicy(checkpoint_blocks="auto").blocks(model, layers)) == number
 
 
 class TestLayersAtOnce:
-    @pytest.mark.parametrize(
-        ("policy", "expected"),
-        [({}, ["abcde"]), ({"layers_at_once": 2}, ["ab", "cd", "e"]), ({"layers_at_once": 9}, ["abcde"])],
-    )
-    def test_groups_hold_all_layers_in_order(self, policy, expected):
-        assert MemoryPolicy(**policy).groups("") == []
-        assert MemoryPolicy(**policy).groups("abcde") == [list(group) for group in expected]
-
-    @pytest.mark.parametrize("number", [0, -1, 1.5])
-    def test_a_number_out_of_range_is_refused(self, number):
+    def test_groups_hold_all_layers_in_order(self):
+        for policy, expected in (({}, ["abcde"]), ({"layers_at_once": 2}, ["ab", "cd", "e"])):
+            assert MemoryPolicy(**policy).groups("abcde") == [list(group) for group in expected]
         with pytest.raises(ValidationError, match="layers_at_once"):
-            MemoryPolicy(layers_at_once=number)
+            MemoryPolicy(layers_at_once=0)
 
     @pytest.mark.parametrize(
         "estimator",
-        [FACTS(), FACTS(num_iterations=2), GFWSVD(group_size=2), SVDLLM(), PELA()],
+        [FACTS(num_iterations=2), GFWSVD(group_size=2), PELA()],
         ids=lambda estimator: type(estimator).__name__,
     )
     @pytest.mark.parametrize("cached", [False, True])
@@ -207,8 +152,8 @@ class TestLayersAtOnce:
                 for part in ("left", "right", "energies"):
                     assert torch.equal(getattr(result[name], part), getattr(whole[name], part)), (name, part)
 
-    @pytest.mark.parametrize("estimator", [FACTS(), FACTS(num_iterations=2)])
-    def test_no_more_layers_have_their_moments_in_memory(self, estimator, no_collector, monkeypatch):
+    def test_no_more_layers_have_their_moments_in_memory(self, no_collector, monkeypatch):
+        """And blocks are checkpointed wherever the layers of a group lie."""
         collected, num_held = [], []
         real = facts.Calibration.moments
 
@@ -222,17 +167,9 @@ class TestLayersAtOnce:
             return moments
 
         monkeypatch.setattr(facts.Calibration, "moments", watched)
-        execution = Execution(memory=MemoryPolicy(layers_at_once=2))
-        facts.prepare(make_model(), image_batches([3]), execution=execution).decompositions(estimator)
-        assert num_held == [2] * 3 * estimator.num_passes
-        assert {name for name, _ in collected} == {*LAYERS}
-
-    def test_blocks_are_checkpointed_wherever_the_layers_of_a_group_lie(self):
-        """All run twice for the first group, in whose first layer the graph begins, and the last two for the second."""
-        model = make_sharing()
-        execution = Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
+        model, execution = make_sharing(), Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
         runs = [Runs(block.layer) for block in model.blocks]
-        calibration = facts.prepare(model, image_batches([3]), execution=execution)
-        assert list(calibration.groups()) == [["stem", "blocks.0.layer"], ["blocks.1.layer", "blocks.2.layer"]]
-        calibration.decompositions(FACTS())
-        assert [block.number for block in runs] == [2 + 1, 2 + 2, 2 + 2]
+        facts.prepare(model, image_batches([3]), execution=execution).decompositions(FACTS(num_iterations=2))
+        assert num_held == [2] * 2 * 2
+        # All run twice for the first group, in whose first layer the graph begins, and the last two for the second.
+        assert [block.number for block in runs] == [2 * (2 + 1), 2 * (2 + 2), 2 * (2 + 2)]

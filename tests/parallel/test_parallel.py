@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from experiments.config import CONF
-from facts.moments.losses import summed_cross_entropy
 from tests.networks import relative_error
 from tests.parallel.together import (
     ACCUMULATE,
-    SEVERAL,
     cell_record,
     energies_on_mixed_images,
     factors_of_all,
@@ -51,20 +49,15 @@ def together(tmp_path_factory):
     return torch.load(folder / "results.pt", weights_only=False)
 
 
-@pytest.fixture(scope="module")
-def expected_factors(tmp_path_factory):
-    return factors_of_all(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.mark.parametrize("kind", ["factors", "again", "uncached"])
-@pytest.mark.parametrize("name", SEVERAL)
-def test_two_processes_give_the_factors_of_one(together, expected_factors, kind, name):
-    """From the data, from the cache, and with moments that grow in main memory and nothing kept."""
-    tolerance = LANCZOS if "gfwsvd" in name else EXACT
-    for layer, expected in expected_factors[name].items():
-        for ours, theirs in zip(together[kind][name][layer], expected, strict=True):
-            assert (ours is None) == (theirs is None)
-            assert ours is None or relative_error(ours, theirs) < tolerance
+def test_two_processes_give_the_factors_of_one(together, tmp_path):
+    """From the data, from the cache, with moments in main memory and nothing kept, and with uneven room for them."""
+    expected = factors_of_all(tmp_path)
+    for found in together["factors"]:
+        for name, layers in expected.items():
+            for layer, pair in layers.items():
+                for ours, theirs in zip(found[name][layer], pair, strict=True):
+                    assert (ours is None) == (theirs is None)
+                    assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in name else EXACT)
 
 
 def test_two_processes_mix_the_images_that_one_would(together):
@@ -80,44 +73,29 @@ def test_two_processes_give_the_plan_and_the_accuracy_of_one(together, tmp_path)
     """In float32: the errors that decide agree, and so do the plan and what the network gets right."""
     ours, theirs = together["record"], cell_record(tmp_path)
     assert (ours.status, ours.fingerprint) == ("done", theirs.fingerprint)
-    assert ours.plan == theirs.plan
-    assert ours.metrics == theirs.metrics
+    assert (ours.plan, ours.metrics) == (theirs.plan, theirs.metrics)
     for name, errors in theirs.profile.items():
         assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=FLOAT32_ERRORS, atol=1e-9)
 
 
-@pytest.mark.parametrize("accumulate", ACCUMULATE)
-def test_two_processes_finetune_to_the_weights_of_one(together, tmp_path, accumulate):
-    ours, loaded = together["finetuned"][accumulate]
-    expected, _ = finetuned(tmp_path, accumulate)
+@pytest.mark.parametrize("at", range(len(ACCUMULATE)))
+def test_two_processes_train_the_weights_of_one(together, tmp_path, at):
+    """By finetuning, from whose checkpoint the second run reads them, and by recovery."""
+    ours, loaded = together["finetuned"][at]
+    expected, _ = finetuned(tmp_path, ACCUMULATE[at])
     for name, weights in expected.items():
         assert relative_error(ours[name], weights) < EXACT
         assert loaded[name].equal(ours[name])
+    for name, weights in recovered(ACCUMULATE[at]).items():
+        assert relative_error(together["recovered"][at][name], weights) < EXACT, name
 
 
-@pytest.mark.parametrize("accumulate", ACCUMULATE)
-def test_two_processes_recover_the_weights_of_one(together, accumulate):
-    expected = recovered(accumulate)
-    for name, ours in together["recovered"][accumulate].items():
-        assert relative_error(ours, expected[name]) < EXACT, name
-
-
-def test_what_fails_in_one_process_fails_in_all(together):
-    """The second process alone saw the batch."""
+def test_an_error_in_one_process_is_raised_in_all(together):
+    """The second process alone saw the batch; where both fail unlike each other, they agree on one error."""
     first, second = together["failures"]
     assert first == second
     assert "NaN or infinity" in first and "batch 1 (from 0)" in first
-
-
-def test_processes_that_fail_unlike_each_other_agree_on_one_error(together):
-    assert together["unlike failures"] == ["OutOfMemoryError: none left"] * 2
-
-
-def test_processes_with_uneven_room_put_their_moments_in_the_same_places(together):
-    expected = factors_of_all(None, names=["facts"], loss=summed_cross_entropy)["facts"]
-    for layer, factors in together["uneven"].items():
-        for ours, theirs in zip(factors, expected[layer], strict=True):
-            assert relative_error(ours, theirs) < EXACT
+    assert together["unlike failures"] == ["none left"] * 2
 
 
 def test_a_process_that_dies_ends_the_job(tmp_path):

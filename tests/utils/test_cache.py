@@ -276,11 +276,10 @@ class TestDamage:
         assert weights(first).equal(weights(second))
         assert f"the gradients in {path} are damaged" in caplog.text
 
-    @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
-    def test_damaged_index_of_gradients(self, model, batches, folder, text):
+    def test_damaged_index_of_gradients(self, model, batches, folder):
         first, _ = passes(model, batches, estimator="gfwsvd")
         facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
-        next(folder.rglob("GroupGradients-*.json")).write_text(text)
+        next(folder.rglob("GroupGradients-*.safetensors")).write_bytes(b"")
         second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
         assert num == 3
         assert weights(first).equal(weights(second))

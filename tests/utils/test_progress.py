@@ -4,17 +4,16 @@ import itertools
 
 import pytest
 
-from facts.utils import display, progress
+from facts.utils import progress
 from facts.utils import stopwatch as stopwatches
-from facts.utils.display import hide_displays
 from facts.utils.progress import progress_of, with_progress
 from facts.utils.reports import report, reporting_to
-from facts.utils.stopwatch import READING, current_stopwatch, stage, stopwatch, timed, waiting
+from facts.utils.stopwatch import READING, current_stopwatch, hide_displays, stage, stopwatch, timed, waiting
 
 
 @pytest.fixture(autouse=True)
 def no_choice_of_the_environment(monkeypatch):
-    monkeypatch.setattr(display, "_hidden", False)
+    monkeypatch.setattr(stopwatches, "_hidden", False)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -24,11 +23,6 @@ def shown(capsys) -> str:
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err
-
-
-def test_what_is_quick_writes_nothing_where_there_is_no_terminal(capsys, caplog):
-    caplog.set_level("INFO")
-    assert shown(capsys) == "" and not caplog.messages
 
 
 def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
@@ -47,15 +41,6 @@ def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(c
         "streaming: 3 of 4, 0:00:13 left",
         "work: 3, loss 2",
     ]
-
-
-def test_work_that_is_continued_is_judged_by_what_was_done_since(caplog, monkeypatch):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(progress.time, "monotonic", itertools.count(step=20).__next__)
-    with progress_of("work") as show:
-        for done in (90, 91, 92):
-            show(done, 100)
-    assert caplog.messages == ["work: 92 of 100, 0:04:00 left"]
 
 
 @pytest.fixture
@@ -84,44 +69,34 @@ def test_a_terminal_shows_the_stages_in_one_display(capsys, terminal):
     assert captured.out == "a line for a file\n" and captured.err.count("✓") >= 2
 
 
-class TestStopwatch:
-    @pytest.fixture(autouse=True)
-    def clock(self, monkeypatch):
-        """Each look at it takes a second."""
-        monkeypatch.setattr(stopwatches.time, "perf_counter", itertools.count().__next__)
+@pytest.fixture
+def clock(monkeypatch):
+    """Each look at it takes a second."""
+    monkeypatch.setattr(stopwatches.time, "perf_counter", itertools.count().__next__)
 
-    def test_stages_add_up_and_inner_stopwatches_share_them(self):
-        with stopwatch() as seconds:
-            with stage("one"):
-                pass
-            with stopwatch() as inner, stage("one"):
-                pass
-            with stage("two"):
-                pass
-            assert inner is seconds == {"one": 2, "two": 1}
-        with stopwatch() as later:
-            assert later == {}
 
-    def test_a_stage_within_another_is_a_part_of_it(self):
-        """Seconds add up to those of the clock: the inner stage does not look at it."""
-        with stopwatch() as seconds:
-            with stage("outer"), stage("inner"):
-                pass
-            with pytest.raises(ZeroDivisionError), stage("outer"):
-                _ = 1 / 0
-            with stage("next"):
-                pass
-        assert seconds == {"outer": 1, "next": 1}
-
-    def test_waiting_for_data_is_reading(self):
-        """Three looks for data, of which the last finds none; a second each, and one between each and the next."""
-        with stopwatch() as seconds, stage("pass"):
-            assert list(waiting("ab")) == ["a", "b"]
-        assert seconds == {READING: 3, "pass": 4}
-
-    def test_without_a_stopwatch_nothing_is_timed(self):
+def test_stages_add_up_and_inner_stopwatches_share_them(clock):
+    with stopwatch() as seconds:
         with stage("one"):
-            assert list(waiting("ab")) == ["a", "b"]
+            pass
+        with stopwatch() as inner, stage("one"), stage("within it"):  # a part of it, which does not look at the clock
+            pass
+        with pytest.raises(ZeroDivisionError), stage("two"):
+            _ = 1 / 0
+        with stage("two"):
+            pass
+        assert inner is seconds == {"one": 2, "two": 1}
+    with stopwatch() as later:
+        assert later == {}
+
+
+def test_waiting_for_data_is_reading(clock):
+    """Three looks for data, of which the last finds none; a second each, and one between each and the next."""
+    with stopwatch() as seconds, stage("pass"):
+        assert list(waiting("ab")) == ["a", "b"]
+    assert seconds == {READING: 3, "pass": 4}
+    with stage("nothing is timed"):
+        assert list(waiting("ab")) == ["a", "b"]
 
 
 def test_a_stage_is_reported_when_it_ends_and_only_within_the_block():

@@ -21,10 +21,8 @@ from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.stable_svd import SmoothTruncation, right_vectors
 from facts.search.training import Positive, Training, calibration_data, task_loss
-from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import shared, to_device
 from facts.utils.options import options
-from facts.utils.progress import with_progress
 
 HALVINGS = 50  # of the interval of the factor that makes ranks fit
 
@@ -153,10 +151,10 @@ def _projected(
         layer.rank = torch.tensor(plan[name], device=device)
     forwards: dict[nn.Module, Callable] = {layer.dense: layer.project for layer in truncated.values()}
     with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
-        for inputs, _ in with_progress(distributed.shard(calibration), "Dobi-SVD's weights"):
+        sums = (layer.projectors for layer in truncated.values())
+        for inputs, _ in shared(calibration, "Dobi-SVD's weights", sums):
             with autocast(device, problem.precision):
                 run(problem.model, to_device(inputs, device))
-    distributed.all_reduce([layer.projectors for layer in truncated.values()])
     return {**problem.decompositions, **{name: layer.decomposition() for name, layer in truncated.items()}}
 
 

@@ -5,7 +5,7 @@ Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -18,10 +18,8 @@ from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import within_memory
 from facts.search.problem import AllocationProblem
-from facts.utils import distributed
-from facts.utils.batches import batch_size
+from facts.utils.batches import shared
 from facts.utils.cache import calibration_key, content_key
-from facts.utils.progress import with_progress
 
 Labels = Literal["sampled", "given"]
 SECONDS = "/seconds"  # contains a slash, unlike the layers' names beside it in the cache
@@ -49,13 +47,12 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tup
     if problem.cache:
         file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
         tensors = problem.cache.load(file)
-        if None not in distributed.all_gather(tensors and True) and tensors:
+        if tensors:
             return {name: tensors[name] for name in problem.layers}, tensors[SECONDS].item()
     loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
     profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), problem.memory)
-    if cache := problem.cache:
-        seconds = torch.tensor(time.perf_counter() - start)
-        distributed.on_main_rank(lambda: cache.save(file, {**profiles, SECONDS: seconds}))
+    if problem.cache:
+        problem.cache.save(file, {**profiles, SECONDS: torch.tensor(time.perf_counter() - start)})
     return profiles, 0.0
 
 
@@ -69,7 +66,6 @@ def _measured(
         name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=device)
         for name in problem.layers
     }
-    num_samples = torch.zeros(1, dtype=torch.int64)
 
     def add(name: str, batch: LayerBatch) -> None:
         decomposition, x = decompositions[name], batch.x
@@ -79,15 +75,9 @@ def _measured(
         slopes = ((batch.g @ left) * (x @ right.T)).sum(dim=1)
         totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    def counted(batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        for inputs, targets in batches:
-            num_samples.add_(batch_size(inputs))
-            yield inputs, targets
-
     blocks = problem.memory.blocks(problem.model, problem.layers.values())
     data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts, blocks)
-    data_pass.run(counted(with_progress(distributed.shard(batches), "Fisher profile")))
-    distributed.all_reduce([num_samples, *totals.values()])
+    num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 
 

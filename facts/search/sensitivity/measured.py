@@ -18,10 +18,8 @@ from facts.moments.memory import within_memory
 from facts.search.base import Profile
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.prefix import Prefix
-from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.batches import batch_size, in_parts, shared, to_device
 from facts.utils.cache import calibration_key, content_key, name_of
-from facts.utils.progress import with_progress
 
 
 class Sensitivity:
@@ -46,7 +44,6 @@ class Sensitivity:
     def profile(self, ranks: Mapping[str, Iterable[int]]) -> Profile:
         """Measure the error of every layer at each of its ranks. Raises `ValueError` if one is NaN or infinite."""
         lacking = [{rank for rank in ranks[name] if rank not in self.known[name]} for name in ranks]
-        lacking = [set().union(*each) for each in zip(*distributed.all_gather(lacking), strict=True)]
         missing = {name: sorted(each) for name, each in zip(ranks, lacking, strict=True)}
         if any(missing.values()):
             self._add(missing)
@@ -67,7 +64,7 @@ class Sensitivity:
             if bad := [rank for rank, (error, _) in measured.items() if not math.isfinite(error)]:
                 raise ValueError(f"the error of the network with layer {name} at rank {bad} is NaN or infinite")
             self.known[name].update(measured)
-        distributed.on_main_rank(self._save)
+        self._save()
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[dict[str, dict], int]:
         """Summed error and seconds by layer and rank, and the number of samples, over all processes."""
@@ -75,7 +72,7 @@ class Sensitivity:
         places = {entry: i for i, entry in enumerate((name, rank) for name in ranks for rank in ranks[name])}
         sums, num_samples = torch.zeros(len(places), 2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
         with torch.no_grad(), evaluating(model), autocast(device, self.problem.precision), self._reading(model) as read:
-            for batch in with_progress(distributed.shard(self.batches), "sensitivity"):
+            for batch in shared(self.batches, "sensitivity", [sums, num_samples]):
                 for inputs, _ in in_parts(batch, num_parts):
                     num_samples += batch_size(inputs)
                     start = time.perf_counter()
@@ -85,8 +82,6 @@ class Sensitivity:
                     for name in ranks:
                         for rank, *measured in self._errors(prefix, name, ranks[name], original, read):
                             sums[places[name, rank]] += torch.tensor(measured, dtype=torch.float64)
-        distributed.all_reduce([sums, num_samples])
-        sums[:, 1] /= distributed.size()  # they worked in parallel
         totals = {name: {rank: sums[places[name, rank]].tolist() for rank in ranks[name]} for name in ranks}
         return totals, int(num_samples)
 

@@ -12,10 +12,8 @@ from facts.modules.modes import autocast
 from facts.modules.networks import is_transformers, run
 from facts.tasks.base import ClassLogits, Judgement
 from facts.tasks.classification.preprocessing import data_config
-from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import gathered, shared, to_device
 from facts.utils.options import Count, options
-from facts.utils.progress import with_progress
 
 Batch = tuple[Tensor, Tensor]
 
@@ -55,12 +53,11 @@ def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype
     """Whether each sample's largest logit is at its label `[N]`, in the order of the data."""
     device, own = next(model.parameters()).device, []
     model.eval()
-    for batch in with_progress(distributed.shard(batches), "evaluation"):
+    for batch in shared(batches, "evaluation"):
         images, labels = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
             own.append(run(model, images).argmax(dim=-1) == labels)
-    turns = itertools.zip_longest(*distributed.all_gather([batch.cpu() for batch in own]))
-    return torch.cat([batch for turn in turns for batch in turn if batch is not None])
+    return torch.cat(gathered([batch.cpu() for batch in own]))
 
 
 def percentage(outcomes: Tensor) -> float:

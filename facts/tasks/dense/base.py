@@ -17,11 +17,10 @@ from facts.models.feature_network import Features
 from facts.modules.modes import autocast
 from facts.tasks.base import Task, chosen_of, settings_of
 from facts.tasks.numbered_batches import NumberedBatches
-from facts.utils import distributed
+from facts.utils.batches import shared
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
-from facts.utils.progress import with_progress
 from facts.utils.random import seed_of, seeded
 from facts.utils.silence import silence
 
@@ -139,7 +138,7 @@ class DensePrediction(Task):
         device, dataset, metric = next(model.parameters()).device, self.dataset("val"), self.metric()
         metric.dataset_meta = dataset.metainfo
         model.eval()
-        for image, samples in with_progress(distributed.shard(self.evaluation(model)), "evaluation"):
+        for image, samples in shared(self.evaluation(model), "evaluation"):
             with torch.inference_mode():
                 with autocast(device, precision):
                     features = model(image)

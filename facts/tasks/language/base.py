@@ -16,11 +16,9 @@ from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits
 from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
-from facts.utils import distributed
-from facts.utils.batches import to_device
+from facts.utils.batches import gathered, shared, to_device
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
-from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
 
 Batch = tuple[Tensor, Tensor]
@@ -117,11 +115,13 @@ class Language(ClassLogits):
             "unigram_perplexity": unigram_perplexity(*counted),
             "bigram_perplexity": bigram_perplexity(*counted),
         }
-        if self.benchmarks():
+        if benchmarks := self.benchmarks():
             names = ("accuracy", "benchmark_folder", "num_questions")
             settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-            asked = (model, tokenizer_of(model), self.benchmarks(), self.num_answers_at_once)
-            found = distributed.on_main_rank(lambda: accuracies(*asked, **settings, precision=precision))
+            own = list(shared(benchmarks))
+            asked = (model, tokenizer_of(model), own, self.num_answers_at_once)
+            answered = accuracies(*asked, **settings, precision=precision) if own else {}
+            found = dict(gathered([*answered.items()]))
             metrics["accuracy"] = sum(found.values()) / len(found)
             metrics |= {f"accuracy_{name}": value for name, value in found.items()}
         return metrics
@@ -167,10 +167,9 @@ def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtyp
     device = next(model.parameters()).device
     total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
     model.eval()
-    for batch in with_progress(distributed.shard(batches), "perplexity"):
+    for batch in shared(batches, "perplexity", [total, count]):
         tokens, targets = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
             total += summed_cross_entropy(run(model, tokens), targets)
         count += (batch[1] != NOTHING).sum()
-    distributed.all_reduce([total, count])
     return (total.cpu() / count).exp().item()
