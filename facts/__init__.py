@@ -33,12 +33,11 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as below
     from facts.moments.memory import MemoryPolicy as MemoryPolicy
     from facts.result import CompressionResult as CompressionResult
     from facts.result import Summary as Summary
-    from facts.saving.auto import AutoCompressed as AutoCompressed
     from facts.saving.export import export_onnx as export_onnx
     from facts.saving.export import export_program as export_program
-    from facts.saving.folder import load_compressed as load_compressed
-    from facts.saving.folder import save_compressed as save_compressed
-    from facts.saving.push import push_to_hub as push_to_hub
+    from facts.saving.hub import push_to_hub as push_to_hub
+    from facts.saving.load import load_compressed as load_compressed
+    from facts.saving.save import save_compressed as save_compressed
 
 # PyTorch's timers warn of a CUDA without a GPU when they are loaded.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
@@ -66,9 +65,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "modules.pivoted": ["PivotedLinear"],
         "moments.losses": ["SampledLabels", "next_tokens"],
         "moments.memory": ["MemoryPolicy"],
-        "saving.auto": ["AutoCompressed"],
         "saving.export": ["export_onnx", "export_program"],
-        "saving.folder": ["load_compressed", "save_compressed"],
-        "saving.push": ["push_to_hub"],
+        "saving.hub": ["push_to_hub"],
+        "saving.load": ["load_compressed"],
+        "saving.save": ["save_compressed"],
     },
 )

@@ -140,7 +140,7 @@ class CompressionResult:
     """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped.
 
     `original` is the network that it was made from, and `output_error` the distance of its outputs; None for a result
-    that was loaded. The network's `save_pretrained` and `push_to_hub` write what `facts.save_compressed` does.
+    that was loaded.
     """
 
     model: nn.Module

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from facts.models.from_transformers import TransformersModel, import_transformers, read_tokenizer
-from facts.utils.hub import hub
+from facts.utils.hub import offline
 from facts.utils.options import options
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ class CausalLM(TransformersModel):
 
     def fetch_beside(self, model: nn.Module) -> None:
         if self.tag and not hasattr(model, "tokenizer"):
-            with hub(), suppress(OSError):
-                model.tokenizer = read_tokenizer(self.tag)  # type: ignore[assignment]
-                model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
+            generation, local = import_transformers().GenerationConfig, {"local_files_only": offline()}
+            with suppress(OSError):
+                model.tokenizer = read_tokenizer(self.tag, **local)  # type: ignore[assignment]
+                model.generation_config = generation.from_pretrained(self.tag, **local)
 
 
 def new_tokenizer(text: str, num_tokens: int) -> "PreTrainedTokenizerBase":

@@ -12,7 +12,7 @@ from torch import nn
 from facts.models.builders import Recipe, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
-from facts.utils.hub import hub
+from facts.utils.hub import offline
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -138,8 +138,7 @@ class TransformersModel(Recipe):
 def published_configuration(tag: str) -> dict[str, Any]:
     """Read the configuration's JSON at the hub. Raises `FileNotFoundError` if it cannot be fetched."""
     try:
-        with hub():
-            return import_transformers().PretrainedConfig.get_config_dict(tag)[0]
+        return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
         raise FileNotFoundError(
             f"the configuration of {tag} is neither on this machine nor could it be fetched ({error}); give it as "

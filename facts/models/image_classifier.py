@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from facts.models.from_transformers import TransformersModel, read_image_processor
-from facts.utils.hub import hub
+from facts.utils.hub import offline
 from facts.utils.options import options
 
 LABELS = ("id2label", "label2id")  # names of classes, in any words
@@ -40,5 +40,5 @@ class ImageClassifier(TransformersModel):
 
     def fetch_beside(self, model: nn.Module) -> None:
         if self.tag and not hasattr(model, "image_processor"):
-            with hub(), suppress(OSError):
-                model.image_processor = read_image_processor(self.tag)  # type: ignore[assignment]
+            with suppress(OSError):
+                model.image_processor = read_image_processor(self.tag, local_files_only=offline())  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from facts.tasks.classification.image_dataset import Rows
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT
 from tests.networks import make_image_classifier
-from tests.saving.test_push import hub  # noqa: F401
+from tests.saving.test_hub import hub  # noqa: F401
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 datasets = pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
@@ -72,7 +72,7 @@ class TestNetworks:
 
     def test_by_the_name_of_a_repository(self, run, classifier, photos, hub, tmp_path):  # noqa: F811
         files = {path.name: path.read_bytes() for path in classifier.iterdir()}
-        hub.repositories["somebody/tiny"] = {"main": [files]}
+        hub.repositories["somebody/tiny"] = {"main": files}
         out = tmp_path / "small"
         run("compress", "transformers/somebody/tiny", "--data", photos, "--num-workers", 0, "--out", out)
         assert saved(out)["base_model"]["repository"] == "somebody/tiny"
@@ -216,6 +216,7 @@ class TestErrors:
             raise ConnectionError("no answer")
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # not asked
         result = run("evaluate", *VIT, "--data", "hub:a/b", code=1)
         assert "hub:a/b is not on this machine and could not be fetched (no answer)" in result.output
         assert "give a folder of images" in result.output

@@ -225,14 +225,6 @@ def test_benchmarks_of_the_hub_are_looked_for_there_before_any_work(no_hub, tmp_
         Corpus(**files, benchmark_names=("piqa",)).inspect()
 
 
-def test_afterwards_libraries_ask_the_hub_again(no_hub):
-    import datasets
-
-    with hub.hub():
-        assert datasets.config.HF_HUB_OFFLINE and hub.constants.HF_HUB_OFFLINE
-    assert not datasets.config.HF_HUB_OFFLINE and not hub.constants.HF_HUB_OFFLINE
-
-
 def test_without_the_hub_a_text_is_an_error_at_once(no_hub, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     source = "hub:nobody/nothing/plain/test"
@@ -265,17 +257,6 @@ def test_unknown_benchmarks_and_those_without_an_accuracy_are_named(model, writt
         accuracies(model, model.tokenizer, ["mine", "yours"], 4, folder=written)
     with pytest.raises(ValueError, match="gives no accuracy of mine"):
         accuracies(model, model.tokenizer, ["mine"], 4, folder=written)
-
-
-def test_without_the_hub_benchmarks_are_an_error_at_once(no_hub, model, tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "task: mine\ndataset_path: nobody/nothing\ntest_split: test\noutput_type: multiple_choice\n"
-        "doc_to_text: '{{a}}'\ndoc_to_choice: '{{b}}'\ndoc_to_target: '{{c}}'\nmetric_list: [{metric: acc}]\n"
-    )
-    start = time.perf_counter()
-    with pytest.raises(ConnectionError, match="nobody/nothing"):
-        accuracies(model, model.tokenizer, ["mine"], 4, folder=str(tmp_path))
-    assert time.perf_counter() - start < 20
 
 
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):

@@ -74,7 +74,7 @@ def test_what_was_fetched_before_is_not_fetched_again(hub, tensors):
 def test_published_weights_are_fetched_where_they_are_not_here(hub, tensors, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     asked = []
-    monkeypatch.setattr(weights, "hf_hub_download", lambda *args: asked.append(args) or str(hub))
+    monkeypatch.setattr(weights, "hf_hub_download", lambda *args, **_: asked.append(args) or str(hub))
     assert tiny().checkpoint() is None
     assert_loaded(tiny().build(), tensors)
     assert asked == [(REPOSITORY, "model.safetensors")]
@@ -86,7 +86,7 @@ def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeyp
     places = {tensor: name for name, half in shards.items() for tensor in half}
     asked = []
 
-    def download(_, name):
+    def download(_, name, **options):
         asked.append(name)
         if name == "model.safetensors":
             raise RemoteEntryNotFoundError("there is none", response=Mock())
@@ -104,7 +104,7 @@ def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeyp
     assert weights.sha256(path) == " ".join(weights.sha256(tmp_path / name) for name in shards)
 
 
-def offline(*args):
+def offline(*args, **options):
     raise LocalEntryNotFoundError("no connection\nand a page of advice")
 
 

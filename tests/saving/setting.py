@@ -26,6 +26,13 @@ def saved_vit(folder):
     return folder
 
 
+def saved_swin(folder):
+    arguments = {"img_size": 64, "window_size": 4, "depths": [2, 2], "embed_dim": 24, "num_heads": [2, 2]}
+    model = TimmModel(tag="swin_tiny_patch4_window7_224", arguments=arguments, weights="random").build()
+    facts.save_compressed(facts.compress(model, estimator="pela", input_shape=(3, 64, 64)), folder)
+    return folder
+
+
 def from_timm():
     """Not built by a recipe: found by the name that timm leaves in the model."""
     return timm.create_model("test_vit", num_classes=7).eval(), (3, 160, 160)
