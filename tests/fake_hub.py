@@ -11,12 +11,11 @@ TOKEN = "hf_writes"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`repositories[name][branch]` maps paths to bytes. Those in `private` are shown to readers with the token."""
+    """`repositories[name][branch]` maps paths to bytes."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
-        self.private: set[str] = set()
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self):
@@ -35,13 +34,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path = self.path.partition("?")[0].replace("%2F", "/")
-        may_write = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         for pattern, answer in ROUTES.items():
             if match := re.fullmatch(pattern, path):
                 name, *where = match.groups() or [None]
-                if self.command == "POST" and not may_write:
+                if self.command == "POST" and self.headers.get("Authorization") != f"Bearer {TOKEN}":
                     return self.send(401, b"{}")
-                if name and (name not in self.server.repositories or (name in self.server.private and not may_write)):
+                if name and name not in self.server.repositories:
                     return self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
                 return answer(self, body, name, *where)
         return self.send(404, b"{}")
@@ -74,8 +72,6 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{asked['organization']}/{asked['name']}"
         status = 409 if name in self.server.repositories else 200
         self.server.repositories.setdefault(name, {"main": {}})
-        if asked.get("visibility") == "private":
-            self.server.private.add(name)
         self.send(status, {"url": f"{self.server.address}/{name}"})
 
     def branch(self, body, name, branch):
@@ -96,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.files(name, revision) is None:
             return self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         commit = digest(revision) if revision in self.server.repositories[name] else revision
-        return self.send(200, {"id": name, "sha": commit, "private": name in self.server.private})
+        return self.send(200, {"id": name, "sha": commit})
 
     def tree(self, body, name, revision):
         files = self.files(name, revision).items()

@@ -60,8 +60,7 @@ def load_compressed(
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
         raise ValueError(
-            f"{weights} is not the file that {MANIFEST} describes (other SHA-256): one of the two was damaged or "
-            "replaced; save or fetch both again"
+            f"{weights} is not the file that {MANIFEST} describes (other SHA-256): save or fetch both again"
         )
     model = build_recipe(recipe) if model is None else model
     model = with_plan(model, manifest.plan, manifest.layouts, manifest.quantization)

@@ -23,8 +23,7 @@ from facts.utils.hub import REPOSITORY
 REMEDY = "pass the dense network as model=, or its function as architecture="
 MOST_LAYERS = 10_000
 MOST_ENTRIES = 2**16  # such as names of classes
-# Integers that a network may have. Text models have vocabularies and periods of rotations; timm counts nothing from
-# the end.
+# Integers of a network: text models have vocabularies and periods of rotations; timm counts nothing from the end.
 SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: range(-(2**31), 2**31)}
 OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network

@@ -9,7 +9,6 @@ from urllib.request import Request, urlopen
 from huggingface_hub import constants
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-TIMEOUT = 5  # seconds
 
 
 def offline() -> bool:
@@ -25,7 +24,7 @@ def answers() -> bool:
 @cache
 def _answers(address: str, minute: int) -> bool:
     try:
-        urlopen(Request(address, method="HEAD"), timeout=TIMEOUT).close()
+        urlopen(Request(address, method="HEAD"), timeout=5).close()
     except OSError as error:
         return isinstance(error, HTTPError)
     return True

@@ -44,13 +44,13 @@ def test_a_network_comes_back_and_without_the_hub_from_the_cache(hub, result, tm
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
 
 
-def test_a_private_branch(hub, result):
-    facts.push_to_hub(result, NAME, token=TOKEN, revision="half", private=True)
+def test_a_branch(hub, result):
+    facts.push_to_hub(result, NAME, token=TOKEN, revision="half")
     assert MANIFEST not in hub.repositories[NAME]["main"]
-    for options in ({"revision": "half"}, {"revision": "third", "token": TOKEN}, {"token": TOKEN}):
+    for revision in ("third", None):
         with pytest.raises(FileNotFoundError, match=r"404 Client Error|holds no compression"):
-            facts.load_compressed(NAME, **options)
-    assert_same(facts.load_compressed(NAME, revision="half", token=TOKEN), result, (3, 32, 32))
+            facts.load_compressed(NAME, revision=revision)
+    assert_same(facts.load_compressed(NAME, revision="half"), result, (3, 32, 32))
 
 
 def test_an_edited_card_is_kept_and_others_are_renewed(hub, result):

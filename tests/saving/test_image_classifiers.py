@@ -10,14 +10,11 @@ from facts.models import ImageClassifier
 from facts.modules.networks import run
 from facts.saving.manifest import MANIFEST
 from tests.networks import IMAGE_CLASSIFIERS, make_image_classifier
+from tests.saving.setting import compressed
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 
 IMAGES = torch.randn(2, 3, 32, 32)
-
-
-def compressed(model):
-    return facts.compress(model, estimator="pela", input_shape=(3, 32, 32))
 
 
 @torch.no_grad()
@@ -30,7 +27,7 @@ def assert_same(loaded, model):
 def test_the_folder_is_enough(kind, tmp_path):
     model = make_image_classifier(kind, attention_probs_dropout_prob=0.25)
     model.image_processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3])
-    result = compressed(model)
+    result = compressed(model, IMAGES.shape[1:])
     facts.save_compressed(result, tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".safetensors"}
     loaded = facts.load_compressed(tmp_path)
@@ -46,7 +43,7 @@ def test_a_configuration_of_several_classes(tmp_path):
     fields = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     config = transformers.DeiTConfig(image_size=32, patch_size=8, num_labels=3, **fields)
     for kind in (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTForImageClassification):
-        result = compressed(kind(config).eval())
+        result = compressed(kind(config).eval(), IMAGES.shape[1:])
         facts.save_compressed(result, tmp_path)
         assert_same(facts.load_compressed(tmp_path).model, result.model)
 
@@ -54,7 +51,7 @@ def test_a_configuration_of_several_classes(tmp_path):
 def test_classes_have_any_names_and_number(tmp_path):
     names = {0: "and/or", 1: "C:\\", 2: "__auto_map", **{index: f"https://{index}" for index in range(3, 21_841)}}
     model = make_image_classifier(id2label=names, label2id={name: index for index, name in names.items()})
-    facts.save_compressed(compressed(model), tmp_path)
+    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
     loaded = facts.load_compressed(tmp_path).model
     assert loaded.config.id2label == names and loaded.config.label2id["and/or"] == 0
 
@@ -77,6 +74,6 @@ def test_a_class_of_your_own_has_no_recipe(tmp_path, caplog):
         """The same name with other code."""
 
     model = ViTForImageClassification(make_image_classifier().config).eval()
-    facts.save_compressed(compressed(model), tmp_path)
+    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
     assert "will have to be loaded onto a given one" in caplog.text
     assert json.loads((tmp_path / MANIFEST).read_text())["recipe"] is None

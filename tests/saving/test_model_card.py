@@ -41,7 +41,7 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     assert rows["parameters (M)"] == [f"{before.params / 1e6:.4g}", f"{after.params / 1e6:.4g}"]
     assert rows["file (MB)"] == ["", f"{(tmp_path / 'model.safetensors').stat().st_size / 1e6:.4g}"]
     assert [rows[name] for name in ("latency (ms)", "top1", "seen")] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
-    assert f"- method: {result.summary.estimator}, {result.summary.search}, plain layers" in body
+    assert f"- method: {result.summary.estimator}, {result.summary.search}, {result.summary.form} layers" in body
     assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of these layers" in body
 
 

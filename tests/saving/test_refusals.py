@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from functools import reduce
+from itertools import product
 from operator import getitem
 
 import pytest
@@ -30,42 +31,46 @@ pytestmark = pytest.mark.attack
 
 LAYER, LONG = "blocks.0.mlp.fc1", 10**6
 DAMAGED, UNFIT = r"compression\.json is damaged \(", "does not fit this VisionTransformer: .*"
-REFUSED, LOADING = r"compression\.json is refused: ", "would have timm load something"
+REFUSED = r"compression\.json is refused: "
 NO_DATA, REFERENCE = "a saved network is JSON, safetensors, text and images", "would read other files or run code"
 OUTSIDE, NOT_WHOLE = "outside of the folder: put the file itself there", "is no whole safetensors file"
 MISSING = "holds no compression|is missing|Is a directory|No such file"
 
 
-def put(value, *place, file=MANIFEST):
-    """Set a value of a JSON file."""
+def edited(change):
+    """Change the content of the manifest."""
 
-    def attack(folder):
-        content = json.loads((folder / file).read_text())
-        reduce(getitem, place[:-1], content)[place[-1]] = value
-        (folder / file).write_text(json.dumps(content))
-
-    return attack
-
-
-def drop(*place):
     def attack(folder):
         content = json.loads((folder / MANIFEST).read_text())
-        del reduce(getitem, place[:-1], content)[place[-1]]
+        change(content)
         (folder / MANIFEST).write_text(json.dumps(content))
 
     return attack
+
+
+def put(value, *place):
+    return edited(lambda content: reduce(getitem, place[:-1], content).__setitem__(place[-1], value))
+
+
+def drop(*place):
+    return edited(lambda content: reduce(getitem, place[:-1], content).pop(place[-1]))
 
 
 def argument(name, value):
     return put(value, "recipe", "arguments", name)
 
 
-def configured(**fields):
-    return put({"kind": "transformers", "configuration": {"model_type": "llama", **fields}}, "recipe")
-
-
 def openmmlab(**fields):
     return put({"kind": "openmmlab", "toolbox": "mmdet", "config": "swin/a.py", **fields}, "recipe")
+
+
+def transformers(configuration):
+    return put({"kind": "transformers", "configuration": {"model_type": "llama", **configuration}}, "recipe")
+
+
+def each(name, make, values, message):
+    """Attacks of one kind, each with a value."""
+    return {f"{name} {str(value)[:30]!r}": (make(value), message) for value in values}
 
 
 def write(name, content=b"harmless"):
@@ -125,8 +130,12 @@ def header(change):
     return weights(changed_header)
 
 
-def raw_header(text, size=None):
-    return weights(lambda _: struct.pack("<Q", len(text) if size is None else size) + text)
+def described(fields):
+    return header(lambda head: head["head.weight"].update(fields))
+
+
+def raw_header(text, size):
+    return weights(lambda _: struct.pack("<Q", size) + text)
 
 
 def tensor(name, change):
@@ -143,143 +152,93 @@ class Harmful:
         return os.mkdir, ("it_ran",)
 
 
+SETTINGS = ("auto_map", "custom_generate", "vocab_file", "cache_dir", "init_inputs", "fast_tokenizer_files")
+UNKNOWN = ("a.py", "b.so", "c.PTH", "d.bin", "e", "f/g.py", "h.zip", ".env", ".json", ".a.py.d", "i.py ")
+CODE, NO_CONTENT = (b"PK\x03\x04", b"\x7fELF"), "is no file with content"
 FILES = {
-    **{f"pickle {name}": (write(name, pickle.dumps(Harmful())), NO_DATA) for name in ("a.txt", "d/e.png", WEIGHTS)},
-    **{f"pickle {number}": (write("a.txt", pickle.dumps(Harmful(), number)), NO_DATA) for number in range(2, 6)},
-    **{
-        f"file {name}": (write(name), "has an unknown file type")
-        for name in ("a.py", "b.so", "c.PTH", "d.bin", "e", "f/g.py", "h.zip", ".env", ".json", ".a.py.d", "i.py ")
-    },
-    "archive": (write("a.onnx", b"PK\x03\x04" + bytes(99)), "is a pickle, an archive or a program"),
-    "program": (write("tokenizer.json", b"\x7fELF" + bytes(99)), "is a pickle, an archive or a program"),
-    **{
-        f"setting {name}": (write("tokenizer_config.json", json.dumps({name: "x"}).encode()), f"{name}, .*{REFERENCE}")
-        for name in ("auto_map", "custom_generate", "vocab_file", "cache_dir", "init_inputs", "fast_tokenizer_files")
-    },
-    "settings without an end": (write("config.json", b"{"), "is no JSON"),
-    "settings of a list": (write("special_tokens_map.json", b"[]"), "is no JSON object"),
-    "deep settings": (write("generation_config.json", b"[" * 10**5), "is no JSON"),
-    **{
-        f"link {name} to {target}": (link(name, target), OUTSIDE)
-        for name in (MANIFEST, WEIGHTS, "notes.txt")
-        for target in ("/etc/passwd", "/dev/zero", "../secret", "..")
-    },
-    "link to itself": (link("notes.txt", "notes.txt"), "is no file with content"),
-    "link into nothing": (link("notes.txt", "gone"), "is no file with content"),
-    **{f"pipe {name}": (replaced(name, os.mkfifo), "is no file") for name in (MANIFEST, WEIGHTS, "a.txt")},
-    **{f"folder {name}": (replaced(name, os.mkdir), MISSING) for name in (MANIFEST, WEIGHTS, "config.json")},
-    **{f"no {name}": (replaced(name, lambda _: None), MISSING) for name in (MANIFEST, WEIGHTS)},
+    **each("pickle", lambda name: write(name, pickle.dumps(Harmful())), ("a.txt", "d/e.png", WEIGHTS), NO_DATA),
+    **each("protocol", lambda number: write("a.txt", pickle.dumps(1.5, number)), range(2, 6), NO_DATA),
+    **each("file", write, UNKNOWN, "has an unknown file type"),
+    **each("start", lambda data: write("a.onnx", data), CODE, "is a pickle, an archive or a program"),
+    **each("setting", lambda name: write("tokenizer_config.json", b'{"%s": 1}' % name.encode()), SETTINGS, REFERENCE),
+    **each("settings", lambda text: write("generation_config.json", text), (b"{", b"[]", b"[" * 10**5), "is no JSON"),
+    **each("link", lambda target: link(MANIFEST, target), ("/etc/passwd", "/dev/zero", "../secret", ".."), OUTSIDE),
+    **each("link of", lambda name: link(name, "../secret"), (WEIGHTS, "notes.txt"), OUTSIDE),
+    **each("link to", lambda name: link("a.txt", name), ("a.txt", "gone"), NO_CONTENT),
+    **each("pipe", lambda name: replaced(name, os.mkfifo), (MANIFEST, WEIGHTS, "a.txt"), NO_CONTENT),
+    **each("folder", lambda name: replaced(name, os.mkdir), (MANIFEST, WEIGHTS, "config.json"), MISSING),
+    **each("no", lambda name: replaced(name, lambda _: None), (MANIFEST, WEIGHTS), MISSING),
 }
+TEXTS = (b"", b"[]", b"1", b"null", bytes(range(256)), b'{"recipe": ' + b"[" * 10**5, b"// mine\n{}")
+FIELDS = ("recipe", "plan", "fingerprint", "versions", "summary", "skipped", "base_model", "metrics")
+WRONG = (
+    *(("plan", []), ("recipe", "timm"), ("fingerprint", "0"), ("versions", {"facts": "newest"}), ("summary", {})),
+    *(("skipped", ["head"]), ("base_model", {"name": 3}), ("metrics", {"top1": 70.3}), ("layouts", {"a": "b"})),
+    *(("metrics", {"top1": {"original": float("inf")}}), ("buffers", {"mask": "I8"})),
+)
 MANIFESTS = {
-    **{
-        f"manifest {content[:9]!r}": (write(MANIFEST, content), DAMAGED)
-        for content in (b"", b"[]", b"1", b"null", bytes(range(256)), b'{"recipe": ' + b"[" * 10**5, b"// mine\n{}")
-    },
-    "manifest cut short": (changed(MANIFEST, lambda text: text[:-40]), DAMAGED),
-    "manifest twice": (changed(MANIFEST, lambda text: text + text), DAMAGED),
-    **{
-        f"without {name}": (drop(name), rf"{DAMAGED}{name}: Field required")
-        for name in ("recipe", "plan", "fingerprint", "versions", "summary", "skipped", "base_model", "metrics")
-    },
-    **{
-        f"{name} = {value!r}": (put(value, name), DAMAGED + name)
-        for name, value in (
-            *(("plan", []), ("recipe", "timm"), ("fingerprint", "0"), ("versions", {"facts": "newest"})),
-            *(("summary", {}), ("skipped", ["head"]), ("base_model", {"name": 3}), ("metrics", {"top1": 70.3})),
-            *(("metrics", {"top1": {"original": float("inf")}}), ("buffers", {"mask": "I8"}), ("layouts", {"a": "b"})),
-        )
-    },
-    "newer": (
-        put({"facts": "999.0"}, "versions"),
-        r"was written by facts 999\.0, and this is .*: pip install -U facts",
-    ),
+    **each("text", lambda text: write(MANIFEST, text), TEXTS, DAMAGED),
+    "cut short": (changed(MANIFEST, lambda text: text[:-40]), DAMAGED),
+    **each("without", drop, FIELDS, rf"{DAMAGED}({'|'.join(FIELDS)}): Field required"),
+    **each("wrong", lambda wrong: put(wrong[1], wrong[0]), WRONG, rf"{DAMAGED}({'|'.join(dict(WRONG))})"),
+    "newer": (put({"facts": "999.0"}, "versions"), r"by facts 999\.0, and this is .*: pip install -U facts"),
     "no recipe": (put(None, "recipe"), "names no architecture that can be built from JSON; pass the dense network"),
     "other weights": (put("0" * 64, "fingerprint"), r"is not the file that compression\.json describes"),
 }
+TAGS = ("hf-hub:somebody/model", "local-dir:/etc", "../vit", "")
+LOADED = ("pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
+NAMES = ("img_size", "embed_dim", "depth", "num_heads", "num_classes")
+SIZES = [*product(NAMES, (-1, 0.5, "x", 10**8, 10**30, [[]], {"a": 1}))]
+OPENMMLAB = (
+    *({"backbone.type": "os.system"}, {"neck": [{"norm.type": ["GN"]}]}, {"neck.init_cfg.checkpoint": "evil"}),
+    *({"backbone._delete_": True}, {"pretrained": "evil"}),
+)
+TRANSFORMERS = (
+    *({"auto_map": {"AutoConfig": "a.B"}}, {"text_config": [{"auto_map": {}}]}, {"quantization_config": {"a": "awq"}}),
+    *({"attribute_map": {"a": "_attn_implementation"}}, {"_attn_implementation": ["sdpa"]}, {"__dict__": {"a": 1}}),
+    {"attn_implementation": "somebody/kernel"},
+)
+PATHS = ("/a.py", "../a.py", "..\\a.py", "a.json")
 RECIPES = {
-    "kind": (put("keras", "recipe", "kind"), "is of 'keras', which this version cannot build; pass the dense"),
-    "kinds": (put(["timm"], "recipe", "kind"), r"is of \['timm'\]"),
+    **each(
+        "kind", lambda kind: put(kind, "recipe", "kind"), ("keras", ["timm"]), "this version cannot build; pass the"
+    ),
     "code": (put("print()", "recipe", "code"), f"{REFUSED}.*Unexpected keyword argument"),
-    **{f"weights {name}": (put(name, "recipe", "weights"), f"{REFUSED}.*'random'") for name in ("pretrained", "a.pth")},
-    **{
-        f"tag {tag}": (put(tag, "recipe", "tag"), "is no tag of timm's own, but a repository or a folder")
-        for tag in ("hf-hub:somebody/model", "local-dir:/etc", "../vit", "")
-    },
-    "unknown tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
-    "unknown argument": (argument("colour", "red"), r"vit_tiny_patch16_224 cannot be built as it was saved: .*colour"),
-    "pretrained": (argument("pretrained", True), LOADING),
-    "checkpoint_path": (argument("checkpoint_path", "evil"), LOADING),
-    "pretrained_cfg": (argument("pretrained_cfg", {"file": "evil"}), LOADING),
-    "overlay": (argument("pretrained_cfg_overlay", {"source": "hub"}), LOADING),
-    "address": (argument("act_layer", "https://example.com"), "is 'https://example.com', and may name no file"),
-    "deep path": (argument("depths", [1, ["/etc/passwd"]]), "arguments.depths is '/etc/passwd', and may name no file"),
-    **{
-        f"{name} = {str(value)[:9]}": (argument(name, value), f"{REFUSED}|cannot be built|{UNFIT}")
-        for name in ("img_size", "embed_dim", "depth", "num_heads", "num_classes")
-        for value in (-1, 0.5, "x", 10**8, 10**30, [[]], {"a": 1})
-    },
-    **{
-        f"config {name}": (openmmlab(config=name), "is no name of a file among the library's configurations")
-        for name in ("/elsewhere/evil.py", "../../evil.py", "..\\evil.py", "swin/evil.json")
-    },
-    "type": (openmmlab(arguments={"backbone.type": "os.system"}), "arguments set type to 'os.system'"),
-    "deep type": (openmmlab(arguments={"neck": [{"norm.type": ["GN"]}]}), r"arguments set type to \['GN'\]"),
-    "init_cfg": (openmmlab(arguments={"neck.init_cfg.checkpoint": "evil"}), "arguments set init_cfg to 'evil'"),
-    "delete": (openmmlab(arguments={"backbone._delete_": True}), "arguments set _delete_ to True"),
+    **each("source", lambda name: put(name, "recipe", "weights"), ("pretrained", "a.pth"), f"{REFUSED}.*'random'"),
+    **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is no tag of timm's own, but a repository or a folder"),
+    "no tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
+    "no argument": (argument("colour", "red"), r"vit_tiny_patch16_224 cannot be built as it was saved: .*colour"),
+    **each("loaded", lambda name: argument(name, {"source": "hub"}), LOADED, "would have timm load something"),
+    **each("address", lambda name: argument("act_layer", name), ("https://a.b", ["/etc"]), "and may name no file"),
+    **each("size", lambda size: argument(*size), SIZES, f"{REFUSED}|cannot be built|{UNFIT}"),
+    **each("config", lambda name: openmmlab(config=name), PATHS, "is no name of a file among the library's"),
+    **each("option", lambda given: openmmlab(arguments=given), OPENMMLAB, "set (type|init_cfg|_delete_|pretrained) to"),
     "classifier": (openmmlab(classifier={"tag": "vit", "weights": "evil.pth"}), "names a classifier to be loaded"),
+    **each("configuration", transformers, TRANSFORMERS, f"{REFUSED}.*(sets .* to|may name no file)"),
     "by tag": (put({"kind": "transformers", "tag": "a/b"}, "recipe"), f"{REFUSED}.*has no configuration"),
-    **{
-        f"configuration {name}": (configured(**{name: value}), f"{REFUSED}.*(sets .* to|may name no file)")
-        for name, value in {
-            "auto_map": {"AutoConfig": "a.B"},
-            "text_config": [{"auto_map": {}}],
-            "quantization_config": {"quant_method": "awq"},
-            "attribute_map": {"a": "_attn_implementation"},
-            "_attn_implementation": ["sdpa"],
-            "attn_implementation": "somebody/kernel",
-            "__dict__": {"a": 1},
-        }.items()
-    },
 }
+RANKS = (0, -1, 3.0, True, "3", [3], float("nan"))
+LAYERS = ("gone", "blocks.0.norm1", "patch_embed.proj", "patch_embed.proj.linear", "", "__class__")
 PLANS = {
-    **{
-        f"rank {rank!r}": (put(rank, "plan", LAYER), rf"{DAMAGED}plan\.blocks\.0\.mlp\.fc1")
-        for rank in (0, -1, 3.0, True, "3", [3], float("nan"))
-    },
-    **{f"rank {rank}": (put(rank, "plan", LAYER), f"192 x 48, and its rank {rank}") for rank in (49, 10**6, 10**30)},
-    **{
-        f"layer {name!r}": (put(rank, "plan", name), rf"the plan does not fit .*: '{name}' is {kind}, and no linear")
-        for name, kind, rank in (
-            *(("gone", "not there", 3), ("blocks.0.norm1", "LayerNorm", None), ("patch_embed.proj", "Conv2d", 3)),
-            *(("patch_embed.proj.linear", "not there", 3), ("", "VisionTransformer", 3), ("__class__", "not there", 3)),
-        )
-    },
-    "another rank than the weights'": (put(3, "plan", LAYER), UNFIT),
-    "dense where the weights are not": (put(None, "plan", LAYER), UNFIT),
-    "nothing to compress": (put({}, "plan"), UNFIT),
+    **each("rank", lambda rank: put(rank, "plan", LAYER), RANKS, rf"{DAMAGED}plan\.blocks\.0\.mlp\.fc1"),
+    **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "192 x 48, and its rank"),
+    **each("layer", lambda name: put(3, "plan", name), LAYERS, "the plan does not fit .* is .*, and no linear layer"),
+    **each("other", lambda rank: put(rank, "plan", LAYER), (3, None), UNFIT),
     "another layout": (put("diagonal", "layouts", LAYER), DAMAGED + "layouts"),
     "no layout": (drop("layouts", LAYER), UNFIT),
 }
+WHOLE = ((b"{}", 2**63), (b"{}", 10**3), (b"[]", 2), (b"[" * 10**5, 10**5), (b"{}", 2))
+DTYPES = [{"dtype": value} for value in ("O", None, 32, "F64")]
+SHAPES = [{"shape": value} for value in ([-1], [2**64], [2**32, 2**32], [0], [5.5, 48], "x", None)]
+OFFSETS = [{"data_offsets": value} for value in ([0, 2**62], [-4, 0], [4, 0], [], None, [1, 961])]
 HEADERS = {
-    **{
-        f"header {text[:9]!r}, {size}": (raw_header(text, size), f"{NOT_WHOLE}|{UNFIT}|has more than 0 parameters")
-        for text, size in ((b"{}", 2**63), (b"{}", 10**3), (b"[]", None), (b"[" * 10**5, None), (b"{}", None))
-    },
-    "no size": (weights(lambda _: b"\1"), NOT_WHOLE),
-    "zeros": (weights(lambda _: bytes(1000)), NOT_WHOLE),
-    "cut short": (changed(WEIGHTS, lambda data: data[:-100]), NOT_WHOLE),
+    **each("header", lambda given: raw_header(*given), WHOLE, f"{NOT_WHOLE}|{UNFIT}|has more than 0 parameters"),
+    **each("weights", lambda data: weights(lambda _: data), (b"", b"\1", bytes(100)), NOT_WHOLE),
+    "weights cut short": (changed(WEIGHTS, lambda data: data[:-100]), NOT_WHOLE),
     "bytes behind": (weights(lambda data: data + bytes(16)), NOT_WHOLE),
     "a bit": (changed(WEIGHTS, lambda data: data[:-1] + bytes([data[-1] ^ 1])), "other SHA-256"),
-    **{
-        f"{field} {value!r}": (header(lambda head, f=field, v=value: head["head.weight"].update({f: v})), NOT_WHOLE)
-        for field, values in {
-            "dtype": ("O", None, 32, "F64"),
-            "shape": ([-1], [2**64], [2**32, 2**32], [0], [5.5, 48], "x", None),
-            "data_offsets": ([0, 2**62], [-4, 0], [4, 0], [], None, [1, 961]),
-        }.items()
-        for value in values
-    },
-    "shape [48, 5]": (header(lambda head: head["head.weight"].update(shape=[48, 5])), UNFIT + r"\(48, 5\)"),
+    **each("head", described, DTYPES + SHAPES + OFFSETS, NOT_WHOLE),
+    "shape": (described({"shape": [48, 5]}), UNFIT + r"\(48, 5\)"),
     "renamed": (header(lambda head: head.update({"x": head.pop("head.weight")})), UNFIT + "head.weight is missing"),
     "integers": (tensor("head.bias", torch.Tensor.long), r"head\.bias: torch\.int64 instead of torch\.float32"),
     "NaN": (tensor("head.bias", lambda bias: bias * torch.nan), r"head\.bias holds NaN or infinity"),
@@ -288,23 +247,17 @@ ATTACKS = FILES | MANIFESTS | RECIPES | PLANS | HEADERS
 
 QKV = "blocks.0.attn.qkv"
 STORED, SCALES = f"{QKV}.parametrizations.weight.original", f"{QKV}.parametrizations.weight.0.scales"
+KINDS = (("weights", "int2"), ("group_size", 1), ("group_size", 32.0), ("group_size", True), ("tensors", [3]))
+NOT_LINEAR = (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "pos_embed", f"{QKV}.__class__", "")
 QUANTIZED = {
-    **{
-        f"{name} = {value!r}": (put(value, "quantization", name), rf"{DAMAGED}quantization\.{name}")
-        for name, values in {"weights": ("int2", 8), "group_size": (1, 32.0, True), "tensors": (QKV, [3])}.items()
-        for value in values
-    },
-    **{
-        f"tensor {name!r}": (put([name], "quantization", "tensors"), f"'{name}' is no weight of a linear layer, or is")
-        for name in (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "pos_embed", f"{QKV}.__class__", "")
-    },
+    **each("kind", lambda kind: put(kind[1], "quantization", kind[0]), KINDS, rf"{DAMAGED}quantization\."),
+    **each("tensor", lambda name: put([name], "quantization", "tensors"), NOT_LINEAR, "is no weight of a linear layer"),
     "a tensor twice": (put([f"{QKV}.weight"] * 2, "quantization", "tensors"), "or is named twice"),
     "another type": (put("int8", "quantization", "weights"), UNFIT),
     "another group": (put(31, "quantization", "group_size"), UNFIT),
     "a group beyond any row": (put(10**30, "quantization", "group_size"), UNFIT),
     "no quantization": (put(None, "quantization"), r"parametrizations\.weight.* is unexpected"),
     "signed": (tensor(STORED, torch.Tensor.char), r"original: torch\.int8 instead of torch\.uint8"),
-    "floats": (tensor(STORED, torch.Tensor.float), r"original: torch\.float32 instead of torch\.uint8"),
     "whole scales": (tensor(SCALES, torch.Tensor.int), r"scales: torch\.int32 instead of torch\.float32"),
     "one scale": (tensor(SCALES, lambda scales: scales[:1].clone()), r"scales: \(1, 2\) instead of \(144, 2\)"),
     "large scales": (tensor(SCALES, lambda scales: scales.fill_(3e38)), f"{QKV}.weight holds NaN or infinity"),
@@ -323,8 +276,7 @@ CLASSIFIER = {
 def originals(tmp_path_factory):
     place = tmp_path_factory.mktemp("originals")
     facts.save_compressed(facts.quantize(from_recipe()[0], "int4"), place / "quantized")
-    classifier = facts.compress(make_image_classifier(), estimator="pela", input_shape=(3, 32, 32))
-    facts.save_compressed(classifier, place / "classifier")
+    facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
     return {"vit": saved_vit(place / "vit"), "quantized": place / "quantized", "classifier": place / "classifier"}
 
 
@@ -348,14 +300,10 @@ def test_a_folder(attack, originals, tmp_path, monkeypatch):
     assert not (tmp_path / "it_ran").exists()
 
 
-@pytest.mark.parametrize("attack", QUANTIZED)
-def test_a_quantized_network(attack, originals, tmp_path):
-    refused(originals["quantized"], tmp_path, *QUANTIZED[attack])
-
-
-@pytest.mark.parametrize("attack", CLASSIFIER)
-def test_a_network_of_transformers(attack, originals, tmp_path):
-    refused(originals["classifier"], tmp_path, *CLASSIFIER[attack])
+@pytest.mark.parametrize("attack", QUANTIZED | CLASSIFIER)
+def test_other_networks(attack, originals, tmp_path):
+    original = originals["quantized" if attack in QUANTIZED else "classifier"]
+    refused(original, tmp_path, *(QUANTIZED | CLASSIFIER)[attack])
 
 
 def test_pivots_that_are_no_permutation(tmp_path):
@@ -447,11 +395,11 @@ BOMBS = {  # of the network each is made from, in a process that may take 4 GiB
         "a million arguments": (put(dict.fromkeys(range(LONG), 1), "recipe", "arguments"),),
         "wide": (argument("embed_dim", 60_000),),
         "deep": (argument("depth", 9_999),),
-        "a header of 32 MiB": (raw_header(b"{" + b" " * 2**25),),
+        "a header of 32 MiB": (raw_header(b"{" + b" " * 2**25, 2**25),),
         "a million tensors": (header(lambda head: head.update(dict.fromkeys(map(str, range(LONG)), "x" * 9))),),
         "weights of 10 TB": (grown(WEIGHTS, 10**13),),
         "weights of 100 GB, described": (
-            raw_header(b'{"x": {"dtype": "F32", "shape": [25000000000], "data_offsets": [0, 100000000000]}}'),
+            raw_header(b'{"x": {"dtype": "F32", "shape": [25000000000], "data_offsets": [0, 100000000000]}}', 82),
             lambda folder: grown(WEIGHTS, (folder / WEIGHTS).stat().st_size + 10**11)(folder),
         ),
     },
@@ -462,32 +410,25 @@ BOMBS = {  # of the network each is made from, in a process that may take 4 GiB
     },
 }
 LOAD = """
-import json, resource, sys, time
+import re, resource, sys, time
 from pathlib import Path
 import facts
 
-def memory(field):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
-
 for folder in sys.argv[1:3]:  # whole ones, so that imports are not counted
     facts.load_compressed(folder)
-resource.setrlimit(resource.RLIMIT_DATA, ((4096 + int(memory("VmData"))) * 2**20,) * 2)
+held = int(re.search(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 2**10
+resource.setrlimit(resource.RLIMIT_DATA, (held + 150 * 2**20,) * 2)
 for folder in sys.argv[3:]:
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
-    before, start = memory("VmRSS"), time.process_time()
+    start = time.process_time()
     try:
         facts.load_compressed(folder)
-        outcome = "loaded"
     except (ValueError, OSError):
-        outcome = "refused"
-    seconds, mebibytes = time.process_time() - start, memory("VmHWM") - before
-    print(json.dumps({"folder": folder, "outcome": outcome, "seconds": seconds, "mebibytes": mebibytes}))
+        print(folder, time.process_time() - start)
 """
 
 
 @pytest.mark.system
-def test_bombs_are_refused_within_a_second_and_100_mebibytes(originals, tmp_path):
+def test_bombs_are_refused_within_a_second_and_150_mebibytes(originals, tmp_path):
     whole = {"vit": originals["vit"], "swin": saved_swin(tmp_path / "swin")}
     folders = []
     for network, bombs in BOMBS.items():
@@ -497,7 +438,5 @@ def test_bombs_are_refused_within_a_second_and_100_mebibytes(originals, tmp_path
                 attack(folders[-1])
     command = [sys.executable, "-c", LOAD, *whole.values(), *folders]
     lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
-    found = list(map(json.loads, lines))
-    assert len(found) == len(folders)
-    for result in found:
-        assert result["outcome"] == "refused" and result["seconds"] < 1 and result["mebibytes"] < 100, result
+    assert len(lines) == len(folders)
+    assert [line for line in lines if float(line.rsplit(" ", 1)[1]) >= 1] == []

@@ -38,7 +38,7 @@ assert list(Path.home().iterdir()) == []
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_openvino_gives_the_same_outputs(weights, tmp_path):
+def test_openvino_gives_the_same_outputs_alone(weights, tmp_path):
     model, shape = from_recipe()
     quantized = facts.quantize(compressed(model, shape), weights)
     file, images = tmp_path / "model.onnx", torch.randn(4, *shape)
@@ -47,28 +47,18 @@ def test_openvino_gives_the_same_outputs(weights, tmp_path):
     with torch.no_grad():
         expected = quantized.model.eval()(images)
     assert (outputs - expected).abs().max() <= 1e-4 * expected.abs().max()
+    home = tmp_path / "home"
+    home.mkdir()
+    subprocess.run([sys.executable, "-c", ALONE, file], check=True, cwd=ROOT, env={"HOME": str(home)})
 
 
-def test_integers_stay_integers_in_the_file(tmp_path):
-    """But small ones, which PyTorch's exporter multiplies by their scales."""
+def test_integers_stay_integers_and_scattered_pivots_take_any_batch_size(tmp_path):
+    """But PyTorch's exporter multiplies small ones by their scales."""
     result = facts.quantize(torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 100)))
     facts.export_onnx(result, torch.randn(1, 100), tmp_path / "model.onnx")
     tensors = onnx.load(tmp_path / "model.onnx").graph.initializer
     assert [tensor.data_type for tensor in tensors if np.prod(tensor.dims) == 20_000] == [onnx.TensorProto.INT8] * 2
-
-
-def test_scattered_pivots_are_exported_for_any_batch_size(tmp_path):
     model = torch.nn.Sequential(PivotedLinear.empty(torch.nn.Linear(12, 9), 4, "scattered columns"))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
-    facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")
-
-
-def test_openvino_tells_nobody(tmp_path):
-    model, shape = from_recipe()
-    facts.export_onnx(model, torch.randn(1, *shape), tmp_path / "model.onnx")
-    home = tmp_path / "home"
-    home.mkdir()
-    subprocess.run(
-        [sys.executable, "-c", ALONE, tmp_path / "model.onnx"], check=True, cwd=ROOT, env={"HOME": str(home)}
-    )
+    facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs
