@@ -91,10 +91,10 @@ def test_no_code_in_a_folder_is_run(tmp_path):
     settings |= {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_class": "Mine"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'it_ran')!r}, 'w')\nclass Mine: pass\n")
-    with pytest.raises(ValueError, match=r"mine\.py is of no kind that is known to be data"):
+    with pytest.raises(ValueError, match=r"mine\.py has an unknown file type"):
         facts.load_compressed(tmp_path)
     (tmp_path / "mine.py").unlink()
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json sets auto_map to"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json sets auto_map, which"):
         facts.load_compressed(tmp_path)
     assert not (tmp_path / "it_ran").exists()
 
