@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +36,9 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
         raise ValueError(
             f"ONNX is written in float32, and the network is in {', '.join(other)}: export `model.float()`"
         )
-    names = {"input_names": ["input"], "output_names": ["output"]}
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
     with staging(Path(path)) as staged:
-        program = torch.onnx.export(_trace(model, example), dynamo=True, verbose=False, opset_version=OPSET, **names)
+        program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo
         program.save(staged)
         _compare(model, onnx_call(staged), example)

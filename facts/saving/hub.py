@@ -48,7 +48,8 @@ def push_to_hub(
     return str(address)
 
 
-def pull(repository: str, revision: str | None = None, token: str | None = None) -> Path:
-    """Fetch the data files of a repository to Hugging Face's cache, unless they are there. Raises `OSError`."""
-    options = {"allow_patterns": DATA, "local_files_only": offline()}
-    return Path(snapshot_download(repository, revision=revision, token=token, **options))
+def pull(name: str, revision: str | None = None, token: str | None = None) -> Path:
+    """Fetch the data files of the repository `name` to Hugging Face's cache, unless they are there. Raises `OSError`."""
+    return Path(
+        snapshot_download(name, revision=revision, token=token, allow_patterns=DATA, local_files_only=offline())
+    )

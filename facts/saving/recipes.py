@@ -137,7 +137,7 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
         published = REPOSITORY.fullmatch(name) and not Path(name).exists()
         return {"name": name, "repository": name} if published else {"name": Path(name).name} if name else None
     settings = getattr(model, "pretrained_cfg", {})
-    name, tag, repository = (settings.get(field) for field in ("architecture", "tag", "hf_hub_id"))
+    name, tag, repository = (settings.get(field, "") for field in ("architecture", "tag", "hf_hub_id"))
     path = fetched(repository) if name and repository else None
     if path is None or not _holds(path, model):
         return {"name": name} if name else None

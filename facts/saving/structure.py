@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -102,7 +103,7 @@ def convert(model: nn.Module, saved: Mapping[str, Tensor], buffers: Mapping[str,
             tensor.data = tensor.data.to(types[name])
 
 
-def types_of_buffers(model: nn.Module) -> dict[str, str]:
+def types_of_buffers(model: nn.Module) -> dict[str, Any]:
     """List the types of the unsaved buffers that are not float32, as most networks compute them."""
     names = {dtype: name for name, dtype in FLOATS.items()}
     return {name: names[each.dtype] for name, each in _unsaved_buffers(model).items() if each.dtype != torch.float32}
