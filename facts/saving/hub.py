@@ -49,7 +49,6 @@ def push_to_hub(
 
 
 def pull(name: str, revision: str | None = None, token: str | None = None) -> Path:
-    """Fetch the data files of the repository `name` to Hugging Face's cache, unless they are there. Raises `OSError`."""
-    return Path(
-        snapshot_download(name, revision=revision, token=token, allow_patterns=DATA, local_files_only=offline())
-    )
+    """Fetch the data files of a repository to Hugging Face's cache, unless they are there. Raises `OSError`."""
+    path = snapshot_download(name, revision=revision, token=token, allow_patterns=DATA, local_files_only=offline())
+    return Path(path)
