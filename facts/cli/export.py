@@ -33,9 +33,11 @@ def export(
     from facts.cli.models import input_shape
     from facts.cost.count import meta_input
     from facts.modules.networks import noise
+    from facts.saving.export import refuse_without_onnx
     from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
 
+    refuse_without_onnx()
     compressed = facts.load_compressed(folder, architecture=architecture).model
     original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
     shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]

@@ -28,9 +28,7 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
     `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError` for a network that is not in
     float32.
     """
-    with needing("export", "ONNX export"):
-        for package in ("onnx", "onnxscript", "onnxruntime"):
-            import_module(package)
+    refuse_without_onnx()
     model, example = _on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
         raise ValueError(
@@ -42,6 +40,13 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
         assert program is not None  # with dynamo
         program.save(staged)
         _compare(model, onnx_call(staged), example)
+
+
+def refuse_without_onnx() -> None:
+    """Raises `ModuleNotFoundError` without what `facts[export]` brings."""
+    with needing("export", "ONNX export"):
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            import_module(package)
 
 
 def export_program(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:

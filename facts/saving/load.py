@@ -100,7 +100,7 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
     if revision is None and Path(source).is_dir():
         return Path(source)
     if not REPOSITORY.fullmatch(str(source)):
-        raise FileNotFoundError(f"there is no folder {source}: give one that save_compressed wrote, or OWNER/NAME")
+        raise FileNotFoundError(f"{source} is no folder: give one that save_compressed wrote, or OWNER/NAME")
     try:
         return pull(str(source), revision, token)
     except OSError as error:
