@@ -33,11 +33,10 @@ from .moments.losses import next_tokens as next_tokens
 from .moments.memory import MemoryPolicy as MemoryPolicy
 from .result import CompressionResult as CompressionResult
 from .result import Summary as Summary
-from .saving.auto import AutoCompressed as AutoCompressed
 from .saving.export import export_onnx as export_onnx
 from .saving.export import export_program as export_program
-from .saving.folder import load_compressed as load_compressed
-from .saving.folder import save_compressed as save_compressed
-from .saving.push import push_to_hub as push_to_hub
+from .saving.hub import push_to_hub as push_to_hub
+from .saving.load import load_compressed as load_compressed
+from .saving.save import save_compressed as save_compressed
 
 __version__: str

@@ -34,7 +34,7 @@ def export(
     from facts.cost.count import meta_input
     from facts.modules.networks import noise
     from facts.saving.export import refuse_without_onnx
-    from facts.saving.folder import built_by
+    from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
 
     refuse_without_onnx()

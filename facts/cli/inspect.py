@@ -79,7 +79,9 @@ def skipped_table(skipped: dict[str, str]) -> Table:
 
 def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
     """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is no safetensors file."""
-    from facts.saving.tensors import read_header
+    import torch
+
+    from facts.saving.structure import read_header
 
     if not file.is_file():
         raise ValueError(f"{file} cannot be read (there is none); save or fetch it again")
@@ -87,7 +89,7 @@ def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
     for name, tensor in read_header(file).items():
         *others, columns = tensor.shape or (1,)
         stored = name.replace(".parametrizations.", ".").removesuffix(".original")  # of a quantized weight
-        found[stored] = (*others, 2 * columns) if tensor.dtype == "U8" else tensor.shape
+        found[stored] = (*others, 2 * columns) if tensor.dtype == torch.uint8 else tuple(tensor.shape)
     result = {}
     for name in manifest.plan:
         if f"{name}.left" in found:

@@ -13,7 +13,7 @@ from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel
 from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
 from facts.models.weights import PUBLISHED
 from facts.modules.networks import reads_tokens
-from facts.saving.folder import load_compressed
+from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.preprocessing import data_config
 from facts.tasks.language.corpus import Corpus

@@ -34,7 +34,6 @@ from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labe
 from facts.moments.memory import within_memory
 from facts.refit import REFITS, Refit
 from facts.result import CompressionResult
-from facts.saving.hub_methods import with_hub_methods
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
@@ -145,7 +144,7 @@ def compress(
                 result = with_distance(result, prepared, NUM_COMPARED)
             if result.summary.is_far:
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
-    return with_hub_methods(result)
+    return result
 
 
 def with_distance(

@@ -3,7 +3,6 @@
 import importlib
 from collections import Counter
 from dataclasses import replace
-from math import ceil
 from typing import get_args
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facts.cost.count import Cost, count_params
+from facts.decomposition.singular import of_product
 from facts.modules.linear import linear_layer
 from facts.modules.linear_calls import copy_with, replace_submodule
 from facts.modules.lowrank import LowRankLinear
@@ -19,7 +19,6 @@ from facts.modules.pivots import pivoted_layer
 from facts.modules.pointwise import PointwiseConvolution
 from facts.modules.quantized import QuantizedWeight, Weights, matrices, packed, quantization_of, quantize_weight
 from facts.result import CompressionResult, Summary
-from facts.saving.hub_methods import with_hub_methods
 from facts.utils.extras import needing
 from facts.utils.silence import silence
 
@@ -31,19 +30,17 @@ def quantize(
 ) -> CompressionResult:
     """Store the weights of a network's linear layers, low-rank ones included, as integers of eight or four bits.
 
-    torchao rounds them. `group_size` neighbours in a row of `[d_out, d_in]` share a scale; the last group of a row may
-    be shorter. By default a row of `int8`, and 32 of `int4`. No weight moves by more than half of its scale, which is
-    the group's largest absolute value / 127.5, or / 7.5. Products are computed in floating point, so the network gets
-    smaller, not faster. Biases, norms, embeddings, convolutions, and layers of one input or with a weight that another
-    layer shares stay as they are.
+    torchao rounds them. `group_size` neighbours in a row of `[d_out, d_in]` share a scale (default: a row of `int8`, 32
+    of `int4`), and no weight moves by more than half of it: the group's largest absolute value / 127.5, or / 7.5.
+    Products are computed in floating point, so the network gets smaller, not faster. Biases, norms, embeddings,
+    convolutions, layers of one input and shared weights stay as they are.
 
     Pivoted layers are rewritten first, since rounding could move their product far: for `int8` with the pivots for
     arithmetic of eight digits, for `int4` as two factors, or as the dense layer if that is no larger. So in `int4` a
     pivoted network has more FLOPs than before, and its summary no longer says how many.
 
-    The result is a copy that `save_compressed`, `export_onnx` and `export_program` take; of a network without plan, its
-    plan is empty. It cannot be trained. Raises `ModuleNotFoundError` without `facts[quantization]`, and `ValueError`
-    for a network that is quantized already, is not in float32, or has nothing to quantize.
+    The result is a copy that can be saved and exported, but not trained. Raises `ModuleNotFoundError` without
+    `facts[quantization]`, and `ValueError` for a network that is quantized, is not in float32, or has nothing to round.
     """
     if weights not in get_args(Weights):
         raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}, got {weights!r}")
@@ -51,39 +48,37 @@ def quantize(
         raise ValueError(f"group_size must be an integer of at least 2, or None for the default, got {group_size!r}")
     with needing("quantization", "quantization"), silence():  # PyTorch logs that torchao uses an old name
         importlib.import_module("torchao.quantization")
-    result = compressed if isinstance(compressed, CompressionResult) else _as_result(compressed)
+    if isinstance(compressed, CompressionResult):
+        result = compressed
+    else:
+        cost = Cost(None, count_params(compressed))
+        result = CompressionResult(compressed, {}, Summary(cost, cost, repaired={}, seconds={}))
     if found := quantization_of(result.model):
         raise ValueError(f"the network is quantized already ({found}): quantize the one that it was made from")
-    _refuse_what_cannot_be_rounded(result.model)
+    _own_weights(result.model)  # before the work of the next line
     result = _exact_after_rounding(result, weights)
     group_size = group_size or GROUP_SIZES[weights]
-    for name, weight in _weights_of_their_own(result.model).items():
+    for name, weight in _own_weights(result.model).items():
         owner, _, attribute = name.rpartition(".")
         integers, scales = _rounded(weight.detach(), weights, group_size or weight.shape[1])
         stored = packed(integers) if weights == "int4" else integers
         parametrization = QuantizedWeight(weights, group_size, weight.shape[1], scales)
         quantize_weight(result.model.get_submodule(owner), attribute, stored, parametrization)
-    return with_hub_methods(result)
+    return result
 
 
-def _as_result(model: nn.Module) -> CompressionResult:
-    cost = Cost(None, count_params(model))
-    return CompressionResult(model, {}, Summary(cost, cost, repaired={}, seconds={}))
+def _own_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Weights of linear layers, by name, that no other module uses: an embedding may share a classifier's.
 
-
-def _weights_of_their_own(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Weights of linear layers, by name, that no other module uses: an embedding may share a classifier's."""
+    Raises `ValueError` if there are none, or if one cannot be rounded.
+    """
     uses = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
-    return {
+    weights = {
         f"{name}.{attribute}": weight
         for name, module in model.named_modules()
         for attribute, weight in matrices(module).items()
         if weight.numel() and weight.shape[1] > 1 and uses[id(weight)] == 1
     }
-
-
-def _refuse_what_cannot_be_rounded(model: nn.Module) -> None:
-    weights = _weights_of_their_own(model)
     if not weights:
         raise ValueError(f"{type(model).__name__} has no linear layer with a weight of its own: nothing to quantize")
     for name, weight in weights.items():
@@ -91,6 +86,7 @@ def _refuse_what_cannot_be_rounded(model: nn.Module) -> None:
             raise ValueError(f"only float32 is quantized, and {name} is in {weight.dtype}: quantize `model.float()`")
         if not weight.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinity, and only finite weights are quantized")
+    return weights
 
 
 def _exact_after_rounding(result: CompressionResult, weights: Weights) -> CompressionResult:
@@ -99,8 +95,9 @@ def _exact_after_rounding(result: CompressionResult, weights: Weights) -> Compre
     pivoted = {name: layer for name, layer in model.named_modules() if isinstance(layer, PivotedLinear)}
     for name, layer in pivoted.items():
         is_convolution = isinstance(model.get_submodule(name.rpartition(".")[0]), PointwiseConvolution)
-        replace_submodule(model, name, _rewritten(layer, weights, can_be_dense=not is_convolution))
-        if name in plan and isinstance(model.get_submodule(name), nn.Linear):
+        rewritten = _rewritten(layer, weights, can_be_dense=not is_convolution)
+        replace_submodule(model, name, rewritten)
+        if name in plan and isinstance(rewritten, nn.Linear):
             plan[name] = None
     if pivoted and weights == "int4":
         summary = replace(summary, form="plain", after=Cost(None, count_params(model)))
@@ -109,19 +106,13 @@ def _exact_after_rounding(result: CompressionResult, weights: Weights) -> Compre
 
 @torch.no_grad()
 def _rewritten(layer: PivotedLinear, weights: Weights, can_be_dense: bool) -> nn.Module:
-    left, right = _spectral(*(factor.double() for factor in layer.factors()))
+    left, s, vh = of_product(*(factor.double() for factor in layer.factors()))
+    right = s[:, None] * vh
     if weights == "int8":  # bfloat16 has eight digits too; factors as exact as these are what pivots are compared with
         return pivoted_layer(left, right, layer.bias, torch.float32, arithmetic=torch.bfloat16)
     if can_be_dense and left.numel() + right.numel() >= layer.in_features * layer.out_features:
         return linear_layer((left @ right).float(), layer.bias)
     return LowRankLinear(left.float(), right.float(), layer.bias)
-
-
-def _spectral(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the same product: the first has orthonormal columns, the second the singular values."""
-    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    u, s, vh = torch.linalg.svd(small @ other.T)
-    return left @ u, s[:, None] * vh @ right.T
 
 
 def _rounded(weight: Tensor, weights: Weights, group_size: int) -> tuple[Tensor, Tensor]:
@@ -130,6 +121,6 @@ def _rounded(weight: Tensor, weights: Weights, group_size: int) -> tuple[Tensor,
 
     d_in = weight.shape[1]
     group_size = min(group_size, d_in)
-    whole = F.pad(weight, (0, ceil(d_in / group_size) * group_size - d_in))  # zeros change no group's largest value
+    whole = F.pad(weight, (0, -d_in % group_size))  # zeros change no group's largest value
     tensor = IntxUnpackedToInt8Tensor.from_hp(whole, (1, group_size), getattr(torch, weights))
     return tensor.qdata[:, :d_in].contiguous(), tensor.scale

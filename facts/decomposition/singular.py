@@ -28,3 +28,10 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     s, order = torch.linalg.vector_norm(images, dim=0).sort(descending=True)
     u = images[:, order] / s.clamp(min=torch.finfo(s.dtype).tiny)
     return u, s, vectors[:, order].mT
+
+
+def of_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`u [m, k]`, `s [k]` falling, `vh [k, n]` with `u s vh = left [m, k] right [k, n]`, for k below m and n."""
+    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, s, vh = torch.linalg.svd(small @ other.T)
+    return left @ u, s, vh @ right.T

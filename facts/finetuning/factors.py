@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from facts.decomposition.singular import of_product
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
@@ -35,9 +36,6 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def _balanced(layer: PivotedLinear) -> LowRankLinear:
     """The same weight as two factors with equal singular values."""
-    left, right = (factor.double() for factor in layer.factors())
-    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    u, s, vh = torch.linalg.svd(small @ other.T)
-    root = s.sqrt()
-    left, right = left @ (u * root), root[:, None] * vh @ right.T
+    u, s, vh = of_product(*(factor.double() for factor in layer.factors()))
+    left, right = u * s.sqrt(), s.sqrt()[:, None] * vh
     return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

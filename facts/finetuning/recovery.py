@@ -18,7 +18,6 @@ from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
 from facts.moments.losses import OutputError, kl_divergence
 from facts.result import CompressionResult, RecoverySummary
-from facts.saving.hub_methods import with_hub_methods
 from facts.utils.batches import batch_size
 from facts.utils.options import Count, NotNegative, Positive, options
 
@@ -139,7 +138,7 @@ def recover(
         result = replace(result, original=original)
     if output_error is not None:
         result = replace(result, output_error=output_error)
-    return with_hub_methods(recipe.improve(result, data, cache))
+    return recipe.improve(result, data, cache)
 
 
 def fast_precision(device: torch.device) -> Precision:

@@ -12,7 +12,7 @@ from torch import nn
 from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
-from facts.utils.hub import hub
+from facts.utils.hub import offline
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -128,10 +128,11 @@ class TransformersModel(Recipe):
     def build(self) -> nn.Module:
         model = super().build()
         if self.tag and not hasattr(model, self.processor):
-            with hub(), suppress(OSError):
-                setattr(model, self.processor, read_processor(self.processor, self.tag))
+            generation, local = import_transformers().GenerationConfig, {"local_files_only": offline()}
+            with suppress(OSError):
+                setattr(model, self.processor, read_processor(self.processor, self.tag, **local))
                 if model.can_generate():
-                    model.generation_config = import_transformers().GenerationConfig.from_pretrained(self.tag)
+                    model.generation_config = generation.from_pretrained(self.tag, **local)
         model.recipe = replace(self, configuration=configuration_of(model), arguments={})  # type: ignore[assignment]
         return model
 
@@ -164,8 +165,7 @@ def configuration_of(model: nn.Module) -> dict[str, Any]:
 def published_configuration(tag: str) -> dict[str, Any]:
     """Read the configuration's JSON at the hub. Raises `FileNotFoundError` if it cannot be fetched."""
     try:
-        with hub():
-            return import_transformers().PretrainedConfig.get_config_dict(tag)[0]
+        return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
         raise FileNotFoundError(
             f"the configuration of {tag} is neither on this machine nor could it be fetched ({error}); give it as "

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from facts.utils.hub import hub
+from facts.utils.hub import offline
 
 ROOT = Path(__file__).parents[2]  # of the packages `facts` and `experiments`
 INDEX = ".safetensors.index.json"  # of weights in several files
@@ -43,8 +43,7 @@ def fetched(repository: str) -> Path | None:
 def fetch(repository: str) -> Path:
     """Fetch the published weights of a repository. Raises `FileNotFoundError` if they cannot be fetched."""
     try:
-        with hub():
-            return _download(repository)
+        return _download(repository)
     except OSError as error:
         raise FileNotFoundError(
             f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect this machine to "
@@ -55,7 +54,7 @@ def fetch(repository: str) -> Path:
 def _download(repository: str) -> Path:
     """Download the file of the weights, or the index of several and all of them."""
     try:
-        return Path(hf_hub_download(repository, PUBLISHED[0]))
+        return Path(hf_hub_download(repository, PUBLISHED[0], local_files_only=offline()))
     except RemoteEntryNotFoundError:
         index = Path(hf_hub_download(repository, PUBLISHED[1]))
         for file in weight_files(index):

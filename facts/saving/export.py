@@ -3,7 +3,7 @@
 import copy
 import io
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from facts.cost.onnx_times import onnx_call
 from facts.result import CompressionResult
+from facts.utils.extras import needing
 from facts.utils.files import staging
 
 OPSET = 20  # torch's own default; read by ONNX Runtime since 1.17 and by TensorRT since 10.0
@@ -22,42 +23,36 @@ TOLERANCE = 1e-4
 def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
     """Write the network as ONNX of opset 20: `input [N, ...]` to `output`, for any N, else shaped as `example`.
 
-    `example` is a batch of inputs. ONNX Runtime must give the outputs of PyTorch, on the example and on one more
-    sample, to 1e-4 of the largest output; otherwise nothing is written and `ValueError` is raised. Weights above 1.5 GB
-    are stored beside the file as `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError`
-    for a network that is not in float32.
+    `example` is a batch of inputs. On it and on one more sample ONNX Runtime must give PyTorch's outputs, to 1e-4 of
+    the largest; otherwise nothing is written and `ValueError` is raised. Weights above 1.5 GB are stored as
+    `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError` for a network that is not in
+    float32.
     """
     refuse_without_onnx()
     model, example = _on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
         raise ValueError(
-            f"ONNX files are written in float32, and the network is in {', '.join(other)}: export `model.float()`, and "
-            "choose a lower precision where the file is run"
+            f"ONNX is written in float32, and the network is in {', '.join(other)}: export `model.float()`"
         )
-    options: dict[str, Any] = {
-        "dynamo": True,
-        "verbose": False,
-        "opset_version": OPSET,
-        "input_names": ["input"],
-        "output_names": ["output"],
-    }
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
     with staging(Path(path)) as staged:
-        program = torch.onnx.export(_trace(model, example), **options)
+        program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo
         program.save(staged)
         _compare(model, onnx_call(staged), example)
 
 
 def refuse_without_onnx() -> None:
-    """Raises `ModuleNotFoundError` with all that `facts[export]` would bring."""
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
-        raise ModuleNotFoundError(f"ONNX export needs {', '.join(missing)}: pip install -e '.[export]'")
+    """Raises `ModuleNotFoundError` without what `facts[export]` brings."""
+    with needing("export", "ONNX export"):
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            import_module(package)
 
 
 def export_program(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
     """Write the network as a `.pt2` that `torch.export.load(path).module()` runs on the CPU, for any batch size.
 
-    `example` and the comparison of outputs are those of `export_onnx`. Raises `ValueError` if outputs differ.
+    `example` and the comparison of outputs are as in `export_onnx`. Raises `ValueError` if outputs differ.
     """
     model, example = _on_cpu(compressed, example)
     with staging(Path(path)) as staged:
@@ -76,14 +71,10 @@ def _on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple
     return copy.deepcopy(model).cpu().eval(), example.detach().cpu()
 
 
-def _one_more(example: Tensor) -> Tensor:
-    return torch.cat([example, example[:1]])
-
-
 def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
     """Trace the graph for any batch size, without the example's data and this machine's source files."""
-    # With one sample, torch would take the batch size for a constant.
-    program = torch.export.export(model, (_one_more(example),), dynamic_shapes=({0: Dim("batch")},))
+    batch = torch.cat([example, example])  # torch would take one sample for a constant batch size
+    program = torch.export.export(model, (batch,), dynamic_shapes=({0: Dim("batch")},))
     program.example_inputs = None
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
@@ -93,7 +84,7 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
 @torch.no_grad()
 def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
     """Raises `ValueError` if the outputs on two batch sizes differ by more than rounding."""
-    for batch in (example, _one_more(example)):
+    for batch in (example, torch.cat([example, example[:1]])):
         expected = model(batch)
         if not isinstance(expected, Tensor):
             raise ValueError(
@@ -104,6 +95,6 @@ def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Te
         if not difference <= allowed:
             raise ValueError(
                 f"the exported {type(model).__name__} gives other outputs than the network: they differ by up to "
-                f"{difference:.3g} on {len(batch)} inputs, and {allowed:.3g} is allowed, {TOLERANCE} of the largest "
-                "output; nothing was written. Look in `forward` for randomness or dependence on the batch size"
+                f"{difference:.3g} on {len(batch)} inputs, and {allowed:.3g} is allowed; nothing was written. Look in "
+                "`forward` for randomness or dependence on the batch size"
             )

@@ -2,19 +2,15 @@
 
 import json
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from torch import nn
 
-from facts.modules.networks import is_transformers
 from facts.modules.pivoted import Layout
 from facts.modules.quantized import Quantization
 from facts.result import Summary
-from facts.saving.validation import read_settings
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
@@ -27,10 +23,9 @@ Metrics = dict[str, dict[Literal["original", "compressed"], Finite]]
 class Manifest:
     """Instructions to build the network (`recipe`, `plan`), its provenance, and its summary.
 
-    `fingerprint` is the SHA-256 of the file of weights; `versions` are those of the libraries. `base_model` holds, as
-    far as known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights.
-    `layouts` are those of pivoted layers. `buffers` holds the types of unsaved buffers that are not float32.
-    `quantization` is None for a network of floating-point weights alone.
+    `fingerprint` is the SHA-256 of the weights' file, `versions` the libraries' versions. `base_model` holds, as far as
+    known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights. `buffers`
+    holds the types of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers.
     """
 
     recipe: dict[str, Any] | None
@@ -50,7 +45,7 @@ class Manifest:
         """Read a manifest. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or too new."""
         path = folder / MANIFEST
         try:
-            manifest = TypeAdapter(cls).validate_json(read_settings(path))
+            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{folder} holds no {MANIFEST}; give a folder that save_compressed wrote"
@@ -64,23 +59,6 @@ class Manifest:
 
     def text(self) -> str:
         return json.dumps(asdict(self), indent=1)
-
-
-def checked_metrics(metrics: Any) -> Metrics | None:
-    """Check metrics. Raises `ValueError` for metrics of another shape."""
-    try:
-        return TypeAdapter(Metrics | None).validate_python(metrics)
-    except ValidationError as error:
-        raise ValueError(
-            f'metrics must be numbers by name, such as {{"top1": {{"original": 72.1, "compressed": 70.3}}}}: '
-            f"{first_fault(error)}"
-        ) from error
-
-
-def versions(model: nn.Module) -> dict[str, str]:
-    """Versions of the libraries that build and run a network."""
-    names = ("torch", "timm", *(("transformers",) if is_transformers(model) else ()))
-    return {"facts": __version__, **{name: version(name) for name in names}}
 
 
 def first_fault(error: ValidationError) -> str:

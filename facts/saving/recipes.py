@@ -1,4 +1,4 @@
-"""Recipes of saved networks: written from a network, and read from a folder that somebody else may have made."""
+"""Recipes of saved networks, from a network or from a folder of somebody else, and the provenance of weights."""
 
 import logging
 from dataclasses import asdict
@@ -7,33 +7,37 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors import safe_open
 from torch import nn
 
 from facts.models import RECIPES, CausalLM, ImageClassifier, Recipe, TimmModel
-from facts.models.from_transformers import LABELS
 from facts.models.timm_options import differing_options
+from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
 from facts.result import CompressionResult
 from facts.saving.manifest import first_fault
-from facts.saving.plans import layouts_of, with_plan
+from facts.saving.structure import layouts_of, with_plan
+from facts.utils.hub import REPOSITORY
 
 REMEDY = "pass the dense network as model=, or its function as architecture="
-log = logging.getLogger(__name__)
-
-MOST_LAYERS = 10_000  # and entries of a list
-MOST_CLASSES = 2**16  # that have names
-# Integers that a network may have. Text models have vocabularies and periods of rotations; timm counts nothing from
-# the end.
+MOST_LAYERS = 10_000
+MOST_ENTRIES = 2**16  # such as names of classes
+# Integers of a network: text models have vocabularies and periods of rotations; timm counts nothing from the end.
 SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: range(-(2**31), 2**31)}
 OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 
+log = logging.getLogger(__name__)
 
-def recipe_of_result(result: CompressionResult) -> Recipe | None:
-    """Find a recipe that builds the network from JSON alone; None if there is none."""
+
+def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
+    """Describe a recipe that builds the network from JSON alone; None if there is none."""
     model = result.model
-    recipe = getattr(model, "recipe", None) or _transformers_recipe(model) or _timm_recipe(result)
+    recipe = getattr(model, "recipe", None)
+    if recipe is None:
+        of_transformers = is_transformers(model)
+        recipe = (CausalLM.of(model) or ImageClassifier.of(model)) if of_transformers else _timm_recipe(result)
     try:
         if recipe is None:
             raise ValueError(f"nothing known here builds this {type(model).__name__}")
@@ -42,11 +46,7 @@ def recipe_of_result(result: CompressionResult) -> Recipe | None:
     except ValueError as error:
         log.warning("the saved network will have to be loaded onto a given one, as model=: %s", error)
         return None
-    return recipe
-
-
-def _transformers_recipe(model: nn.Module) -> Recipe | None:
-    return (CausalLM.of(model) or ImageClassifier.of(model)) if is_transformers(model) else None
+    return {"kind": recipe.kind, **{name: value for name, value in asdict(recipe).items() if name != "weights"}}
 
 
 def _timm_recipe(result: CompressionResult) -> TimmModel | None:
@@ -78,45 +78,38 @@ def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple
     return repr(model), shapes, settings
 
 
-def describe_recipe(recipe: Recipe | None) -> dict[str, Any] | None:
-    """Describe a portable recipe, whose weights are the saved ones; None for none."""
-    if recipe is None:
-        return None
-    return {"kind": recipe.kind, **{name: value for name, value in asdict(recipe).items() if name != "weights"}}
-
-
 def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
+    """Make the recipe of a manifest. Raises `ValueError` if it builds nothing, too much, or would load or run more."""
     if fields is None:
         raise ValueError(f"{path} names no architecture that can be built from JSON; {REMEDY}")
     kind = fields.get("kind")
     if kind not in [*RECIPES]:
         raise ValueError(f"{path} is of {kind!r}, which this version cannot build; {REMEDY}")
-    _refuse_excess(fields, path, SIZES.get(kind, OTHER_SIZES))
     try:
+        _refuse_excess(fields, SIZES.get(kind, OTHER_SIZES))
         arguments = {name: value for name, value in fields.items() if name != "kind"}
         recipe = RECIPES[kind](**{"weights": "random", **arguments})
         recipe.refuse_foreign()
-    except ValidationError as error:
-        raise ValueError(f"{path} is refused: {first_fault(error)}") from error
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is refused: {error}") from error
+        reason = first_fault(error) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{path} is refused: {reason}") from error
     return recipe
 
 
-def _refuse_excess(value: Any, path: Path, sizes: range, name: str = "recipe") -> None:
+def _refuse_excess(value: Any, sizes: range, name: str = "recipe") -> None:
     """Raises `ValueError` for numbers and lists that no network has, before anything is built from them."""
     most = MOST_LAYERS if "layers" in name or "depth" in name else sizes[-1]
     if isinstance(value, int) and not sizes[0] <= value <= most:
-        raise ValueError(f"{path} is refused: {name} is {value}, which no network has")
+        raise ValueError(f"{name} is {value}, which no network has")
     if isinstance(value, dict | list):
-        if len(value) > (MOST_CLASSES if name.endswith(LABELS) else MOST_LAYERS):
-            raise ValueError(f"{path} is refused: {name} has {len(value):,} entries, too many for any network")
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, each in items:
-            _refuse_excess(each, path, sizes, f"{name}.{key}")
+        if len(value) > MOST_ENTRIES:
+            raise ValueError(f"{name} has {len(value):,} entries, too many for any network")
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_excess(each, sizes, f"{name}.{key}")
 
 
 def build_recipe(recipe: Recipe) -> nn.Module:
+    """Build the network of a recipe. Raises `ValueError` if its library cannot."""
     try:
         model = recipe.architecture()
     except ImportError:
@@ -126,3 +119,37 @@ def build_recipe(recipe: Recipe) -> nn.Module:
         raise ValueError(f"{recipe.name} cannot be built as it was saved: {reason}") from error
     model.recipe = recipe  # type: ignore[assignment]
     return model
+
+
+def provenance_of(model: nn.Module) -> dict[str, str] | None:
+    """`name` and `repository` of a network, `source` and `sha256` of the file of its weights, as far as known."""
+    if known := getattr(model, "provenance", None):  # of a network that was saved and loaded
+        return known
+    if recipe := getattr(model, "recipe", None):
+        published = recipe.weights == "pretrained" or Path(recipe.weights).is_dir()
+        origin = {"name": recipe.name, **({"repository": recipe.repository} if published else {})}
+        try:
+            return {**origin, **recipe.provenance()}
+        except FileNotFoundError:  # the file was removed since
+            return {**origin, "source": Path(recipe.weights).name}
+    if is_transformers(model):
+        name = model.config.name_or_path
+        published = REPOSITORY.fullmatch(name) and not Path(name).exists()
+        return {"name": name, "repository": name} if published else {"name": Path(name).name} if name else None
+    settings = getattr(model, "pretrained_cfg", {})
+    name, tag, repository = (settings.get(field, "") for field in ("architecture", "tag", "hf_hub_id"))
+    path = fetched(repository) if name and repository else None
+    if path is None or not _holds(path, model):
+        return {"name": name} if name else None
+    full_name = f"{name}.{tag}" if tag else name
+    return {"name": full_name, "repository": repository, "source": path.name, "sha256": sha256(path)}
+
+
+def _holds(path: Path, model: nn.Module) -> bool:
+    """Compare the largest weight that a network and a file share, since timm does not record whether it was read."""
+    if path.suffix != ".safetensors":
+        return False
+    ours = model.state_dict()
+    with safe_open(path, "pt") as file:
+        common = sorted(ours.keys() & file.keys(), key=lambda name: ours[name].numel())
+        return bool(common) and torch.equal(file.get_tensor(common[-1]).to(ours[common[-1]]), ours[common[-1]])

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from huggingface_hub import constants
+
 from facts.utils.extras import needing
-from facts.utils.hub import hub
+from facts.utils.hub import answers
 
 HUB = "hub:"
 
@@ -13,11 +15,12 @@ def fetched(source: str, configuration: str | None, split: str | None, instead: 
     with needing("llm", f"the data set {source}"):
         from datasets import load_dataset
     repository = "/".join(source.removeprefix(HUB).split("/")[:2])
-    with hub():
-        try:
-            return load_dataset(repository, configuration, split=split)
-        except ConnectionError as error:
-            raise ConnectionError(
-                f"{source} is not on this machine and could not be fetched ({error}). Connect the machine to "
-                f"huggingface.co once, or give {instead}"
-            ) from error
+    try:
+        if not (constants.HF_HUB_OFFLINE or answers()):  # the library would retry for minutes
+            raise ConnectionError("the hub does not answer; HF_HUB_OFFLINE=1 uses what was fetched before")
+        return load_dataset(repository, configuration, split=split)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{source} is not on this machine and could not be fetched ({error}). Connect the machine to "
+            f"huggingface.co once, or give {instead}"
+        ) from error

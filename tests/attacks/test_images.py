@@ -30,18 +30,13 @@ def header_of(*size):
 
 
 REFUSED = {
-    "nothing": (b"", "cannot identify"),
     "a text": (b"photo", "cannot identify"),
     "a pickle": (b"\x80\x04N.", "cannot identify"),
     "cut short": (encoded(COLOURS)[:3000], "truncated"),
-    "a JPEG cut short": (encoded(COLOURS, "JPEG")[:2000], "truncated"),
     "a bomb of 400 megapixels": (bits(20_000, 20_000), "exceeds limit"),
-    "a bomb of 90 megapixels": (bits(10_000, 9_000), "exceeds limit"),
     "a bomb that is not there": (header_of(2**31 - 1, 2**31 - 1), "exceeds limit|cannot identify|truncated"),
     "a strip": (bits(60_000, 1), "60000 x 1 pixels are a strip"),
-    "a strip that stands": (bits(1, 60_000), "1 x 60000 pixels are a strip"),
     "no pixels": (header_of(0, 0), "cannot identify|truncated|broken"),
-    "floating point": (encoded(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF"), "range"),
     "32 bits": (encoded(Image.fromarray(np.ones((8, 8), np.int32)), "TIFF"), "range"),
     "a texture of another kind": (b"DDS " + bytes(200), ""),
 }
@@ -67,7 +62,3 @@ def test_other_kinds_come_out_as_pillow_has_them(mode):
     image = COLOURS.convert("L").convert(mode) if mode == "LA" else COLOURS.convert(mode)
     data = encoded(image, "TIFF" if mode == "CMYK" else "PNG")
     assert np.array_equal(np.asarray(decode(data)), np.asarray(image.convert("RGB")))
-
-
-def test_a_long_panorama_is_an_image():
-    assert decode(bits(4_000, 40)).size == (4_000, 40)

@@ -1,7 +1,6 @@
 """Weights of eight and four bits: how far they lie from the original ones, and what is refused."""
 
 import copy
-import math
 import sys
 
 import pytest
@@ -82,17 +81,6 @@ def test_every_linear_layer_is_quantized_and_nothing_else(network):
     assert quantization_of(network) is None and set(matrices(network.dense)) == {"weight"}  # it is as it was
 
 
-def test_bytes(network):
-    for weights, bits in (("int8", 8), ("int4", 4)):
-        quantized = facts.quantize(network, weights, group_size=16).model
-        for name in ("dense.weight", "plain.left", "plain.right"):
-            layer, _, attribute = name.rpartition(".")
-            d_out, d_in = network.get_parameter(name).shape
-            held = quantized.get_submodule(f"{layer}.parametrizations.{attribute}").state_dict()
-            assert held["original"].nbytes == d_out * math.ceil(d_in * bits / 8)
-            assert held["0.scales"].nbytes == 4 * d_out * math.ceil(d_in / 16)
-
-
 def test_all_pairs_of_four_bits_come_back():
     integers = torch.cartesian_prod(torch.arange(-8, 8), torch.arange(-8, 8)).to(torch.int8).reshape(32, 16)[:, :15]
     layer = facts.quantize(nn.Sequential(nn.Linear(15, 32)), "int4", group_size=15).model[0]
@@ -147,25 +135,28 @@ def test_a_weight_that_is_shared_stays():
     assert set(quantized_weights(facts.quantize(network).model)) == {"hidden.weight"}
 
 
-def test_refusals(network):
+def test_half_precision_afterwards(network):
+    quantized, x = facts.quantize(network, "int4").model, torch.randn(2, 37)
+    with torch.no_grad():
+        exact, half = quantized(x), quantized.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert (half - exact).norm() < 8 * torch.finfo(torch.bfloat16).eps * exact.norm()  # of eight operations in turn
+
+
+def test_refusals(network, monkeypatch):
+    unfit = copy.deepcopy(network)
+    unfit.plain.left.data[0, 0] = torch.nan
     cases = (
         (network, {"weights": "int3"}, r"weights must be one of int8, int4, got 'int3'"),
-        (network, {"group_size": 1}, "group_size must be an integer of at least 2, or None for the default, got 1"),
         (network, {"group_size": 2.5}, "group_size must be an integer of at least 2, or None for the default, got 2.5"),
         (copy.deepcopy(network).double(), {}, r"only float32 is quantized, and dense\.weight is in torch\.float64"),
         (facts.quantize(network), {"weights": "int4"}, "is quantized already .5 weights in int8.*: quantize the one"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3)), {}, "Sequential has no linear layer with a weight of its own"),
         (nn.Sequential(nn.Linear(1, 4)), {}, "Sequential has no linear layer with a weight of its own"),
+        (unfit, {}, r"plain\.left holds NaN or infinity, and only finite weights are quantized"),
     )
     for given, options, message in cases:
         with pytest.raises(ValueError, match=message):
             facts.quantize(given, **options)
-
-
-def test_weights_that_are_not_finite_and_a_missing_library(network, monkeypatch):
-    network.plain.left.data[0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"plain\.left holds NaN or infinity, and only finite weights are quantized"):
-        facts.quantize(network)
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ModuleNotFoundError, match=r"quantization needs torchao.*: pip install -e '\.\[quantization\]'"):
         facts.quantize(network)

@@ -73,7 +73,7 @@ def test_published_weights_are_fetched_once(hub, tensors, monkeypatch, tmp_path)
     assert_loaded(tiny().build(), tensors)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     asked = []
-    monkeypatch.setattr(weights, "hf_hub_download", lambda *args: asked.append(args) or str(hub))
+    monkeypatch.setattr(weights, "hf_hub_download", lambda *args, **_: asked.append(args) or str(hub))
     assert tiny().checkpoint() is None
     assert_loaded(tiny().build(), tensors)
     assert asked == [(REPOSITORY, "model.safetensors")]
@@ -85,7 +85,7 @@ def test_weights_in_several_files_are_fetched_with_their_index(tmp_path, monkeyp
     places = {tensor: name for name, half in shards.items() for tensor in half}
     asked = []
 
-    def download(_, name):
+    def download(_, name, **options):
         asked.append(name)
         if name == "model.safetensors":
             raise RemoteEntryNotFoundError("there is none", response=Mock())

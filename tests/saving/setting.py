@@ -22,7 +22,14 @@ def saved_vit(folder):
     """A compressed network of one block, saved in the folder."""
     arguments = {**TIMM["arguments"], "depth": 1}
     model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
-    facts.save_compressed(facts.compress(facts.prepare(model, input_shape=(3, 32, 32)), estimator="pela"), folder)
+    facts.save_compressed(compressed(model, (3, 32, 32)), folder)
+    return folder
+
+
+def saved_swin(folder):
+    arguments = {"img_size": 64, "window_size": 4, "depths": [2, 2], "embed_dim": 24, "num_heads": [2, 2]}
+    model = TimmModel(tag="swin_tiny_patch4_window7_224", arguments=arguments, weights="random").build()
+    facts.save_compressed(compressed(model, (3, 64, 64)), folder)
     return folder
 
 

@@ -1,7 +1,6 @@
 """Image classifiers of transformers that are rebuilt from the saved folder alone."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -11,15 +10,11 @@ from facts.models import ImageClassifier
 from facts.modules.networks import run
 from facts.saving.manifest import MANIFEST
 from tests.networks import IMAGE_CLASSIFIERS, make_image_classifier
-from tests.saving.setting import edit
+from tests.saving.setting import compressed
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 
 IMAGES = torch.randn(2, 3, 32, 32)
-
-
-def compressed(model):
-    return facts.compress(facts.prepare(model, input_shape=(3, 32, 32)), estimator="pela")
 
 
 @torch.no_grad()
@@ -32,10 +27,9 @@ def assert_same(loaded, model):
 def test_the_folder_is_enough(kind, tmp_path):
     model = make_image_classifier(kind, attention_probs_dropout_prob=0.25)
     model.image_processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3])
-    result = compressed(model)
+    result = compressed(model, IMAGES.shape[1:])
     facts.save_compressed(result, tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".safetensors"}
-    assert "pipeline_tag: image-classification" in (tmp_path / "README.md").read_text()
     loaded = facts.load_compressed(tmp_path)
     assert_same(loaded.model, result.model)
     settings = loaded.model.config.to_diff_dict()
@@ -49,75 +43,37 @@ def test_a_configuration_of_several_classes(tmp_path):
     fields = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     config = transformers.DeiTConfig(image_size=32, patch_size=8, num_labels=3, **fields)
     for kind in (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTForImageClassification):
-        result = compressed(kind(config).eval())
+        result = compressed(kind(config).eval(), IMAGES.shape[1:])
         facts.save_compressed(result, tmp_path)
         assert_same(facts.load_compressed(tmp_path).model, result.model)
 
 
-def test_names_of_classes_are_words_and_as_many_as_there_are(tmp_path):
+def test_classes_have_any_names_and_number(tmp_path):
     names = {0: "and/or", 1: "C:\\", 2: "__auto_map", **{index: f"https://{index}" for index in range(3, 21_841)}}
     model = make_image_classifier(id2label=names, label2id={name: index for index, name in names.items()})
-    facts.save_compressed(compressed(model), tmp_path)
+    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
     loaded = facts.load_compressed(tmp_path).model
     assert loaded.config.id2label == names and loaded.config.label2id["and/or"] == 0
 
 
-def test_from_a_file_and_from_a_tag(tmp_path, monkeypatch):
+def test_from_a_file_and_the_weights_of_another_network(tmp_path):
     model = make_image_classifier("swin")
     model.save_pretrained(tmp_path)
     transformers.ViTImageProcessor(image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    built = ImageClassifier(configuration=settings, weights=str(tmp_path / "model.safetensors")).build()
+    settings, weights = json.loads((tmp_path / "config.json").read_text()), str(tmp_path / "model.safetensors")
+    built = ImageClassifier(configuration=settings, weights=weights).build()
     assert_same(built, model)
     assert list(built.image_processor.image_mean) == [0.1, 0.2, 0.3]
-    result = compressed(built)
-    facts.save_compressed(result, tmp_path / "small")
-    loaded = facts.load_compressed(tmp_path / "small").model
-    assert_same(loaded, result.model)
-    assert list(loaded.image_processor.image_mean) == [0.1, 0.2, 0.3]
+    other = make_image_classifier("swin", num_labels=7).config.to_diff_dict()
+    with pytest.raises(ValueError, match=r"does not fit this SwinForImageClassification: 2 tensors differ.*classifier"):
+        ImageClassifier(configuration=other, weights=weights).build()
 
 
-def test_weights_of_another_network(tmp_path):
-    make_image_classifier(num_labels=7).save_pretrained(tmp_path)
-    settings = make_image_classifier().config.to_diff_dict()
-    with pytest.raises(ValueError, match=r"does not fit this ViTForImageClassification: 2 tensors differ.*classifier"):
-        ImageClassifier(configuration=settings, weights=str(tmp_path / "model.safetensors")).build()
+def test_a_class_of_your_own_has_no_recipe(tmp_path, caplog):
+    class ViTForImageClassification(transformers.ViTForImageClassification):
+        """The same name with other code."""
 
-
-class TestHarm:
-    @pytest.mark.parametrize(
-        ("field", "value", "message"),
-        [
-            ("auto_map", {"AutoModelForImageClassification": "a.B"}, "sets auto_map to"),
-            ("image_size", 10**9, "image_size is 1000000000, which no network has"),
-            ("hidden_act", "somebody/kernel", "may name no file and no address"),
-            ("attn_implementation", "somebody_kernel", "sets attn_implementation to"),
-            ("model_type", "timm_wrapper", "a network of timm within transformers (timm_wrapper) cannot be saved"),
-            ("id2label", {str(index): "a" for index in range(70_000)}, "too many for any network"),
-        ],
-    )
-    def test_a_recipe_that_would_do_more(self, tmp_path, monkeypatch, field, value, message):
-        facts.save_compressed(compressed(make_image_classifier()), tmp_path)
-        edit(tmp_path, lambda manifest: manifest["recipe"]["configuration"].update({field: value}))
-        monkeypatch.setattr(ImageClassifier, "architecture", lambda self: pytest.fail("it was built"))
-        with pytest.raises(ValueError, match=re.escape(message)):
-            facts.load_compressed(tmp_path)
-
-    def test_a_processor_of_somebody_else(self, tmp_path):
-        model = make_image_classifier()
-        model.image_processor = transformers.ViTImageProcessor()
-        facts.save_compressed(compressed(model), tmp_path)
-        settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
-        settings["auto_map"] = {"AutoImageProcessor": "mine.Mine"}
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-        with pytest.raises(ValueError, match=r"preprocessor_config\.json sets auto_map to"):
-            facts.load_compressed(tmp_path)
-
-    def test_a_class_of_one_s_own_is_no_recipe(self, tmp_path, caplog):
-        class ViTForImageClassification(transformers.ViTForImageClassification):
-            """Of the same name, and with other code."""
-
-        model = ViTForImageClassification(make_image_classifier().config).eval()
-        facts.save_compressed(compressed(model), tmp_path)
-        assert "will have to be loaded onto a given one" in caplog.text
-        assert json.loads((tmp_path / MANIFEST).read_text())["recipe"] is None
+    model = ViTForImageClassification(make_image_classifier().config).eval()
+    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
+    assert "will have to be loaded onto a given one" in caplog.text
+    assert json.loads((tmp_path / MANIFEST).read_text())["recipe"] is None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from facts.utils.hub import hub
 from facts.utils.silence import silence
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def accuracies(
     from lm_eval.models.huggingface import HFLM
 
     names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
-    with hub(), silence():
+    with silence():
         network = HFLM(
             pretrained=model,
             tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a token for padding

@@ -1,0 +1,54 @@
+"""Compressed networks at Hugging Face's hub: pushed from here, pulled by `load_compressed`."""
+
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError
+
+from facts.result import CompressionResult
+from facts.saving.manifest import Metrics
+from facts.saving.model_card import CARD, write_card
+from facts.saving.save import save_compressed
+from facts.utils.hub import REPOSITORY, answers, offline
+
+DATA = ["model.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]
+
+
+def push_to_hub(
+    result: CompressionResult,
+    repository: str,
+    *,
+    metrics: Metrics | None = None,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+) -> str:
+    """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
+
+    `metrics` is as in `save_compressed`; `revision` is a branch, created if necessary; `token` needs write access
+    (default: the one of `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for a name of
+    another form, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
+    """
+    if not REPOSITORY.fullmatch(repository):
+        raise ValueError(f"{repository!r} is no repository: name it as OWNER/NAME")
+    if not answers():
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed until then")
+    hub = HfApi(token=token)
+    address = hub.create_repo(repository, private=private, exist_ok=True)
+    if revision:
+        hub.create_branch(repository, branch=revision, exist_ok=True)
+    with TemporaryDirectory(prefix="facts-") as folder:
+        with suppress(EntryNotFoundError):  # an edited card is kept by `write_card`
+            hub.hf_hub_download(repository, CARD, revision=revision, local_dir=folder)
+        save_compressed(result, folder, metrics)
+        write_card(Path(folder), repository)
+        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision)
+    return str(address)
+
+
+def pull(name: str, revision: str | None = None, token: str | None = None) -> Path:
+    """Fetch the data files of a repository to Hugging Face's cache, unless they are there. Raises `OSError`."""
+    path = snapshot_download(name, revision=revision, token=token, allow_patterns=DATA, local_files_only=offline())
+    return Path(path)

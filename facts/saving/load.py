@@ -1,0 +1,108 @@
+"""Loading of a compressed network from a folder of JSON and safetensors, none of which is run."""
+
+import pkgutil
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from facts.models.from_transformers import read_processors
+from facts.models.weights import refuse_misfits, sha256
+from facts.modules.linear_calls import skeleton
+from facts.modules.networks import is_transformers
+from facts.modules.pivoted import PivotedLinear
+from facts.modules.quantized import quantized_weights
+from facts.result import CompressionResult
+from facts.saving.hub import pull
+from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
+from facts.saving.recipes import build_recipe, read_recipe
+from facts.saving.structure import convert, misfits, read_header, with_plan
+from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
+from facts.utils.hub import REPOSITORY
+
+DENSE_PER_SAVED = 16  # far more parameters than any network registers for each tensor of its file
+
+
+def load_compressed(
+    source: Path | str,
+    model: nn.Module | None = None,
+    *,
+    architecture: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+) -> CompressionResult:
+    """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
+
+    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face; `revision` is its branch, tag or commit, and
+    `token` gives access to a private one. `model` is the dense network, for a source without a recipe; the result takes
+    over its tensors. In its place, `architecture` may name your own function that builds it, as
+    `package.module:function`. Only data are read: raises `FileNotFoundError` or `ValueError`, before anything is built,
+    if the folder is incomplete, holds a pickle or other code, links outside of itself, or does not fit.
+    """
+    if architecture and model is not None:
+        raise ValueError("model and architecture both say what the dense network is: give one of them")
+    folder = _folder(source, revision, token)
+    refuse_what_is_not_data(folder)
+    manifest, weights = Manifest.read(folder), folder / WEIGHTS
+    tensors = read_header(weights)
+    if architecture:
+        model = built_by(architecture)
+    if model is None:
+        recipe = read_recipe(manifest.recipe, folder / MANIFEST)
+        with torch.device("meta"), bounded_parameters(DENSE_PER_SAVED * len(tensors)):
+            sketch = build_recipe(recipe)
+    else:
+        sketch = skeleton(model)
+    planned = with_plan(sketch, manifest.plan, manifest.layouts, manifest.quantization)
+    refuse_misfits(misfits(planned, tensors), sketch, weights)
+    refuse_large_buffers(sketch, weights.stat().st_size)
+    if sha256(weights) != manifest.fingerprint:
+        raise ValueError(
+            f"{weights} is not the file that {MANIFEST} describes (other SHA-256): save or fetch both again"
+        )
+    model = build_recipe(recipe) if model is None else model
+    model = with_plan(model, manifest.plan, manifest.layouts, manifest.quantization)
+    convert(model, tensors, manifest.buffers)
+    load_model(model, weights)
+    _refuse_wrong_values(model, weights)
+    if is_transformers(model):
+        read_processors(model, folder)
+    model.provenance = manifest.base_model  # type: ignore[assignment]
+    return CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
+
+
+def built_by(architecture: str) -> nn.Module:
+    """Build the network by a function named as `package.module:function`. Raises `ValueError`."""
+    try:
+        build = pkgutil.resolve_name(architecture)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ValueError(
+            f"there is no function {architecture!r} ({error}): name one as package.module:function"
+        ) from error
+    if not isinstance(model := build(), nn.Module):
+        raise ValueError(f"{architecture} returns a {type(model).__name__} instead of the dense network")
+    return model
+
+
+def _refuse_wrong_values(model: nn.Module, path: Path) -> None:
+    for name in (*dict(model.named_parameters()), *quantized_weights(model)):
+        if not attrgetter(name)(model).isfinite().all():
+            raise ValueError(f"{path}: {name} holds NaN or infinity; save or fetch the network again")
+    for name, module in model.named_modules():
+        order = module.order if isinstance(module, PivotedLinear) else None
+        if order is not None and not order.sort().values.equal(torch.arange(len(order))):
+            raise ValueError(f"{path}: {name}.order is no permutation; save or fetch the network again")
+
+
+def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:
+    if revision is None and Path(source).is_dir():
+        return Path(source)
+    if not REPOSITORY.fullmatch(str(source)):
+        raise FileNotFoundError(f"{source} is no folder: give one that save_compressed wrote, or OWNER/NAME")
+    try:
+        return pull(str(source), revision, token)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(f"{source} is no folder, and no repository could be read: {reason}") from error

@@ -1,0 +1,54 @@
+"""Writing of a compressed network to a folder of JSON and safetensors."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from safetensors.torch import save_model
+
+from facts.models.from_transformers import write_processors
+from facts.models.weights import sha256
+from facts.modules.networks import is_transformers
+from facts.modules.quantized import quantization_of
+from facts.result import CompressionResult
+from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics
+from facts.saving.model_card import write_card
+from facts.saving.recipes import provenance_of, recipe_of_result
+from facts.saving.structure import layouts_of, types_of_buffers
+from facts.utils.files import replacing, writable_folder
+from facts.utils.version import __version__
+
+
+def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
+    """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
+
+    The tokenizer, image processor and generation settings of a network of transformers are written too. If no recipe
+    rebuilds the network, a warning is logged, and the folder can be loaded only with the dense network. `metrics` are
+    measured values, `{"top1": {"original": 72.1, "compressed": 70.3}}`, for the model card, `README.md`, which is
+    renewed unless it was edited. If the process is killed halfway, loading refuses the folder.
+    """
+    metrics = TypeAdapter(Metrics | None).validate_python(metrics)
+    folder = writable_folder(Path(folder))
+    model = result.model
+    with replacing(folder / WEIGHTS) as path:
+        save_model(model, str(path))
+    libraries = ["torch", "timm"]
+    if is_transformers(model):
+        libraries.append("transformers")
+        write_processors(model, folder)
+    manifest = Manifest(
+        recipe=recipe_of_result(result),
+        plan=result.plan,
+        fingerprint=sha256(folder / WEIGHTS),
+        versions={"facts": __version__, **{name: version(name) for name in libraries}},
+        summary=result.summary,
+        skipped=result.skipped,
+        base_model=provenance_of(model),
+        metrics=metrics,
+        buffers=types_of_buffers(model),
+        layouts=layouts_of(model),
+        quantization=quantization_of(model),
+    )
+    with replacing(folder / MANIFEST) as path:
+        path.write_text(manifest.text())
+    write_card(folder, folder.resolve().name)

@@ -1,0 +1,116 @@
+"""Structure of a saved network: the low-rank and quantized layers of its plan, and its tensors' shapes and types."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from facts.decomposition.apply import Plan
+from facts.modules.linear_calls import replace_submodule, with_linear_layers
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.pivoted import Layout, PivotedLinear
+from facts.modules.pointwise import is_pointwise
+from facts.modules.quantized import Quantization, quantized_empty
+
+MOST_HEADER = 2**23  # bytes
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {**FLOATS, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+
+
+def with_plan(
+    dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout], quantization: Quantization | None
+) -> nn.Module:
+    """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, under all names of each layer.
+
+    Layers with one of the `layouts` are pivoted, the others plain. Weights are quantized last. Raises `ValueError` for
+    a layer or weight that is missing or not linear, and for a rank that it cannot have.
+    """
+    modules = dict(dense.named_modules())
+    inner = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}
+    convolutions = {name for name in inner if name in modules and is_pointwise(modules[name])}
+    model = with_linear_layers(dense, [name for name in convolutions if plan[f"{name}.linear"] is not None])
+    modules = dict(model.named_modules())
+    for name, rank in plan.items():
+        if name.removesuffix(".linear") in convolutions and rank is None:
+            continue
+        layer = modules.get(name)
+        unfit = f"the plan does not fit this {type(model).__name__}, load the network that was compressed: {name!r}"
+        if not isinstance(layer, nn.Linear):
+            raise ValueError(f"{unfit} is {type(layer).__name__ if layer else 'not there'}, and no linear layer")
+        d_out, d_in = layer.weight.shape
+        if rank is not None and rank > min(d_out, d_in):
+            raise ValueError(f"{unfit} is {d_out} x {d_in}, and its rank {rank}")
+        if rank is not None:
+            layout = layouts.get(name)
+            empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
+            replace_submodule(model, name, empty)
+    return quantized_empty(model, quantization) if quantization else model
+
+
+def layouts_of(model: nn.Module) -> dict[str, Layout]:
+    """Layouts of the pivoted layers."""
+    return {name: module.layout for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
+
+
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Read the shapes and types in a file, as tensors on the meta device.
+
+    Raises `FileNotFoundError`, or `ValueError` if the file is incomplete or its header too large.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: save or fetch the network again")
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if MOST_HEADER < size <= path.stat().st_size:
+        raise ValueError(f"{path} has a header of {size:,} bytes, and {MOST_HEADER:,} are allowed: fetch it again")
+    try:
+        with safe_open(path, "pt") as file:
+            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118, it is no mapping
+            sizes = {name: (part.get_shape(), DTYPES[part.get_dtype()]) for name, part in slices}
+            return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in sizes.items()}
+    except (SafetensorError, RuntimeError, KeyError) as error:  # the second if it cannot be mapped into memory
+        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
+
+
+def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
+    """List the differences in names, shapes and types between a file and a network. All floats stand for each other.
+
+    Of a shared tensor, the file holds one copy under any of its names.
+    """
+    expected = model.state_dict(keep_vars=True)
+    held = {id(expected[name]) for name in found.keys() & expected.keys()}
+    misfits = [f"{name} is unexpected" for name in found.keys() - expected.keys()]
+    for name, tensor in expected.items():
+        if name not in found:
+            misfits += [f"{name} is missing"] if id(tensor) not in held else []
+        elif found[name].shape != tensor.shape:
+            misfits.append(f"{name}: {tuple(found[name].shape)} instead of {tuple(tensor.shape)}")
+        elif found[name].dtype != tensor.dtype and not (found[name].is_floating_point() and tensor.is_floating_point()):
+            misfits.append(f"{name}: {found[name].dtype} instead of {tensor.dtype}")
+    return sorted(misfits)
+
+
+def convert(model: nn.Module, saved: Mapping[str, Tensor], buffers: Mapping[str, str]) -> None:
+    """Give each float the type that it has in the file, or in `buffers` (by default float32) if it is not saved."""
+    unsaved = _unsaved_buffers(model)
+    types = {name: FLOATS[buffers.get(name, "F32")] for name in unsaved}
+    types |= {name: tensor.dtype for name, tensor in saved.items()}
+    for name, tensor in (model.state_dict(keep_vars=True) | unsaved).items():
+        if name in types and tensor.is_floating_point():
+            tensor.data = tensor.data.to(types[name])
+
+
+def types_of_buffers(model: nn.Module) -> dict[str, Any]:
+    """List the types of the unsaved buffers that are not float32, as most networks compute them."""
+    names = {dtype: name for name, dtype in FLOATS.items()}
+    return {name: names[each.dtype] for name, each in _unsaved_buffers(model).items() if each.dtype != torch.float32}
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Floating-point buffers that are in no file: the network computes them when it is built."""
+    saved = model.state_dict().keys()
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if name not in saved and buffer.is_floating_point()}
