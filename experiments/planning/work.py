@@ -9,6 +9,12 @@ from typing import Any, Protocol, cast
 
 from experiments.methods import LowRank, Pruned, Staged
 from experiments.planning.network import Network
+from experiments.rivals.refit.memvit import MemViTResidual
+from experiments.rivals.search.aafm import AAFMSearch
+from experiments.rivals.search.ars import ARSSearch
+from experiments.rivals.search.asvd_plus import ASVDPlusSearch
+from experiments.rivals.search.dobi_svd import DobiSVDSearch
+from experiments.rivals.search.flora import FLORASearch
 from facts.analysis import CrossMoments, FisherSimilarity, Throughput, TokenCoupling
 from facts.finetuning import Finetuning, Recovery
 from facts.finetuning.recovery import NUM_EPOCHS
@@ -16,19 +22,13 @@ from facts.pruning.methods.disp_llm import DISP
 from facts.pruning.methods.isomorphic import Isomorphic
 from facts.pruning.methods.nvit import NViT
 from facts.refit.methods.blockwise import Blockwise
-from facts.refit.methods.memvit import MemViTResidual
 from facts.refit.methods.mpifa import MPIFA
 from facts.refit.methods.svd_llm import SVDLLMUpdate
-from facts.search.methods.aafm import AAFMSearch
-from facts.search.methods.ars import ARSSearch
 from facts.search.methods.asvd import ASVDSearch
-from facts.search.methods.asvd_plus import ASVDPlusSearch
 from facts.search.methods.comcat import ComCatSearch
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
-from facts.search.methods.dobi_svd import DobiSVDSearch
 from facts.search.methods.flar import FLARSearch
-from facts.search.methods.flora import FLORASearch
 
 BACKWARD = 3  # a forward and a backward pass
 TAUGHT = 4  # these, and the teacher's forward pass

@@ -26,12 +26,10 @@ from facts.cost.speed import batch_seconds
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
-from facts.decomposition.layers import file_name
 from facts.estimators import ESTIMATORS, Estimator
-from facts.estimators.base import TwoSidedEstimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.execution import Execution
-from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labels
+from facts.moments.losses import Loss, OutputError, SampledLabels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
 from facts.refit import REFITS, Refit
 from facts.result import CompressionResult
@@ -41,7 +39,7 @@ from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils import distributed
 from facts.utils.batches import batch_size, in_parts, to_device
-from facts.utils.cache import Cache, name_of
+from facts.utils.cache import name_of
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
@@ -252,25 +250,10 @@ def compress_prepared(
         if sensitivity is None and calibration.data is not None:
             sensitivity = FirstSamples(calibration.data, search.num_samples)
         problem = AllocationProblem(
-            model=calibration.model,
-            layers=calibration.layers,
-            decompositions=decompositions,
-            bounds=bounds,
-            form=FORMS[form],
-            rows=calibration.rows,
-            latency=table,
-            sensitivity=sensitivity,
-            calibration=calibration.data,
-            loss=on_given_labels(calibration.loss),
-            output_error=calibration.output_error,
-            precision=calibration.execution.precision,
-            memory=calibration.execution.memory,
-            energies_are_losses=isinstance(estimator, TwoSidedEstimator),
-            cache=calibration.cache and Cache(calibration.cache.folder / file_name(estimator)),
+            calibration, estimator, decompositions, bounds, FORMS[form], latency=table, sensitivity=sensitivity
         )
         with stage("search"):
             allocated = allocate_ranks(problem, search, timing)
-        seconds["search"] += allocated.result.saved_seconds
         if refit:
             with stage("refit"):
                 allocated = refitted(refit, calibration, estimator, problem, allocated)
@@ -295,5 +278,5 @@ def refitted(
     """Fit the layers of a plan anew, and make the network of them."""
     plan = allocated.result.plan
     decompositions = refit.fit(calibration, estimator, plan, allocated.decompositions, problem.form)
-    model = apply_plan(calibration.model, decompositions, plan, problem.form, problem.precision)
+    model = apply_plan(calibration.model, decompositions, plan, problem.form, calibration.execution.precision)
     return replace(allocated, model=model, decompositions=decompositions)

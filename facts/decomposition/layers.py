@@ -17,7 +17,6 @@ from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
 
 FIELDS = ("left", "right", "energies", "num_repaired")
-SECONDS = "/seconds"  # contains a slash first, unlike the layers' names beside it in the cache
 
 
 def decompose_layers(
@@ -69,21 +68,18 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 
 def load_decompositions(
     cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
-) -> tuple[dict[str, Decomposition], float] | None:
-    """Load the decompositions, and the seconds that they took, from the cache; None if it lacks them on any rank."""
+) -> dict[str, Decomposition] | None:
+    """Load the decompositions from the cache; None if it lacks them on any rank."""
     tensors = cache.load(file_name(estimator)) if cache else None
     if not all(distributed.all_gather(tensors is not None)) or tensors is None:
         return None
-    return {name: _unpack(tensors, name) for name in layers}, tensors[SECONDS].item()
+    return {name: _unpack(tensors, name) for name in layers}
 
 
-def save_decompositions(
-    cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition], seconds: float
-) -> None:
-    """Save the decompositions, and the seconds that they took, in the cache, if there is one."""
+def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
+    """Save the decompositions in the cache, if there is one."""
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
-        tensors[SECONDS] = torch.tensor(seconds)
         distributed.on_main_rank(partial(cache.save, file_name(estimator), tensors))
 
 

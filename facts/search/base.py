@@ -24,14 +24,12 @@ class SearchResult:
     """A plan and the evidence for it.
 
     `solution` is the solver's answer, if there is one: its status, bound and gap. `profile` is the sensitivity profile
-    that decided. `saved_seconds` is the time saved by errors found in the cache. `decompositions` are those of a search
-    that trains weights too, in place of the problem's.
+    that decided. `decompositions` replace the problem's, if the search trains weights too.
     """
 
     plan: Plan
     solution: Allocation | None = None
     profile: Profile = field(default_factory=dict)
-    saved_seconds: float = 0.0
     decompositions: Mapping[str, Decomposition] | None = None
 
 

@@ -1,14 +1,10 @@
 """Searches that compute the error of every choice and leave the choice to a solver."""
 
-from typing import Annotated
-
-from pydantic import Field
-
 from facts.decomposition.apply import Plan
 from facts.search.allocation import Allocation, Solver, allocate
 from facts.search.base import Profile, Search
 from facts.search.problem import AllocationProblem
-from facts.utils.options import options
+from facts.utils.options import Positive, options
 
 
 @options
@@ -16,7 +12,7 @@ class MILPSearch(Search):
     """If the `solver` proves no choice optimal within `time_limit` seconds, the best one found is taken."""
 
     solver: Solver = "cbc"
-    time_limit: Annotated[float, Field(gt=0)] = 60.0
+    time_limit: Positive = 60.0
 
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
         """Find the plan of least total error within the budget.

@@ -1,16 +1,14 @@
 """ComCat: a Gumbel-softmax over ranks, trained by gradient descent (Xiao et al., 2023)."""
 
 from collections.abc import Callable
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from facts.search.base import Ratios, SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
-from facts.utils.options import options
+from facts.search.training import TrainedLayer, TrainedSearch, Training
+from facts.utils.options import Count, Positive, options
 
 
 @options
@@ -20,11 +18,11 @@ class ComCatSearch(TrainedSearch):
     The loss is the task's loss, times (cost / budget)^`penalty` if the expected cost lies above the budget. The
     temperature falls from the first of `temperatures` to the second, one step an epoch of the calibration data. The
     plan is the most probable one within the budget, which the solver finds (the original takes each layer's most
-    probable choice, and may exceed the budget). The cache keeps the training after each epoch.
+    probable choice, and may exceed the budget).
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    num_epochs: Annotated[int, Field(ge=1)] = 30
+    num_epochs: Count = 30
     learning_rate: Positive = 0.01
     temperatures: tuple[Positive, Positive] = (5.0, 0.1)
     penalty: Positive = 1.5
@@ -42,13 +40,12 @@ class ComCatSearch(TrainedSearch):
             cost = sum(mixture.draw(temperature, training.generator) for mixture in mixtures.values())
             return task_loss() * (cost / budget).max().clamp(min=1) ** self.penalty
 
-        saved_seconds = self.train(problem, training, mixtures.values(), objective)
+        self.train(problem, training, mixtures.values(), objective)
         surprises = {
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
         }
-        plan, solution = self.solve(problem, surprises)
-        return SearchResult(plan, solution, saved_seconds=saved_seconds)
+        return SearchResult(*self.solve(problem, surprises))
 
 
 class _Mixture(TrainedLayer):

@@ -1,9 +1,6 @@
 """FLAR-SVD: one threshold on the error of the last features (Moar et al., 2025)."""
 
 import math
-from typing import Annotated
-
-from pydantic import Field
 
 from facts.decomposition.apply import Plan
 from facts.search.base import Search, SearchResult
@@ -26,7 +23,7 @@ class FLARSearch(Search):
     """
 
     rank_multiple: Count = 8
-    num_thresholds: Annotated[int, Field(ge=1)] = 40
+    num_thresholds: Count = 40
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem, of="features")
@@ -42,7 +39,7 @@ class FLARSearch(Search):
                 best, high = plan, threshold
             else:
                 low = threshold
-        return SearchResult(best, profile=dict(sensitivity.used), saved_seconds=sensitivity.saved_seconds)
+        return SearchResult(best, profile=dict(sensitivity.used))
 
 
 def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float) -> Plan:

@@ -1,27 +1,31 @@
-"""FLORA: a supernet over ranks, taught by the original and searched by evolution (Chang et al., 2024).
-
-All ranks of a layer are leading parts of one pair of factors, trained by distillation and handed out with the plan.
-"""
+"""FLORA: a supernet over ranks, trained by distillation and searched by evolution (Chang et al., 2024)."""
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from facts.decomposition.apply import Plan
+from facts.decomposition.truncation import Decomposition
+from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.checkpointing import blocks_of
 from facts.search.base import Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.supernet import Choices, Supernet
-from facts.search.training import Training, calibration_data
+from facts.search.training import Training, outputs_of
+from facts.utils import distributed
 from facts.utils.batches import batch_size
-from facts.utils.options import Count, options
+from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
+
+Choices = Mapping[str, list[int | None]]
+"""Layer name to the ranks on offer in ascending order, then None for dense."""
 
 Ranks = tuple[int | None, ...]
 """A plan's ranks, in the order of the layers."""
@@ -37,58 +41,53 @@ class FLORASearch(Search):
     A layer's choices are its ranks at `ratios` of min(d_in, d_out), as far as they cost less than it does dense, and
     itself. Each step trains one network, whose choices are drawn with probabilities proportional to 1 / rank, towards
     the original's outputs: AdamW, its rate falling along a cosine, epoch by epoch. Then a `population` of candidates
-    is improved for `num_generations`: half of the new ones are mutants, in which each block draws its choices anew with
-    probability `mutation`, the other half mix the layers of two parents, which are among the `num_parents` best. All
-    meet the budget; the best is the one whose outputs on the sensitivity data are nearest to the original's. The cache
-    keeps the training after each epoch.
+    is improved for `num_generations`: half of the new ones are mutants, in which each block redraws its choices with
+    probability `mutation`, the other half mix the layers of two of the `num_parents` best. All meet the budget; the
+    best is the one whose outputs on the sensitivity data are nearest to the original's. The trained factors come with
+    the plan. The cache keeps the training after each epoch.
 
-    An image of an epoch takes a pass of the original and a training step of the network. At full size, with 16,384
-    images and 30 epochs, that is the work of 2 million forward passes, and the evolution takes half a million. The
-    published supernet sees all of ImageNet 150 times.
+    At full size, with 16,384 images and 30 epochs, training is the work of 2 million forward passes, and the evolution
+    that of half a million. The published supernet sees all of ImageNet 150 times.
     """
 
     ratios: Ratios = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
     num_epochs: Count = 30
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    learning_rate: Positive = 5e-5
+    weight_decay: NotNegative = 0.01
     population: Count = 50
     num_generations: Count = 20
     num_parents: Count = 10
     mutation: Annotated[float, Field(gt=0, le=1)] = 0.2
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        calibration = calibration_data(problem, self)
+        problem.training_batches()  # which must be there
         choices = offered(problem, self.ratios)
         if not choices:
             return SearchResult(dict.fromkeys(problem.layers))
         supernet = Supernet(problem, choices)
-        saved_seconds = self._train(problem, calibration, supernet)
+        self.train(problem, supernet)
         plan = {**dict.fromkeys(problem.layers), **Evolution(self, problem, supernet).run()}
-        decompositions = {**problem.decompositions, **supernet.decompositions()}
-        return SearchResult(plan, saved_seconds=saved_seconds, decompositions=decompositions)
+        return SearchResult(plan, decompositions={**problem.decompositions, **supernet.decompositions()})
 
-    def _train(self, problem: AllocationProblem, calibration: Iterable[tuple[Any, Any]], supernet: Supernet) -> float:
-        """Train the factors; return the seconds that the cache has saved."""
+    def train(self, problem: AllocationProblem, supernet: "Supernet") -> None:
         parameters = supernet.parameters()
         optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
-        training = Training(optimizer)
         with supernet.in_place():
-            for epoch in training.epochs(problem, self, self.num_epochs):
+            for epoch in Training(optimizer).epochs(problem, self, self.num_epochs):
                 rng = random.Random(seed_of(self.seed, "training", epoch))
                 rate = self.learning_rate * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
                 optimizer.param_groups[0]["lr"] = rate
-                for inputs, _ in calibration:
+                for inputs, _ in problem.training_batches():
                     with torch.no_grad():
                         original = supernet.outputs(inputs, {})
                     changed = supernet.outputs(inputs, low_ranks_more_often(problem, supernet.choices, rng))
-                    error = problem.output_error(original, changed) / batch_size(inputs)
+                    error = problem.calibration.output_error(original, changed) / batch_size(inputs)
                     optimizer.zero_grad()
                     if error.requires_grad:  # not all layers are dense
                         error.backward()
                         nn.utils.clip_grad_norm_(parameters, CLIP)
                         optimizer.step()
-        return training.saved_seconds
 
 
 def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
@@ -96,24 +95,89 @@ def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
     choices: dict[str, list[int | None]] = {}
     for name, layer in problem.layers.items():
         ranks = sorted({max(1, round(ratio * min(layer.weight.shape))) for ratio in ratios})
-        cheaper = [rank for rank in ranks if problem.share(name, rank) < problem.share(name, None)]
-        if cheaper:
+        if cheaper := [rank for rank in ranks if problem.share(name, rank) < problem.share(name, None)]:
             choices[name] = [*cheaper, None]
     return choices
 
 
 def low_ranks_more_often(problem: AllocationProblem, choices: Choices, rng: random.Random) -> Plan:
     """A random plan whose probability is proportional to the inverse of the product of its ranks (dense: full)."""
+    plan: Plan = {}
+    for name, ranks in choices.items():
+        full = min(problem.layers[name].weight.shape)
+        (plan[name],) = rng.choices(ranks, [1 / (rank or full) for rank in ranks])
+    return plan
 
-    def draw(name: str, ranks: list[int | None]) -> int | None:
-        weights = [1 / (rank or min(problem.layers[name].weight.shape)) for rank in ranks]
-        return rng.choices(ranks, weights)[0]
 
-    return {name: draw(name, ranks) for name, ranks in choices.items()}
+class Supernet:
+    """The problem's network, with `choices` of some layers: ranks, None for dense.
+
+    Factors start as the problem's decompositions and can be trained; all other weights stay as they are.
+    """
+
+    def __init__(self, problem: AllocationProblem, choices: Choices):
+        self.problem, self.choices = problem, choices
+        self.layers = {name: _Elastic(problem, name, max(filter(None, ranks))) for name, ranks in choices.items()}
+
+    def parameters(self) -> list[Tensor]:
+        return [factor for layer in self.layers.values() for factor in (layer.left, layer.right)]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the problem's network run as the supernet within the block, in evaluation mode."""
+        forwards: dict[nn.Module, Callable] = {layer.dense: layer.forward for layer in self.layers.values()}
+        with frozen(self.problem.model), replaced_forwards(forwards):
+            yield
+
+    def outputs(self, inputs: Any, plan: Plan) -> Any:
+        """The outputs at some ranks; layers that have none are dense."""
+        for name, layer in self.layers.items():
+            layer.rank = plan.get(name)
+        return outputs_of(self.problem, inputs)
+
+    def errors(self, plans: Iterable[Plan]) -> list[float]:
+        """Errors of the outputs at each of the plans, summed over the sensitivity data."""
+        plans, error = list(plans), self.problem.calibration.output_error
+        totals = torch.zeros(len(plans), dtype=torch.float64)
+        with torch.no_grad(), self.in_place():
+            for inputs, _ in distributed.shard(self.problem.sensitivity_batches()):
+                original = self.outputs(inputs, {})
+                errors = [error(original, self.outputs(inputs, plan)).item() for plan in plans]
+                totals += torch.tensor(errors, dtype=torch.float64)
+        distributed.all_reduce([totals])
+        return totals.tolist()
+
+    def decompositions(self) -> dict[str, Decomposition]:
+        """Decompositions with the factors of the supernet, as many components as its highest rank."""
+        found = {}
+        for name, layer in self.layers.items():
+            start, left, right = self.problem.decompositions[name], layer.left.detach(), layer.right.detach()
+            found[name] = replace(start, left=left, right=right, energies=start.energies[: len(right)])
+        return found
+
+
+class _Elastic:
+    """One layer at a `rank`, or dense."""
+
+    def __init__(self, problem: AllocationProblem, name: str, highest: int):
+        self.dense: nn.Linear = problem.layers[name]
+        self.rank: int | None = None
+        weight, decomposition = self.dense.weight.detach(), problem.decompositions[name]
+        factors = (factor.to(weight.device) for factor in decomposition.truncate(highest))
+        self.left, self.right = (factor.detach().clone().requires_grad_() for factor in factors)
+        mean = decomposition.mean
+        self.mean = weight.new_zeros(weight.shape[1]) if mean is None else mean.to(weight)
+        self.offset = nn.functional.linear(self.mean, weight, self.dense.bias).detach()  # which all ranks keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rank is None:
+            return nn.functional.linear(x, self.dense.weight, self.dense.bias)
+        left, right = self.left[:, : self.rank].to(x), self.right[: self.rank].to(x)
+        return nn.functional.linear(nn.functional.linear(x - self.mean.to(x), right), left, self.offset.to(x))
 
 
 def within_budget(problem: AllocationProblem, choices: Choices, plan: Plan, rng: random.Random) -> Plan:
-    """The plan after random layers went down by single choices until it fits, and then up while it fits.
+    """Lower random layers by single choices until the plan fits, and then raise them while it fits.
 
     Layers without choices are dense. If even the lowest choices cost too much, they are the plan.
     """
@@ -165,9 +229,9 @@ class Evolution:
         new: dict[Ranks, Plan] = {}
         search, rng = self.search, self.rng
         if parents := self._best(search.num_parents):
-            self._add(new, search.population // 2, lambda: self._mutant(rng.choice(parents), search.mutation))
-            self._add(new, search.population, lambda: self._mixture(*rng.choices(parents, k=2)))
-        self._add(new, search.population, lambda: self._mutant({}, probability=1.0))
+            self._add(new, search.population // 2, lambda: self.mutant(rng.choice(parents), search.mutation))
+            self._add(new, search.population, lambda: self.mixture(*rng.choices(parents, k=2)))
+        self._add(new, search.population, lambda: self.mutant({}, probability=1.0))
         return new
 
     def _best(self, number: int) -> list[Plan]:
@@ -184,22 +248,19 @@ class Evolution:
             if ranks not in self.errors:
                 new[ranks] = plan
 
-    def _mutant(self, parent: Plan, probability: float) -> Plan:
-        """Draw the choices of some blocks anew, evenly."""
+    def mutant(self, parent: Plan, probability: float) -> Plan:
+        """Redraw the choices of some blocks, evenly."""
         drawn = [name for block in self.blocks if self.rng.random() < probability for name in block]
         return {**parent, **{name: self.rng.choice(self.choices[name]) for name in drawn}}
 
-    def _mixture(self, first: Plan, second: Plan) -> Plan:
+    def mixture(self, first: Plan, second: Plan) -> Plan:
         return {name: self.rng.choice((first, second))[name] for name in first}
 
 
 def by_block(problem: AllocationProblem, names: Iterable[str]) -> list[list[str]]:
     """The layers of each block of the network; one outside all blocks is one of its own."""
-    places = {
-        module: number
-        for number, block in enumerate(blocks_of(problem.model, problem.layers.values()))
-        for module in block.modules()
-    }
+    blocks = blocks_of(problem.model, problem.layers.values())
+    places = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     groups: dict[Any, list[str]] = {}
     for name in names:
         groups.setdefault(places.get(problem.layers[name], name), []).append(name)

@@ -1,18 +1,16 @@
 """ARS: masks of singular values, trained through a hypernetwork (Gao et al., NAACL 2024)."""
 
 from collections.abc import Callable
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from facts.modules.hypernetwork import rounded, seeded_hypernetwork
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
-from facts.utils.options import NotNegative, options
+from facts.search.training import TrainedLayer, TrainedSearch, Training
+from facts.utils.options import Count, NotNegative, Positive, options
 
 
 @options
@@ -26,7 +24,7 @@ class ARSSearch(TrainedSearch):
     largest sum of logits, the most probable masks that are aligned; the dense layer has all components.
     """
 
-    num_epochs: Annotated[int, Field(ge=1)] = 8
+    num_epochs: Count = 8
     learning_rate: Positive = 1e-3
     temperature: Positive = 0.4
     offset: float = 3.0
@@ -35,10 +33,9 @@ class ARSSearch(TrainedSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         layers = {name: MaskedLayer(problem, name) for name in problem.layers}
-        device = next(problem.model.parameters()).device
-        network = seeded_hypernetwork([len(layer.sizes) for layer in layers.values()], self.seed).to(device)
+        network = seeded_hypernetwork([len(layer.sizes) for layer in layers.values()], self.seed).to(problem.device)
         training = Training(torch.optim.Adam(network.parameters(), lr=self.learning_rate), self.seed)
-        budget = torch.tensor(problem.budget, dtype=torch.float32, device=device)
+        budget = torch.tensor(problem.budget, dtype=torch.float32, device=problem.device)
 
         def objective(epoch: int, task_loss: Callable[[], Tensor]) -> Tensor:
             for layer, logits in zip(layers.values(), network(), strict=True):
@@ -48,12 +45,11 @@ class ARSSearch(TrainedSearch):
             penalty = self.budget_weight * share.max().clamp(min=1).log() + self.alignment_weight * misaligned
             return task_loss() + penalty
 
-        saved_seconds = self.train(problem, training, layers.values(), objective)
+        self.train(problem, training, layers.values(), objective)
         with torch.no_grad():
             logits = dict(zip(layers, network(), strict=True))
         errors = {name: self._errors(logits[name], problem.full_rank(name)) for name in layers}
-        plan, solution = self.solve(problem, errors)
-        return SearchResult(plan, solution, saved_seconds=saved_seconds)
+        return SearchResult(*self.solve(problem, errors))
 
     def _drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """A mask of zeros and ones `[k]`."""
