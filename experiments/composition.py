@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from experiments.config import CONF
 
-
 OWN = (Path(CONF), Path(__file__).with_name("rivals"))  # folders that Hydra searches
 
 

@@ -1,20 +1,20 @@
 """ARS: masks of singular values, trained through a hypernetwork (Gao et al., NAACL 2024)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from facts.calibration.data import Batch
 from facts.modules.hypernetwork import rounded, seeded_hypernetwork
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import SearchResult
+from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
-from facts.search.training import TrainedLayer, TrainedSearch, Training
-from facts.utils.options import Count, NotNegative, Positive, options
+from facts.search.training import TrainedLayer, Training, task_loss
+from facts.utils.options import Count, NotNegative, Positive, Seed, options
 
 
 @options
-class ARSSearch(TrainedSearch):
+class ARSSearch(MILPSearch):
     """Every layer is the sum of all its components times a mask of zeros and ones, which a hypernetwork learns to draw.
 
     Masks are drawn from a Gumbel-sigmoid at `temperature`, straight through, all but open at first by `offset`. The
@@ -30,22 +30,24 @@ class ARSSearch(TrainedSearch):
     offset: float = 3.0
     budget_weight: NotNegative = 16.0
     alignment_weight: NotNegative = 10.0
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         layers = {name: MaskedLayer(problem, name) for name in problem.layers}
         network = seeded_hypernetwork([len(layer.sizes) for layer in layers.values()], self.seed).to(problem.device)
-        training = Training(torch.optim.Adam(network.parameters(), lr=self.learning_rate), self.seed)
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
+        training = Training(optimizer, self.num_epochs, seed=self.seed)
         budget = torch.tensor(problem.budget, dtype=torch.float32, device=problem.device)
 
-        def objective(epoch: int, task_loss: Callable[[], Tensor]) -> Tensor:
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
             for layer, logits in zip(layers.values(), network(), strict=True):
                 layer.mask = self._drawn(logits, training.generator)
             share = sum(layer.cost() for layer in layers.values()) / budget
             misaligned = sum(layer.misalignment() for layer in layers.values()) / len(layers)
             penalty = self.budget_weight * share.max().clamp(min=1).log() + self.alignment_weight * misaligned
-            return task_loss() + penalty
+            return task_loss(problem, batch) + penalty
 
-        self.train(problem, training, layers.values(), objective)
+        training.run(problem, self, {layer.dense: layer.forward for layer in layers.values()}, loss_at)
         with torch.no_grad():
             logits = dict(zip(layers, network(), strict=True))
         errors = {name: self._errors(logits[name], problem.full_rank(name)) for name in layers}

@@ -4,7 +4,6 @@ The weights follow in closed form: projected on what the truncated outputs of al
 Legend: Y `[M, d]` a matrix, s its singular values, V `[d, d]` its right singular vectors, t `[d]` the shares to keep.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from facts.calibration.data import Batch
 from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import frozen, replaced_forwards
@@ -62,33 +62,29 @@ class DobiSVDSearch(Search):
         dense, budget = sizes.new_tensor(problem.dense), sizes.new_tensor(problem.budget)
         start = sizes.new_tensor([layer.rank_of_shares((budget / dense).tolist()) for layer in layers])
         shares = (start / sizes).requires_grad_()
-        training = Training(torch.optim.Adam([shares]))
+        first, last = self.learning_rates
+        training = Training(torch.optim.Adam([shares], lr=first), self.num_epochs, last_rate=last)
         forwards: dict[nn.Module, Callable] = {layer.dense: layer.forward for layer in layers}
 
-        def loss_at(ranks: Tensor, batch: tuple[Any, Any]) -> Tensor:
+        def truncated_loss(ranks: Tensor, batch: Batch) -> Tensor:
             for layer, rank in zip(layers, ranks, strict=True):
                 layer.rank = rank
             return task_loss(problem, batch)
 
-        with frozen(problem.model), replaced_forwards(forwards):
-            with torch.no_grad():
-                unit = at_least_tiny(loss_at(start, next(iter(calibration))).abs())
-            for epoch in training.epochs(problem, self, self.num_epochs):
-                training.optimizer.param_groups[0]["lr"] = self._rate(epoch)
-                for batch in calibration:
-                    ranks = shares * sizes
-                    kept = sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True))
-                    outside = (1 - ranks).relu().square().sum() + (ranks - sizes).relu().square().sum()
-                    excess = ((kept - budget) / dense).max().abs()
-                    loss = loss_at(ranks, batch) / unit + self.penalty * excess + outside
-                    if not loss.isfinite():
-                        raise ValueError("Dobi-SVD's training diverges: the loss at its ranks is NaN or infinite")
-                    training.step(loss)
-        return (shares * sizes).detach()
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
+            ranks = shares * sizes
+            kept = sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True))
+            outside = (1 - ranks).relu().square().sum() + (ranks - sizes).relu().square().sum()
+            excess = ((kept - budget) / dense).max().abs()
+            loss = truncated_loss(ranks, batch) / unit + self.penalty * excess + outside
+            if not loss.isfinite():
+                raise ValueError("Dobi-SVD's training diverges: the loss at its ranks is NaN or infinite")
+            return loss
 
-    def _rate(self, epoch: int) -> float:
-        first, last = self.learning_rates
-        return last + (first - last) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
+        with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
+            unit = at_least_tiny(truncated_loss(start, next(iter(calibration))).abs())
+        training.run(problem, self, forwards, loss_at)
+        return (shares * sizes).detach()
 
 
 def smooth_step(rank: Tensor, size: int, steepness: float) -> Tensor:

@@ -2,8 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from facts.calibration.data import Batch
 from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import frozen, replaced_forwards
@@ -71,23 +71,18 @@ class FLORASearch(Search):
         return SearchResult(plan, decompositions={**problem.decompositions, **supernet.decompositions()})
 
     def train(self, problem: AllocationProblem, supernet: "Supernet") -> None:
-        parameters = supernet.parameters()
-        optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
-        with supernet.in_place():
-            for epoch in Training(optimizer).epochs(problem, self, self.num_epochs):
-                rng = random.Random(seed_of(self.seed, "training", epoch))
-                rate = self.learning_rate * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
-                optimizer.param_groups[0]["lr"] = rate
-                for inputs, _ in problem.training_batches():
-                    with torch.no_grad():
-                        original = supernet.outputs(inputs, {})
-                    changed = supernet.outputs(inputs, low_ranks_more_often(problem, supernet.choices, rng))
-                    error = problem.calibration.output_error(original, changed) / batch_size(inputs)
-                    optimizer.zero_grad()
-                    if error.requires_grad:  # not all layers are dense
-                        error.backward()
-                        nn.utils.clip_grad_norm_(parameters, CLIP)
-                        optimizer.step()
+        optimizer = torch.optim.AdamW(supernet.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        generators = [random.Random(seed_of(self.seed, "training", epoch)) for epoch in range(self.num_epochs)]
+
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
+            inputs, _ = batch
+            with torch.no_grad():
+                original = supernet.outputs(inputs, {})
+            plan = low_ranks_more_often(problem, supernet.choices, generators[epoch])
+            return problem.calibration.output_error(original, supernet.outputs(inputs, plan)) / batch_size(inputs)
+
+        training = Training(optimizer, self.num_epochs, last_rate=0.0, clip=CLIP)
+        training.run(problem, self, supernet.forwards(), loss_at)
 
 
 def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
@@ -122,15 +117,12 @@ class Supernet:
     def parameters(self) -> list[Tensor]:
         return [factor for layer in self.layers.values() for factor in (layer.left, layer.right)]
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the problem's network run as the supernet within the block, in evaluation mode."""
-        forwards: dict[nn.Module, Callable] = {layer.dense: layer.forward for layer in self.layers.values()}
-        with frozen(self.problem.model), replaced_forwards(forwards):
-            yield
+    def forwards(self) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+        """The forward functions with which the problem's network runs as the supernet."""
+        return {layer.dense: layer.forward for layer in self.layers.values()}
 
     def outputs(self, inputs: Any, plan: Plan) -> Any:
-        """The outputs at some ranks; layers that have none are dense."""
+        """The outputs at some ranks, with `forwards` in place; layers without a rank are dense."""
         for name, layer in self.layers.items():
             layer.rank = plan.get(name)
         return outputs_of(self.problem, inputs)
@@ -139,7 +131,7 @@ class Supernet:
         """Errors of the outputs at each of the plans, summed over the sensitivity data."""
         plans, error = list(plans), self.problem.calibration.output_error
         totals = torch.zeros(len(plans), dtype=torch.float64)
-        with torch.no_grad(), self.in_place():
+        with torch.no_grad(), frozen(self.problem.model), replaced_forwards(self.forwards()):
             for inputs, _ in distributed.shard(self.problem.sensitivity_batches()):
                 original = self.outputs(inputs, {})
                 errors = [error(original, self.outputs(inputs, plan)).item() for plan in plans]

@@ -1,18 +1,18 @@
 """ComCat: a Gumbel-softmax over ranks, trained by gradient descent (Xiao et al., 2023)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
+from facts.calibration.data import Batch
 from facts.search.base import Ratios, SearchResult
+from facts.search.milp_search import MILPSearch
 from facts.search.problem import AllocationProblem
-from facts.search.training import TrainedLayer, TrainedSearch, Training
-from facts.utils.options import Count, Positive, options
+from facts.search.training import TrainedLayer, Training, task_loss
+from facts.utils.options import Count, Positive, Seed, options
 
 
 @options
-class ComCatSearch(TrainedSearch):
+class ComCatSearch(MILPSearch):
     """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
 
     The loss is the task's loss, times (cost / budget)^`penalty` if the expected cost lies above the budget. The
@@ -26,21 +26,23 @@ class ComCatSearch(TrainedSearch):
     learning_rate: Positive = 0.01
     temperatures: tuple[Positive, Positive] = (5.0, 0.1)
     penalty: Positive = 1.5
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         ranks = problem.ranks_of_ratios(self.ratios)
         mixtures = {name: _Mixture(problem, name, ranks[name]) for name in problem.layers}
         logits = [mixture.logits for mixture in mixtures.values()]
-        training = Training(torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4), self.seed)
+        optimizer = torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4)
+        training = Training(optimizer, self.num_epochs, seed=self.seed)
         budget = torch.tensor(problem.budget, dtype=torch.float32, device=logits[0].device)
         first, last = self.temperatures
 
-        def objective(epoch: int, task_loss: Callable[[], Tensor]) -> Tensor:
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
             temperature = first * (last / first) ** (epoch / max(1, self.num_epochs - 1))
             cost = sum(mixture.draw(temperature, training.generator) for mixture in mixtures.values())
-            return task_loss() * (cost / budget).max().clamp(min=1) ** self.penalty
+            return task_loss(problem, batch) * (cost / budget).max().clamp(min=1) ** self.penalty
 
-        self.train(problem, training, mixtures.values(), objective)
+        training.run(problem, self, {mixture.dense: mixture.forward for mixture in mixtures.values()}, loss_at)
         surprises = {
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
