@@ -31,7 +31,7 @@ from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.execution import Execution
 from facts.moments.losses import Loss, OutputError, SampledLabels
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
-from facts.refit import REFITS, Refit
+from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.saving.hub_methods import with_hub_methods
 from facts.search import SEARCHES, AllocationProblem, Search
@@ -277,6 +277,6 @@ def refitted(
 ) -> AllocatedNetwork:
     """Fit the layers of a plan anew, and make the network of them."""
     plan = allocated.result.plan
-    decompositions = refit.fit(calibration, estimator, plan, allocated.decompositions, problem.form)
+    decompositions = refit.fit(RefitProblem(calibration, estimator, plan, dict(allocated.decompositions), problem.form))
     model = apply_plan(calibration.model, decompositions, plan, problem.form, calibration.execution.precision)
     return replace(allocated, model=model, decompositions=decompositions)

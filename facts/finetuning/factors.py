@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from facts.decomposition.singular import spectral_factors
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
@@ -38,11 +39,8 @@ def _balanced(layer: PivotedLinear) -> LowRankLinear:
     """The same weight as two factors with equal singular values, alike in all processes."""
 
     def factors() -> tuple[torch.Tensor, torch.Tensor]:
-        left, right = (factor.double() for factor in layer.factors())
-        (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-        u, s, vh = torch.linalg.svd(small @ other.T)
-        root = s.sqrt()
-        return (left @ (u * root)).to(layer.basis).cpu(), (root[:, None] * vh @ right.T).to(layer.basis).cpu()
+        left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0.5)
+        return left.to(layer.basis).cpu(), right.to(layer.basis).cpu()
 
     left, right = distributed.on_main_rank(factors)
     return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

@@ -3,7 +3,6 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -94,17 +93,9 @@ class Refit(ABC):
         if fit_bias and not self.fits_bias:
             raise ValueError(f"{name} leaves biases as they are: choose fit_bias=False with it, or the refit blockwise")
 
-    def fit(
-        self,
-        calibration: Calibration,
-        estimator: Estimator,
-        plan: Plan,
-        decompositions: Mapping[str, Decomposition],
-        form: Form,
-    ) -> dict[str, Decomposition]:
+    def fit(self, problem: RefitProblem) -> dict[str, Decomposition]:
         """Fit all layers of a plan in the order in which they run."""
-        problem = RefitProblem(calibration, estimator, plan, dict(decompositions), form)
-        groups = in_order(calibration, plan, self.by_block)
+        groups = in_order(problem.calibration, problem.plan, self.by_block)
         for number, names in enumerate(groups, start=1):
             log.info("refit %d of %d: %s", number, len(groups), ", ".join(names))
             problem.put(self.refitted(problem, names))
