@@ -1,11 +1,10 @@
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import facts
-from facts.estimators import ESTIMATORS, GFWSVD
-from facts.moments import GroupGradients, gradients
+from facts.estimators import ESTIMATORS
+from facts.moments import GroupGradients
 from facts.moments.batch import LayerBatch
 from tests.networks import relative_error
 
@@ -55,28 +54,6 @@ def test_further_axes_are_tokens():
         for side in ("A", "B"):
             left, right = getattr(flat, side), getattr(grid, side)
             assert left is right is None or left.equal(right)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_low_precision_inputs_are_summed_in_float32(dtype):
-    inputs, grads = (tensor.to(dtype) for tensor in tensors(4, 50, 5, 4))
-    factors = facts.estimate_factors("kfac_expand", inputs, grads)
-    exact = facts.estimate_factors("kfac_expand", inputs.double(), grads.double())
-    assert factors.A.dtype == torch.float32
-    assert relative_error(factors.A.double(), exact.A) < 1e-6  # float32's rounding
-    assert relative_error(factors.B.double(), exact.B) < 1e-6
-
-
-@pytest.mark.parametrize("store", ["disk", "device"])
-def test_gradients_are_read_in_chunks(store, monkeypatch):
-    """Chunks of two gradients and of all at once give the same pair."""
-    inputs, grads = tensors(7, 3, 5, 4)
-    estimator = GFWSVD(group_size=1, store=store)
-    whole = facts.estimate_factors(estimator, inputs, grads)
-    monkeypatch.setattr(gradients, "CHUNK_BYTES", 2 * 5 * 4 * 8)
-    chunked = facts.estimate_factors(estimator, inputs, grads)
-    assert relative_error(chunked.A, whole.A) < 1e-12
-    assert relative_error(chunked.B, whole.B) < 1e-12
 
 
 def test_group_gradients_are_means_of_samples_in_order(tmp_path):

@@ -9,42 +9,44 @@ import torch
 from torch import nn
 
 import facts
+from experiments.rivals.search.flora import (
+    Evolution,
+    FLORASearch,
+    Supernet,
+    by_block,
+    low_ranks_more_often,
+    offered,
+    within_budget,
+)
 from facts.decomposition.apply import apply_plan
-from facts.search import FLORASearch
-from facts.search.methods.flora import Evolution, by_block, low_ranks_more_often, offered, within_budget
-from facts.search.supernet import Supernet
+from facts.modules.modes import replaced_forwards
 from tests.networks import UNIFORM, image_batches, make_model, make_vit
-from tests.search.problems import make_problem
+from tests.search.problems import make_problem, plain_problem
 
 RATIOS = FLORASearch().ratios
 
 
 def test_choices_are_the_published_ratios_of_the_full_rank_that_cost_less_than_dense():
     """Of 96 x 32 at most 23 components do; of 8 x 8 three; of 1 x 24 none."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 96), nn.Linear(96, 8), nn.Linear(8, 8), nn.Linear(8, 1), nn.Linear(1, 24))
-    layers = {str(number): layer for number, layer in enumerate(model)}
-    problem = make_problem(model=model, layers=layers, decompositions={}, rows=dict.fromkeys(layers, 1))
+    sizes = [(32, 96), (96, 8), (8, 8), (8, 1), (1, 24)]
+    problem = plain_problem(nn.Sequential(*(nn.Linear(*size) for size in sizes)), {}, {"flops": 0.5})
     expected = {"0": [4, 8, 12, 16, 20, None], "1": [1, 2, 3, 4, 5, 6, None], "2": [1, 2, 3, None]}
     assert offered(problem, RATIOS) == expected
 
 
 @pytest.mark.parametrize("fit_bias", [False, True])
 def test_a_supernet_runs_as_the_network_of_any_of_its_plans(fit_bias):
-    model, batches = make_model(), image_batches([8, 8])
-    calibration = facts.prepare(model, batches, fit_bias=fit_bias)
-    decompositions = calibration.decompositions(facts.estimators.SVDLLM())
-    problem = make_problem(model=calibration.model, layers=calibration.layers, decompositions=decompositions)
+    problem = make_problem("svd_llm", fit_bias=fit_bias)
     supernet = Supernet(problem, offered(problem, RATIOS))
-    images = image_batches([4], seed=5)[0][0]
-    rng = random.Random(0)
+    images, rng = image_batches([4], seed=5)[0][0], random.Random(0)
     original = problem.model(images)
     for _ in range(5):
         plan = {name: rng.choice(ranks) for name, ranks in supernet.choices.items()}
-        with supernet.in_place(), torch.no_grad():
+        with replaced_forwards(supernet.forwards()), torch.no_grad():
             outputs, dense = supernet.outputs(images, plan), supernet.outputs(images, {})
-        expected = apply_plan(problem.model, decompositions, plan, problem.form, problem.precision)(images)
-        torch.testing.assert_close(outputs, expected)
+        torch.testing.assert_close(
+            outputs, apply_plan(problem.model, problem.decompositions, plan, problem.form)(images)
+        )
         torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
     assert problem.model(images).equal(original)
 
@@ -54,42 +56,22 @@ def test_low_ranks_are_drawn_in_proportion_to_their_inverse():
     rng = random.Random(0)
     drawn = Counter(tuple(low_ranks_more_often(problem, choices, rng).values()) for _ in range(30_000))
     inverse = {pair: 1 / ((pair[0] or 6) * pair[1]) for pair in itertools.product([1, 2, None], [1, 4])}
-    total = sum(inverse.values())
     for pair, value in inverse.items():
-        assert drawn[pair] / 30_000 == pytest.approx(value / total, abs=0.01)
-
-
-def test_a_rank_trains_the_components_that_it_has_and_no_others():
-    problem = make_problem()
-    supernet = Supernet(problem, {"grid": [1, 2, 3], "shared": [2, 4]})
-    images = image_batches([4])[0][0]
-    with supernet.in_place():
-        supernet.outputs(images, {"grid": 2, "shared": None}).square().sum().backward()
-    grid, shared = supernet.layers["grid"], supernet.layers["shared"]
-    assert (grid.left.grad.norm(dim=0) > 0).tolist() == [True, True, False]
-    assert (grid.right.grad.norm(dim=1) > 0).tolist() == [True, True, False]
-    assert shared.left.grad is None and all(weight.grad is None for weight in problem.model.parameters())
+        assert drawn[pair] / 30_000 == pytest.approx(value / sum(inverse.values()), abs=0.01)
 
 
 def test_training_brings_all_ranks_nearer_to_the_original():
     """On the data that it is trained on; the problem's own decompositions stay as they are."""
     model, batches = make_model(), image_batches([16, 16])
     model.head.weight.data.mul_(100)  # so that its classes differ
-    calibration = facts.prepare(model, batches)
-    problem = make_problem(
-        model=calibration.model,
-        layers=calibration.layers,
-        decompositions=calibration.decompositions(facts.estimators.PELA()),
-        sensitivity=batches,
-    )
+    problem = make_problem("pela", model=model, sensitivity=batches, data=batches)
     choices = offered(problem, RATIOS)
     before, after = Supernet(problem, choices), Supernet(problem, choices)
     kept = {name: decomposition.left.clone() for name, decomposition in problem.decompositions.items()}
-    FLORASearch(num_epochs=20, learning_rate=3e-3)._train(problem, batches, after)
+    FLORASearch(num_epochs=20, learning_rate=3e-3).train(problem, after)
     rng = random.Random(1)
     plans = [{name: rng.choice(ranks[:-1]) for name, ranks in choices.items()} for _ in range(10)]
-    pairs = list(zip(after.errors(plans), before.errors(plans), strict=True))
-    assert sum(new for new, _ in pairs) < 0.7 * sum(old for _, old in pairs)
+    assert sum(after.errors(plans)) < 0.7 * sum(before.errors(plans))
     assert all(problem.decompositions[name].left.equal(left) for name, left in kept.items())
     trained = after.decompositions()
     for name, layer in after.layers.items():
@@ -103,40 +85,27 @@ def test_no_choice_can_go_up_within_the_budget():
     choices, rng = offered(problem, RATIOS), random.Random(0)
     plans = set()
     for _ in range(100):
-        start = {name: rng.choice(ranks) for name, ranks in choices.items()}
-        plan = within_budget(problem, choices, start, rng)
+        plan = within_budget(problem, choices, {name: rng.choice(ranks) for name, ranks in choices.items()}, rng)
         assert problem.fits(plan)
         for name, ranks in choices.items():
-            place = ranks.index(plan[name])
-            assert plan[name] is None or not problem.fits({**plan, name: ranks[place + 1]})
+            assert plan[name] is None or not problem.fits({**plan, name: ranks[ranks.index(plan[name]) + 1]})
         assert within_budget(problem, choices, plan, rng) == plan
         plans.add(tuple(plan.values()))
     assert len(plans) > 50
-
-
-def test_where_even_the_lowest_choices_cost_too_much_they_are_the_plan():
-    problem = make_problem(bounds={"flops": 0.01})
-    choices = offered(problem, RATIOS)
     lowest = {name: ranks[0] for name, ranks in choices.items()}
-    start = {name: ranks[2] for name, ranks in choices.items()}
-    assert within_budget(problem, choices, start, random.Random(0)) == lowest
-    with pytest.raises(ValueError, match="above the budget: flops"):
-        search = FLORASearch(num_epochs=1, population=2, num_generations=1)
-        facts.compress(make_model(), image_batches([8]), search=search, ratio=0.01)
+    assert within_budget(make_problem(bounds={"flops": 0.01}), choices, plan, random.Random(0)) == lowest
 
 
 def test_evolution_finds_the_best_plan_of_a_small_space():
     """Of all plans to which no choice can be added within the budget, by the errors of the untrained supernet."""
-    problem = make_problem(bounds={"flops": 0.6})
+    problem = make_problem()
     choices = {name: ranks for name, ranks in offered(problem, RATIOS).items() if name != "vector"}
-    supernet = Supernet(problem, choices)
     dense = dict.fromkeys(problem.layers)
-    problem = make_problem(
-        bounds={"flops": problem.spent({**dense, "rows": 3, "tokens": 3, "shared": 2})[0] / problem.dense[0]}
-    )
+    spent = problem.spent({**dense, "rows": 3, "tokens": 3, "shared": 2})
+    problem = make_problem(bounds={"flops": spent[0] / problem.dense[0]})
+    supernet = Supernet(problem, choices)
     plans = [{**dense, **dict(zip(choices, ranks, strict=True))} for ranks in itertools.product(*choices.values())]
     full = [plan for plan in plans if within_budget(problem, choices, plan, random.Random(0)) == plan]
-    errors = supernet.errors(full)
     found = {}
     for generations in (1, 8, 100):
         evolution = Evolution(FLORASearch(population=5, num_generations=generations), problem, supernet)
@@ -145,35 +114,28 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
         found[generations] = evolution.errors[tuple(best.values())]
         assert supernet.errors([best]) == pytest.approx([found[generations]]) == [min(evolution.errors.values())]
         assert len(evolution.errors) <= 5 * generations
-    assert found[1] > found[8] >= found[100] == pytest.approx(min(errors))
+    assert found[1] > found[8] >= found[100] == pytest.approx(min(supernet.errors(full)))
 
 
 def test_children_take_from_their_parents():
     """Mutants differ in whole blocks, here with a probability of one half; mixtures have every layer from a parent."""
-    calibration = facts.prepare(make_vit(), image_batches([8], shape=(3, 16, 16)))
-    decompositions = calibration.decompositions(facts.estimators.PELA())
-    problem = make_problem(
-        model=calibration.model, layers=calibration.layers, decompositions=decompositions, rows=calibration.rows
-    )
+    problem = make_problem("pela", model=make_vit(), shape=(3, 16, 16))
     evolution = Evolution(FLORASearch(), problem, Supernet(problem, offered(problem, RATIOS)))
     parts = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     assert evolution.blocks == [[f"blocks.{number}.{part}" for part in parts] for number in range(3)]
     first, second = (dict.fromkeys(problem.layers, rank) for rank in (-1, -2))
     changed = Counter()
     for _ in range(300):
-        mutant = evolution._mutant(first, 0.5)
+        mutant = evolution.mutant(first, 0.5)
         for number, block in enumerate(evolution.blocks):
             changed[number] += (fresh := mutant[block[0]] != -1)
             assert all((mutant[name] != -1) == fresh for name in block)
     assert all(100 < number < 200 for number in changed.values())
-    mixtures = [evolution._mixture(first, second) for _ in range(300)]
+    mixtures = [evolution.mixture(first, second) for _ in range(300)]
     assert {each[name] for each in mixtures for name in each} == {-1, -2}
     assert sum(rank == -1 for each in mixtures for rank in each.values()) / (300 * 12) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_layer_outside_all_blocks_is_one_of_its_own():
     problem = make_problem()
-    assert by_block(problem, problem.layers) == [[name] for name in problem.layers]
+    assert by_block(problem, problem.layers) == [[name] for name in problem.layers]  # outside of all blocks
 
 
 def test_the_compressed_network_has_the_trained_weights():
@@ -183,26 +145,17 @@ def test_the_compressed_network_has_the_trained_weights():
     decompositions = facts.prepare(model, batches).decompositions(facts.estimators.SVDLLM())
     for name, rank in result.plan.items():
         if rank:
-            layer = result.model.get_submodule(name)
-            for factor, start in zip(layer.factors(), decompositions[name].truncate(rank), strict=True):
+            factors = result.model.get_submodule(name).factors()
+            for factor, start in zip(factors, decompositions[name].truncate(rank), strict=True):
                 assert factor.shape == start.shape and not torch.allclose(factor, start)
     assert None in result.plan.values() and set(result.plan.values()) != {None}
 
 
-def test_nothing_to_choose_is_told_as_a_budget_that_cannot_be_met():
+def test_what_cannot_be_searched():
     model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
-    batches = [(torch.randn(16, 1), torch.randn(16, 1))]
-    with pytest.raises(ValueError, match="FLORASearch ends above the budget"):
-        facts.compress(
-            model, batches, search=FLORASearch(), ratio=0.5, layers=["0", "2"], form="plain", loss=squared_loss
-        )
-
-
-def squared_loss(outputs, targets):
-    return (outputs - targets).square().sum()
-
-
-def test_a_training_that_diverges_is_told():
+    batches = [(torch.randn(16, 1), torch.zeros(16, dtype=torch.int64))]
+    with pytest.raises(ValueError, match="FLORASearch ends above the budget"):  # there is nothing to choose
+        facts.compress(model, batches, search=FLORASearch(), ratio=0.5, layers=["0", "2"], form="plain")
     problem = make_problem(output_error=lambda original, changed: changed.sum() * float("nan"))
     with pytest.raises(ValueError, match="is NaN or infinite: lower learning_rate"):
         FLORASearch(num_epochs=1, population=2, num_generations=1).allocate(problem)
