@@ -38,4 +38,4 @@ def refuse_hidden_files() -> None:
             folder = Path(source.path)
             files = sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
             if hidden := next((file for file in files if any((own / file).exists() for own in OWN)), None):
-                raise ValueError(f"{folder / hidden} hides or is hidden by the package's {hidden}: rename yours")
+                raise ValueError(f"{folder / hidden} would not be read: the package has {hidden} too; rename yours")

@@ -71,7 +71,7 @@ def test_networks_are_completed():
     ("arguments", "message"),
     [
         (["--estimator", "fact"], "'fact' is not one of 'aafm', 'asvd', 'facts'"),
-        (["--search", "core"], "'core' is not one of 'aafm', 'ars'"),
+        (["--search", "core"], "'core' is not one of 'asvd', 'comcat'"),
         (["--ratio", "half"], "Invalid value for '--ratio'"),
         (["--num-calibration", "0"], "should be greater than or equal to 1"),
     ],

@@ -79,7 +79,7 @@ def test_no_method_succeeds(run, photos, tmp_path):
     ("options", "code", "message"),
     [
         (("--estimators", "facts,fact"), 2, "'fact' is none of aafm, asvd, facts"),
-        (("--searches", "core"), 2, "'core' is none of aafm, ars"),
+        (("--searches", "core"), 2, "'core' is none of asvd, comcat"),
         (("--ratios", "0.3,half"), 2, "could not convert string to float: 'half'"),
         (("--ratios", "0.3,2"), 1, "must lie in (0, 1], got 2"),
         (("--cost", "joules"), 2, "'joules' is not one of"),

@@ -187,7 +187,7 @@ class TestBadInput:
             facts.compress(model, batches, estimator="fact")
 
     def test_unknown_search(self, model, batches):
-        with pytest.raises(ValueError, match=r"unknown search 'greedy'; choose one of aafm, .*, uniform"):
+        with pytest.raises(ValueError, match=r"unknown search 'greedy'; choose one of asvd, .*, uniform"):
             facts.compress(model, batches, search="greedy")
 
     @pytest.mark.parametrize("budget", [{"ratio": 1.1}, {"cost": "macs"}, {"bounds": {"params": 2}}], ids=str)

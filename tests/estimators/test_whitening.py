@@ -5,8 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facts.decomposition.truncation import decompose
-from facts.estimators import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage, square_root
 from facts.moments.shrinkage import shrink
 from tests.networks import relative_error
@@ -94,22 +92,6 @@ def test_nan_and_infinity_are_refused(value):
     factor[1, 2] = value
     with pytest.raises(ValueError, match="the factor holds NaN or infinity"):
         square_root(factor, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("A", "B", "expected"),
-    [
-        (torch.eye(3), torch.eye(2), 0),
-        (torch.zeros(3, 3), torch.eye(2), 1),
-        (torch.ones(3, 3), -torch.eye(2), 2),
-        (None, None, 0),
-    ],
-)
-def test_decomposition_counts_repairs(A, B, expected):
-    weight = torch.randn(2, 3)
-    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
-    assert decomposition.num_repaired == expected
-    torch.testing.assert_close(decomposition.left @ decomposition.right, weight)
 
 
 @given(

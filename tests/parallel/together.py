@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from experiments.config import CONF
+from experiments.rivals.search.ars import ARSSearch
+from experiments.rivals.search.dobi_svd import DobiSVDSearch
+from experiments.rivals.search.flora import FLORASearch
 from experiments.runner import open_cell, run_cell
 from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
@@ -21,7 +24,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.moments import SampleGradEnergy, collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
-from facts.search import CoRSFisher, DobiSVDSearch, FLORASearch
+from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache
 from tests.finetuning.setting import Given, make_student
@@ -71,8 +74,8 @@ def energies_on_mixed_images() -> dict[str, torch.Tensor]:
 
 def plans(folder: Path) -> list[dict]:
     """Of rank searches that measure, that differentiate and that train."""
-    trained = DobiSVDSearch(num_epochs=2), FLORASearch(num_epochs=2, population=5, num_generations=2)
-    searches = ("cors", "asvd", CoRSFisher(), "comcat", "ars", *trained)
+    trained = ARSSearch(), DobiSVDSearch(num_epochs=2), FLORASearch(num_epochs=2, population=5, num_generations=2)
+    searches = ("cors", "asvd", CoRSFisher(), "comcat", *trained)
     return [
         facts.compress(make_model(), image_batches(SIZES), search=search, ratio=0.6, cache=folder).plan
         for search in searches

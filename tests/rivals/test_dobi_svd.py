@@ -6,15 +6,10 @@ import pytest
 import torch
 
 from experiments.rivals.search.dobi_svd import (
-    NUM_TERMS,
     DobiSVDSearch,
     SmoothTruncation,
     TruncatedLayer,
-    falling_eigh,
     fitting_plan,
-    inverse_gaps,
-    right_vectors,
-    smooth_step,
 )
 from facts.modules.modes import replaced_forwards
 from tests.networks import image_batches
@@ -52,12 +47,6 @@ def test_truncation_is_by_the_svd_where_values_are_apart(rows):
         torch.testing.assert_close(value, reference, rtol=1e-8, atol=1e-10)
 
 
-def test_the_gradient_of_fewer_rows_than_columns_is_that_of_finite_differences():
-    matrix, shares = a_matrix(3, 5).requires_grad_(), SHARES.clone()
-    shares[3:] = 0  # the other components are zero
-    assert torch.autograd.gradcheck(SmoothTruncation.apply, (matrix, shares.requires_grad_()), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "values", [[1, 1, 1, 1, 1], [3, 2, 2, 1, 0.5], [3, 2, 1, 1 - 1e-13, 0.5], [3, 2, 0, 0, 0], [0, 0, 0, 0, 0]]
 )
@@ -67,38 +56,6 @@ def test_the_gradient_is_finite_where_values_tie(values):
     outputs, of_matrix, of_shares = gradients(SmoothTruncation.apply, matrix, SHARES)
     assert outputs.isfinite().all() and of_shares.isfinite().all()
     assert of_matrix.abs().max() < 100  # terms of the series times the weights
-
-
-def test_inverse_gaps():
-    """Of ties the first terms of 1/(v - w) = (1 + w/v + ...)/v; between zeros nothing."""
-    found = inverse_gaps(torch.tensor([4.0, 2.0, 2.0, 0.0, 0.0], dtype=torch.float64))
-    above = [
-        [0, 1 / 2, 1 / 2, 1 / 4, 1 / 4],
-        [0, 0, NUM_TERMS / 2, 1 / 2, 1 / 2],
-        [0, 0, 0, 1 / 2, 1 / 2],
-        *[[0] * 5] * 2,
-    ]
-    expected = torch.tensor(above, dtype=torch.float64)
-    torch.testing.assert_close(found, expected - expected.mT)
-
-
-def test_a_matrix_of_lower_rank_has_no_more_values():
-    values, vectors = right_vectors(a_matrix(40, 2) @ a_matrix(2, 5))
-    assert values.count_nonzero() == 2
-    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(5, dtype=torch.float64))
-
-
-def test_at_a_whole_rank_the_truncation_is_the_hard_one():
-    """The position k of the formula lies half a component above; what is left or lacking is at most exp(-steepness)."""
-    matrix, steepness = a_matrix(30, 8), 20.0
-    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    for rank in range(1, 9):
-        steps = smooth_step(torch.tensor(float(rank)), 8, steepness).double()
-        hard = torch.cat([torch.ones(rank), torch.zeros(8 - rank)])
-        error = (SmoothTruncation.apply(matrix, steps) - (u * s * hard) @ vh).norm()
-        assert error <= (math.exp(-steepness) + 1e-7) * matrix.norm()  # of float32
-        with_k = 0.5 * torch.tanh(steepness * (rank + 0.5 - torch.arange(1, 9))) + 0.5
-        torch.testing.assert_close(steps.float(), with_k)
 
 
 def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
@@ -152,23 +109,6 @@ def test_ranks_are_multiplied_by_the_largest_factor_that_fits(bounds):
     assert problem.fits(plan) and plan == fitting[-1] and len(fitting) < len(factors)
 
 
-def test_the_weights_are_in_the_subspace_that_batches_share_most():
-    """No other subspace, near or far, has a larger Σ tr(Vᵀ V_i V_iᵀ V)."""
-    torch.manual_seed(0)
-    bases = [torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64))[0] for _ in range(4)]
-    spaces = torch.stack([basis @ basis.mT for basis in bases])
-    values, vectors = falling_eigh(spaces.sum(0))
-
-    def shared_with(basis):
-        return torch.einsum("dk,nde,ek->", basis, spaces, basis)
-
-    most = shared_with(vectors[:, :3])
-    torch.testing.assert_close(most, values[:3].sum())
-    others = [torch.linalg.qr(torch.randn(6, 3, dtype=torch.float64))[0] for _ in range(300)]
-    near = [torch.linalg.qr(vectors[:, :3] + 0.01 * other)[0] for other in others]
-    assert max(map(shared_with, others + near)) < most
-
-
 def test_the_decompositions_are_projections_with_the_best_outputs_of_their_rank():
     """By Eckart and Young's theorem, for the first layer, which sees the data as they are, in one batch."""
     problem = make_problem(data=image_batches([16]))
@@ -189,16 +129,6 @@ def test_the_decompositions_are_projections_with_the_best_outputs_of_their_rank(
     left, right = result.decompositions["grid"].truncate(rank)
     error = (seen[0] @ (left @ right).mT - outputs).square().sum()
     torch.testing.assert_close(error, torch.linalg.svdvals(outputs)[rank:].square().sum())
-
-
-def test_the_penalty_outweighs_the_loss():
-    """So the last step down to the budget is small, though every rank helps."""
-    problem = make_problem()
-    search = DobiSVDSearch(num_epochs=20)
-    layers = [TruncatedLayer(problem, name, search.steepness) for name in problem.layers]
-    ranks = search.train(problem, layers)
-    kept = sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True)) / problem.dense[0]
-    assert kept.item() == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_training_that_diverges_is_an_error():

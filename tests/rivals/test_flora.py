@@ -14,13 +14,12 @@ from experiments.rivals.search.flora import (
     FLORASearch,
     Supernet,
     by_block,
-    low_ranks_more_often,
     offered,
     within_budget,
 )
 from facts.decomposition.apply import apply_plan
 from facts.modules.modes import replaced_forwards
-from tests.networks import UNIFORM, image_batches, make_model, make_vit
+from tests.networks import image_batches, make_model, make_vit
 from tests.search.problems import make_problem, plain_problem
 
 RATIOS = FLORASearch().ratios
@@ -49,15 +48,6 @@ def test_a_supernet_runs_as_the_network_of_any_of_its_plans(fit_bias):
         )
         torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
     assert problem.model(images).equal(original)
-
-
-def test_low_ranks_are_drawn_in_proportion_to_their_inverse():
-    problem, choices = make_problem(), {"grid": [1, 2, None], "shared": [1, 4]}
-    rng = random.Random(0)
-    drawn = Counter(tuple(low_ranks_more_often(problem, choices, rng).values()) for _ in range(30_000))
-    inverse = {pair: 1 / ((pair[0] or 6) * pair[1]) for pair in itertools.product([1, 2, None], [1, 4])}
-    for pair, value in inverse.items():
-        assert drawn[pair] / 30_000 == pytest.approx(value / sum(inverse.values()), abs=0.01)
 
 
 def test_training_brings_all_ranks_nearer_to_the_original():
@@ -136,19 +126,6 @@ def test_children_take_from_their_parents():
     assert sum(rank == -1 for each in mixtures for rank in each.values()) / (300 * 12) == pytest.approx(0.5, abs=0.05)
     problem = make_problem()
     assert by_block(problem, problem.layers) == [[name] for name in problem.layers]  # outside of all blocks
-
-
-def test_the_compressed_network_has_the_trained_weights():
-    search = FLORASearch(num_epochs=3, learning_rate=1e-2, population=5, num_generations=2)
-    model, batches = make_model(), image_batches([16, 16])
-    result = facts.compress(model, batches, **{**UNIFORM, "search": search}, ratio=0.5, estimator="svd_llm")
-    decompositions = facts.prepare(model, batches).decompositions(facts.estimators.SVDLLM())
-    for name, rank in result.plan.items():
-        if rank:
-            factors = result.model.get_submodule(name).factors()
-            for factor, start in zip(factors, decompositions[name].truncate(rank), strict=True):
-                assert factor.shape == start.shape and not torch.allclose(factor, start)
-    assert None in result.plan.values() and set(result.plan.values()) != {None}
 
 
 def test_what_cannot_be_searched():

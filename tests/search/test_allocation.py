@@ -2,7 +2,6 @@ import math
 import random
 import re
 
-import numpy as np
 import pulp
 import pytest
 from hypothesis import given
@@ -79,10 +78,10 @@ class TestAgainstExhaustiveSearch:
         assert abs(allocation.error - least_error(profiles, budget)) <= EXACT * spread(profiles)
 
     @pytest.mark.system
-    def test_a_thousand_falling_profiles(self, solver):
+    def test_hundreds_of_falling_profiles(self, solver):
         """The budget is never exceeded by a unit, and the error is always the least."""
         rng = random.Random(0)
-        for _ in range(1000 if solver == "cbc" else 200):
+        for _ in range(300):
             profiles = falling_profiles(rng, rng.randint(2, 4), rng.randint(2, 6))
             budget = random_budget(rng, profiles)
             allocation = allocate(profiles, budget, solver=solver)
@@ -188,18 +187,6 @@ class TestTimeLimit:
         with pytest.raises(TimeoutError, match=f"{solver} found no allocation within 0.001 s: allow it more"):
             allocate(opposed, (10**8, 10**8), solver=solver, time_limit=1e-3)
 
-    def test_stopped_in_the_middle(self, solver):
-        """Eight bounds on unrelated costs: too hard for a second."""
-        rng = random.Random(0)
-        profiles = {
-            str(layer): [(tuple(rng.randint(0, 1000) for _ in range(8)), 1 + rng.random()) for _ in range(20)]
-            for layer in range(80)
-        }
-        budget = (400 * 80,) * 8
-        allocation = allocate(profiles, budget, solver=solver, time_limit=1)
-        assert allocation.status == "time limit" and within(allocation.cost, budget)
-        assert allocation.bound < allocation.error < 2 * 80
-
 
 def test_the_report_is_consistent(solver):
     rng = random.Random(0)
@@ -211,11 +198,6 @@ def test_the_report_is_consistent(solver):
     assert allocation.error == math.fsum(error for _, error in chosen)
     assert (allocation.status, allocation.solver) == ("optimal", solver)
     assert (allocation.bound, allocation.gap) == (allocation.error, 0.0)
-
-
-def test_costs_may_be_numbers():
-    allocation = allocate({"a": [(1, 2.0), (3, 0.0)], "b": [(np.float32(2.0), 1.0)]}, 4)
-    assert (allocation.choices, allocation.cost, allocation.error) == ({"a": 0, "b": 0}, (3.0,), 3.0)
 
 
 def test_budgets_from_the_smallest_to_none(solver):

@@ -12,7 +12,6 @@ from torch import nn
 
 import facts
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.modules.forms import FORMS
 from facts.search import (
     SEARCHES,
     ASVDSearch,
@@ -94,27 +93,6 @@ def test_latency_is_a_cost_like_any_other(name):
     assert EVERY[name].allocate(by_seconds).plan == EVERY[name].allocate(by_params).plan
 
 
-@pytest.mark.parametrize("name", ["cors", "cors_fisher", "flar", *TRAINED])
-def test_networks_of_tokens(name):
-    """Inputs `[N, T, d]`, to a module that takes nothing else."""
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 12)
-            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-
-        def forward(self, tokens):
-            x = self.into(tokens)
-            return self.out(self.attention(x, x, x, need_weights=False)[0].mean(dim=1))
-
-    torch.manual_seed(0)
-    batches = [(torch.randn(16, 5, 16), torch.randint(12, (16,)))]
-    result = facts.compress(Attention(), batches, search=EVERY[name], layers=["into", "out"], ratio=0.7)
-    assert result.summary.budget == {"flops": 7 * (2 * 5 * 16 * 16 + 2 * 16 * 12) // 10}
-    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
-
-
 @pytest.mark.parametrize("name", ["uniform", "aafm", "asvd", "asvd_plus", "fastlrd", "flar", "memvit", "svd_llm_v2"])
 def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name):
     budget = make_problem(bounds={"flops": 0.05}).budget[0]
@@ -149,15 +127,6 @@ def test_cors_finds_the_best_plan_there_is(interpolation):
     ]
     assert result.solution.error == pytest.approx(min(totals), rel=1e-9)
     assert problem.fits(result.plan)
-
-
-def test_cors_names_the_smallest_budget_that_can_be_met():
-    problem = make_problem(bounds={"flops": 0.05})
-    with pytest.raises(ValueError, match="the smallest feasible one is") as error:
-        CoRS().allocate(problem)
-    smallest = float(str(error.value).rpartition(" ")[2])
-    result = CoRS().allocate(make_problem(bounds={"flops": (smallest + 0.5) / problem.dense[0]}))
-    assert problem.spent(result.plan) == (smallest,)
 
 
 def plans_of_all_cuts(problem, profile):
@@ -233,14 +202,6 @@ def test_memvit_cuts_less_and_less(least_ratio, plan):
     assert search.allocate(replace(problem, decompositions=decompositions)).plan == plan
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_memvit_meets_a_latency_though_times_do_not_always_rise(form):
-    """As between the largest measured rank and the full one."""
-    table = SimpleNamespace(dense=10.0, rest=1.0, seconds=lambda name, rank: 1.0 if rank is None else min(rank, 4) / 5)
-    problem = make_problem(bounds={"latency": 0.5}, latency=table, form=FORMS[form])
-    assert problem.fits(MemViTSearch().allocate(problem).plan)
-
-
 @pytest.mark.parametrize(
     ("losses", "plan"),
     [
@@ -254,27 +215,6 @@ def test_svd_llm_v2_removes_shares_by_the_logarithm_of_losses(losses, plan):
     names = ("blocks.0.fc", "blocks.1.fc")
     problem = losing({**dict(zip(names, losses, strict=True)), "blocks.0.qkv": math.e**3})
     assert SVDLLMV2Search().allocate(problem).plan == {**dict(zip(names, plan, strict=True)), "blocks.0.qkv": 5}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("ratio", [0.15, 0.9])
-def test_svd_llm_v2_keeps_the_budget_of_each_type(form, ratio):
-    """And spends all of it, but for what is less than a component of each layer."""
-    exponents = (12 * torch.rand(30, dtype=torch.float64)).exp().tolist()
-    problem = losing({f"blocks.{number}.fc": loss for number, loss in enumerate(exponents)}, ratio, form)
-    plan = SVDLLMV2Search().allocate(problem).plan
-    assert problem.fits(plan)
-    assert sum(problem.cost(name, rank + 1)[0] for name, rank in plan.items()) > problem.budget[0]
-
-
-@pytest.mark.parametrize("ratios", [(0.3,), (0.3, 0.33)])
-def test_cors_offers_the_measured_ranks_where_no_multiple_lies_between(ratios):
-    """At ratios so close together, of 48 components 14 (and 15) are measured, and 8 and 16 are the next multiples."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 192), nn.Tanh(), nn.Linear(192, 64))
-    batches = [(torch.randn(16, 64), torch.randint(64, (16,)))]
-    result = facts.compress(model, batches, search=CoRS(ratios=ratios), ratio=0.5, form="plain")
-    assert set(result.plan.values()) <= {14, 15}
 
 
 def test_ranks_on_offer():

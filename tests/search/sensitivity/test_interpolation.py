@@ -56,19 +56,6 @@ def test_order_does_not_matter(method, order):
 
 
 @methods
-@given(
-    errors=st.lists(st.floats(-10, 10), min_size=5, max_size=5),
-    scale=st.floats(0.5, 1000),
-    shift=st.integers(2, 100),
-)
-def test_affine_maps_of_the_ratios_change_nothing(method, errors, scale, shift):
-    """So ranks serve as well as ratios. Queries lie off the points, where rounding could put them outside."""
-    queries = np.linspace(0.11, 0.89, 20)
-    moved = interpolate_profile(scale * np.array(RATIOS) + shift, errors, scale * queries + shift, method)
-    np.testing.assert_allclose(moved, interpolate_profile(RATIOS, errors, queries, method), rtol=1e-7, atol=1e-7)
-
-
-@methods
 @given(errors=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=7))
 def test_measured_points_stay_what_they_are(method, errors):
     """Whether they fall or not: measured profiles are noisy."""
