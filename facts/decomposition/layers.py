@@ -1,16 +1,16 @@
-"""Decompositions of all layers, and their place in the cache."""
+"""Decompositions of all layers, biases that take up the mean, and their place in the cache."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from facts.decomposition.bias import centred, uncentred
 from facts.decomposition.truncation import Decomposition, decompose
-from facts.estimators.base import Estimator
+from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments.collect import LayerMoments
-from facts.moments.statistics import InputSum
+from facts.moments.statistics import InputSum, at_least_tiny
 from facts.utils import distributed
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
@@ -54,6 +54,37 @@ def decompose_layer(
 def _refuse_no_numbers(weight: Tensor) -> None:
     if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
         raise ValueError("its weight is complex, or holds NaN or infinity")
+
+
+def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
+    """Factors that leave a layer's mean input to its bias, with that mean, in float64.
+
+    Those given are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The change of the bias that costs least beside ΔW is
+    -ΔW a / c; the cost that remains has S - a aᵀ / c in place of A. A diagonal A says nothing of means: then `mean`, of
+    all inputs, is taken, and A is not centred.
+    """
+    if factors.A is None:
+        return replace(factors, mean=mean.double())
+    if factors.mean is not None:  # the method has centred them
+        return replace(factors, A=factors.A[:-1, :-1], mean=factors.mean[:-1])
+    whole = factors.A.double()
+    inner, joint, one = whole[:-1, :-1], whole[:-1, -1], at_least_tiny(whole[-1, -1])
+    if not joint.any():
+        return replace(factors, A=inner, mean=mean.double())
+    return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
+
+
+def uncentred(factors: KroneckerFactors, appended: bool) -> KroneckerFactors:
+    """Factors for a layer without a bias: of the inputs x themselves, not less their mean.
+
+    `appended` if those given are of inputs `[x, 1]`.
+    """
+    A, mean = factors.A, factors.mean
+    if A is None:
+        return replace(factors, mean=None)
+    if mean is not None:
+        A = A + torch.outer(mean, mean).to(A)
+    return replace(factors, A=A[:-1, :-1] if appended else A, mean=None)
 
 
 def file_name(estimator: Estimator) -> str:

@@ -6,8 +6,7 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from torch import nn
 
 import facts
-from facts.decomposition.bias import centred, uncentred
-from facts.decomposition.layers import decompose_layer
+from facts.decomposition.layers import centred, decompose_layer, uncentred
 from facts.decomposition.truncation import decompose
 from facts.estimators import AAFM, ESTIMATORS
 from facts.estimators.base import KroneckerFactors

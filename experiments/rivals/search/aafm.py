@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from facts.decomposition.apply import Plan
-from facts.search.base import Ratios, Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.search.base import Ratios
 from facts.search.sensitivity.measured import Sensitivity
 from facts.utils.options import options
 

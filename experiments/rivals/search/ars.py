@@ -6,9 +6,8 @@ from torch import Tensor
 from facts.calibration.data import Batch
 from facts.modules.hypernetwork import rounded, seeded_hypernetwork
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import SearchResult
-from facts.search.milp_search import MILPSearch
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, SearchResult
+from facts.search.base import MILPSearch
 from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
 

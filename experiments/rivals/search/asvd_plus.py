@@ -8,9 +8,9 @@ from torch import nn
 
 from experiments.rivals.search.flora import Supernet
 from facts.moments.checkpointing import blocks_of
-from facts.search.base import Ratios, Search, SearchResult
+from facts.search import AllocationProblem, Search, SearchResult
+from facts.search.base import Ratios
 from facts.search.methods.asvd import plan_behind_cut
-from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 from facts.utils.options import Count, NotNegative, options
 

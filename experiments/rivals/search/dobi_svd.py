@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from facts.calibration.data import Batch
-from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.training import Training, outputs_of, task_loss
 from facts.utils import distributed
 from facts.utils.options import Count, Positive, options

@@ -11,12 +11,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.checkpointing import blocks_of
-from facts.search.base import Ratios, Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.search.base import Ratios
 from facts.search.training import Training, outputs_of
 from facts.utils import distributed
 from facts.utils.batches import batch_size

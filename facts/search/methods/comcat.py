@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.search.base import Ratios, SearchResult
-from facts.search.milp_search import MILPSearch
+from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, Positive, Seed, options

@@ -5,8 +5,7 @@ best ranks within the budget.
 """
 
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.search.base import Ratios, SearchResult
-from facts.search.milp_search import MILPSearch
+from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.interpolation import Interpolation, interpolate_profile
 from facts.search.sensitivity.measured import Sensitivity

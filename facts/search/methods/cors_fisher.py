@@ -9,8 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from facts.estimators.base import TwoSidedEstimator
-from facts.search.base import Profile, SearchResult
-from facts.search.milp_search import MILPSearch
+from facts.search.base import MILPSearch, Profile, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
 from facts.utils.options import Count, Seed, options
