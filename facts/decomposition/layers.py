@@ -22,7 +22,7 @@ FIELDS = ("left", "right", "energies", "num_repaired")
 def decompose_layers(
     layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments], fit_bias: bool = False
 ) -> dict[str, Decomposition]:
-    """Factors and SVD of each layer, from its moments; those of inputs `[x, 1]` to `fit_bias`.
+    """Factors and SVD of each layer, from its moments; which are of inputs `[x, 1]` to `fit_bias`.
 
     Raises `ValueError` with the layer's name.
     """
@@ -59,9 +59,9 @@ def _refuse_no_numbers(weight: Tensor) -> None:
 def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     """Factors that leave a layer's mean input to its bias, with that mean, in float64.
 
-    Those given are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The change of the bias that costs least beside ΔW is
-    -ΔW a / c; the cost that remains has S - a aᵀ / c in place of A. A diagonal A says nothing of means: then `mean`, of
-    all inputs, is taken, and A is not centred.
+    The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
+    the cost that remains has S - a aᵀ / c in place of A. A diagonal A has no means: then A is not centred, and `mean`,
+    that of all inputs, is taken.
     """
     if factors.A is None:
         return replace(factors, mean=mean.double())

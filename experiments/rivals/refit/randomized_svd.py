@@ -28,7 +28,7 @@ class RandomizedSVD(Refit):
         return {name: self.randomized(name, problem.decompositions[name], problem.rank(name)) for name in names}
 
     def randomized(self, name: str, exact: Decomposition, rank: int) -> Decomposition:
-        """Of U diag(s) Vᵀ: the Gaussian vectors are alike in any basis, so the draw can be made of diag(s) alone."""
+        """Draw for diag(s) of U diag(s) Vᵀ alone: Gaussian vectors have the same distribution in any basis."""
         s = exact.energies.double().cpu().sqrt()
         with seeded(self.seed, name, rank):
             u, values, v = torch.svd_lowrank(s.diag(), q=rank, niter=self.num_iterations)

@@ -17,7 +17,7 @@ from facts.utils.options import Count, NotNegative, options
 
 @options
 class ASVDPlusSearch(Search):
-    """Of plans with errors raised in different ways, the one whose network's outputs are the nearest to the original's.
+    """Raise errors in different ways, and take the plan whose network's outputs are the nearest to the original's.
 
     A layer in block b of B has its errors times 1 + γ h(b); h is Σ_{k >= b} (k + 1)^-α, scaled to fall from 1 in the
     first block to 0 in the last. There are `num_trials` random draws of α and γ, up to `max_decay` and `max_bias`.

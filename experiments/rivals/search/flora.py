@@ -45,8 +45,7 @@ class FLORASearch(Search):
     best is the one whose outputs on the sensitivity data are nearest to the original's. The trained factors come with
     the plan. The cache keeps the training after each epoch.
 
-    At full size, with 16,384 images and 30 epochs, training is the work of 2 million forward passes, and the evolution
-    that of half a million. The published supernet sees all of ImageNet 150 times.
+    With 16,384 images and 30 epochs, training is the work of 2 million forward passes, the evolution of half a million.
     """
 
     ratios: Ratios = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
@@ -208,11 +207,9 @@ class Evolution:
             new = self._generation()
             errors = (error if math.isfinite(error) else math.inf for error in self.supernet.errors(new.values()))
             self.errors |= zip(new, errors, strict=True)
-        best = self._best(1)[0]
+        (best,) = self._best(1)
         if self.errors[tuple(best.values())] == math.inf:
-            raise ValueError(
-                "every network of FLORA's supernet has an error that is NaN or infinite: lower learning_rate"
-            )
+            raise ValueError("the error of every network in FLORA's supernet is NaN or infinite: lower learning_rate")
         return best
 
     def _generation(self) -> dict[Ranks, Plan]:

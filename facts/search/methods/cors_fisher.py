@@ -14,7 +14,7 @@ from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
 from facts.utils.options import Count, Seed, options
 
-# Each layer's own profile has every rank; these are kept beside the plan, to be compared with measured ones.
+# Profiles have every rank; the errors at these are reported with the plan, to be compared with measured ones.
 SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
