@@ -74,17 +74,6 @@ def test_full_rank_gives_the_weight_back(name, shape):
     assert relative_error(left @ right, weight) < EXACT
 
 
-def test_singular_values_are_shared_evenly_in_the_metric():
-    """With factors the same holds of L_Bᵀ W_A and W_B L_A."""
-    weight, A, B = torch.randn(6, 8, dtype=torch.float64), random_factor(8), random_factor(6)
-    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
-    left = torch.linalg.cholesky(B).T @ decomposition.left
-    right = decomposition.right @ torch.linalg.cholesky(A)
-    expected = decomposition.energies**0.25
-    torch.testing.assert_close(left.norm(dim=0), expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(right.norm(dim=1), expected, rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
 @pytest.mark.parametrize("tokens", [1, 3, 5])
 def test_svd_llm_v2_loses_least_on_fewer_tokens_than_inputs(shape, tokens):

@@ -56,14 +56,3 @@ def test_literal_amount_is_the_rounding_error_of_float32():
         assert relative_error(literal(x), torch.from_numpy(expected)) < 1e-12
         amounts.append(amount)
     assert {0.0, 1.0} <= set(amounts)
-
-
-def test_literal_sums_over_batches(model, batches):
-    layers, estimator = select_layers(model).layers, FLAR(covariance_shrinkage="literal")
-    moments = collect_moments(model, layers, batches, estimator.moments)
-    samples = model_samples(model, batches, summed_cross_entropy)
-    for name in layers:
-        traces = [torch.cat([s.X for s in batch]).square().sum() / len(batch) for batch in samples[name]]
-        A = estimator.factors(moments[name]).A
-        assert A.trace().item() * moments[name].num_tokens == pytest.approx(sum(traces).item(), rel=1e-6)  # of float32
-        assert estimator.shrinkage(moments[name]) == (0.0, 0.0)

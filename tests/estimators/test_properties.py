@@ -37,15 +37,6 @@ def test_expand_equals_reduce_at_one_token(num_samples, d_in, d_out):
     assert relative_error(expand.B, reduce.B) < 1e-14
 
 
-@given(num_samples=sizes, d_in=sizes, d_out=sizes)
-def test_facts_equals_shampoo_at_one_token(num_samples, d_in, d_out):
-    """Without a second token there is nothing that token-local aggregation leaves out."""
-    inputs, grads = tensors(num_samples, 1, d_in, d_out)
-    ours, shampoo = (facts.estimate_factors(name, inputs, grads) for name in ("facts", "shampoo2"))
-    assert relative_error(ours.A, shampoo.A) < 1e-13
-    assert relative_error(ours.B, shampoo.B) < 1e-13
-
-
 def test_further_axes_are_tokens():
     inputs, grads = tensors(3, 12, 5, 4)
     for name in ESTIMATORS:

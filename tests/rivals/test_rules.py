@@ -92,8 +92,7 @@ def test_training_moves_ranks_to_the_layer_that_matters(search):
 def test_ars_keeps_the_components_of_the_largest_logits_that_fit(monkeypatch):
     """Against all plans of two layers: sums of logits of the leading components, or of all for a dense layer."""
     logits = {"a": torch.linspace(2, -4, 20), "b": torch.linspace(1, -3, 20)}
-    network = nn.ParameterList(logits.values())
-    network.forward = lambda: [*network]
+    network = type("Given", (nn.ParameterList,), {"__call__": lambda self: [*self]})(logits.values())
     monkeypatch.setattr("experiments.rivals.search.ars.seeded_hypernetwork", lambda widths, seed: network)
     monkeypatch.setattr("experiments.rivals.search.ars.Training.run", lambda *arguments: None)
     problem = losing(dict.fromkeys(logits, 1.0), ratio=0.4)

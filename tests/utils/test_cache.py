@@ -168,23 +168,10 @@ def file_that_is_read(folder, pattern):
 
 @pytest.mark.attack
 class TestDamage:
-    @pytest.mark.parametrize("keep", [0, 0.99])
     @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
-    def test_truncated_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, keep):
-        first, _ = passes(model, batches, cache=folder)
-        path = file_that_is_read(folder, pattern)
-        whole, values = path.read_bytes(), values_of(path)
-        path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
-        second, num = passes(model, batches, cache=folder)
-        assert num == (0 if pattern.startswith("FACTS") else 3)
-        assert weights(first).equal(weights(second))
-        assert f"{path} is damaged" in caplog.text
-        assert values_of(path) == values
-
-    @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
-    @pytest.mark.parametrize("damage", ["values", "a name", "no checksum"])
-    def test_changed_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
-        """Files of the right form whose content is another one."""
+    @pytest.mark.parametrize("damage", ["values", "a name", "no checksum", "cut", "empty"])
+    def test_damaged_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
+        """Some of these files have the right form, but other content."""
         first, _ = passes(model, batches, cache=folder)
         path = file_that_is_read(folder, pattern)
         whole, values = path.read_bytes(), values_of(path)
@@ -192,12 +179,14 @@ class TestDamage:
             path.write_bytes(whole[:-64] + bytes(byte ^ 255 for byte in whole[-64:]))
         elif damage == "a name":
             path.write_bytes(whole.replace(b'"tokens/', b'"tokenz/', 1))
-        else:
+        elif damage == "no checksum":
             save_file(load_file(path), path)
+        else:
+            path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
         assert path.read_bytes() != whole
         second, _ = passes(model, batches, cache=folder)
         assert weights(first).equal(weights(second))
-        assert f"{path} is damaged (its checksum is another one)" in caplog.text
+        assert f"{path} is damaged" in caplog.text
         assert values_of(path) == values
 
     def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
