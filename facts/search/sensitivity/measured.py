@@ -36,7 +36,6 @@ class Sensitivity:
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
         self.error = problem.calibration.output_error if of == "output" else squared_error
         self.known: Profile = defaultdict(dict)
-        self.used: Profile = defaultdict(dict)
         if problem.cache:
             key = content_key(calibration_key(self.batches), name_of(self.error, "output_error"))
             self.file = f"sensitivity-{of}-{key}"
@@ -49,10 +48,7 @@ class Sensitivity:
         lacking = [set().union(*each) for each in zip(*distributed.all_gather(lacking), strict=True)]
         if any(lacking):
             self._add({name: sorted(each) for name, each in zip(ranks, lacking, strict=True)})
-        profile: Profile = {name: {rank: self.known[name][rank] for rank in ranks[name]} for name in ranks}
-        for name, errors in profile.items():
-            self.used[name].update(errors)
-        return profile
+        return {name: {rank: self.known[name][rank] for rank in ranks[name]} for name in ranks}
 
     def _add(self, ranks: Mapping[str, list[int]]) -> None:
         """Measure errors and save them."""
