@@ -32,7 +32,8 @@ class MemViTResidual(Refit):
 
     def _with_residual(self, problem: RefitProblem, name: str, grams: InputGrams) -> Decomposition:
         weight, decomposition, rank = problem.weight(name), problem.truncated(name), problem.rank(name)
-        residual_rank = min(rank - 1, FORMS["plain"].rank_of_ratio(*weight.shape, self.residual_share))
+        d_out, d_in = weight.shape
+        residual_rank = min(rank - 1, FORMS["plain"].rank_of_ratio(d_out, d_in, self.residual_share))
         if not residual_rank:
             return decomposition
         left, right = (factor.to(weight) for factor in decomposition.truncate(rank - residual_rank))
