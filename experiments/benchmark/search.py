@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.benchmark.results import show
+from facts.calibration.prepare import Calibration
 from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.layers import decompose_layer
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
         images = torch.randn(num_images, *size, device=device).split(args.batch_size)
         problem = partial(
             AllocationProblem,
-            model=model,
-            layers=layers,
+            Calibration(model, layers, rows={}),
+            estimator,
             bounds={"params": 0.5},
             sensitivity=[(x, None) for x in images],
         )

@@ -30,7 +30,7 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return u, s, vectors[:, order].mT
 
 
-def spectral_factors(left: Tensor, right: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def spectral_factors(left: Tensor, right: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
     """Factors of the same product `left [m, r] @ right [r, n]`, which is not formed, by its SVD.
 
     Columns of the first are singular vectors times their values to the power `share`; the second has the rest.

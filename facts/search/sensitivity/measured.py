@@ -58,7 +58,7 @@ class Sensitivity:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
         errors = iter((totals / num_samples).tolist())
         for name in ranks:
-            measured = dict(zip(ranks[name], errors, strict=False))
+            measured: dict[int | None, float] = dict(zip(ranks[name], errors, strict=False))
             if bad := [rank for rank, error in measured.items() if not math.isfinite(error)]:
                 raise ValueError(f"the error of the network with layer {name} at rank {bad} is NaN or infinite")
             self.known[name].update(measured)
