@@ -11,6 +11,8 @@ from omegaconf import DictConfig
 
 from experiments.config import CONF
 
+OWN = (Path(CONF), Path(__file__).with_name("rivals"))  # folders that Hydra searches
+
 
 def given_overrides() -> list[Override]:
     """The overrides of the command line."""
@@ -24,7 +26,7 @@ def compose(*overrides: str) -> DictConfig:
     """
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
     try:
-        return hydra.compose("config", overrides=[*given, *overrides])
+        return hydra.compose("run", overrides=[*given, *overrides])
     except MissingConfigException as error:
         raise ValueError(f"{error.missing_cfg_file} is none of {', '.join(error.options or ())}") from error
 
@@ -35,5 +37,5 @@ def refuse_hidden_files() -> None:
         if source.schema == "file" and source.provider != "main":
             folder = Path(source.path)
             files = sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
-            if hidden := next((file for file in files if Path(CONF, file).exists()), None):
+            if hidden := next((file for file in files if any((own / file).exists() for own in OWN)), None):
                 raise ValueError(f"{folder / hidden} would not be read: the package has {hidden} too; rename yours")

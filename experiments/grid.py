@@ -144,7 +144,7 @@ def experiment_of(name: str) -> Experiment:
 
 def of_experiment(name: str, *overrides: str) -> DictConfig:
     """Compose an experiment without the overrides of the command line."""
-    return hydra.compose("config", overrides=[f"experiment={name}", *overrides])
+    return hydra.compose("run", overrides=[f"experiment={name}", *overrides])
 
 
 def possible(experiments: Iterable[Experiment]) -> list[Experiment]:

@@ -64,7 +64,7 @@ def cell_config(tmp_path: Path):
     def build(*overrides: str) -> DictConfig:
         with initialize_config_dir(CONF, version_base="1.3"):
             own = [f"results={tmp_path / 'results'}", "tracking=off", "task.mini.num_calibration=128"]
-            return compose("config", overrides=[*own, *overrides])
+            return compose("run", overrides=[*own, *overrides])
 
     return build
 

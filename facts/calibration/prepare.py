@@ -1,7 +1,6 @@
 """Preparation of a network for compression: its layers, its data and its loss, in one object."""
 
 import itertools
-import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -45,7 +44,7 @@ from facts.utils import distributed
 from facts.utils.batches import first_of, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
 from facts.utils.sources import shared_code
-from facts.utils.stopwatch import add_saved, stage
+from facts.utils.stopwatch import stage
 
 
 @dataclass(frozen=True)
@@ -154,15 +153,12 @@ class Calibration:
         return known
 
     def _load(self, estimator: Estimator) -> dict[str, Decomposition] | None:
-        """The decompositions that the cache holds; their seconds count as if they were spent now."""
+        """The decompositions that the cache holds."""
         with stage("decomposition"):
-            decompositions, seconds = load_decompositions(self.cache, estimator, self.layers) or (None, 0.0)
-            add_saved(seconds)
-        return decompositions
+            return load_decompositions(self.cache, estimator, self.layers)
 
     def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
         decompositions: dict[str, Decomposition] = {}
-        seconds = 0.0
         for names in self.groups():
             last, moments = estimator, dict.fromkeys(names, LayerMoments({}))
             if estimator.moments:
@@ -170,13 +166,11 @@ class Calibration:
                     last, moments = see_data(estimator, partial(self.moments, only=names))
             layers = {name: self.layers[name] for name in names}
             fit_bias = self.fit_bias and bool(estimator.moments)
-            start = time.perf_counter()
             with stage("decomposition"):
                 # Processes wait for each other before the moments are freed: some lie in files of the main process.
                 decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
-            seconds += time.perf_counter() - start
         with stage("decomposition"):
-            save_decompositions(self.cache, estimator, decompositions, seconds)
+            save_decompositions(self.cache, estimator, decompositions)
         self._delete(moment for moment in estimator.moments if not moment.is_kept)
         return decompositions
 

@@ -51,11 +51,11 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
     If the network is slower or faster than predicted, the table of its layers' times is corrected, and the search runs
     again; not if the times are another device's, where nothing can be measured.
     """
-    num_corrections = 0
+    num_corrections, precision = 0, problem.calibration.execution.precision
     while True:
         result = search_plan(problem, search)
         decompositions = result.decompositions or problem.decompositions
-        compressed = apply_plan(problem.model, decompositions, result.plan, problem.form, problem.precision)
+        compressed = apply_plan(problem.model, decompositions, result.plan, problem.form, precision)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
@@ -64,7 +64,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
         assert isinstance(table, MeasuredLatency)  # it is bounded
         networks = {"dense": problem.model, "compressed": compressed}
-        times = batch_times(networks, table.inputs, timing, problem.precision)
+        times = batch_times(networks, table.inputs, timing, precision)
         latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}

@@ -26,19 +26,16 @@ from facts.cost.predicted import PredictedLatency
 from facts.cost.timing import TimingPolicy
 from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
-from facts.decomposition.layers import file_name
 from facts.estimators import ESTIMATORS, Estimator
-from facts.estimators.base import TwoSidedEstimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
-from facts.moments.losses import Loss, OutputError, SampledLabels, on_given_labels, summed_cross_entropy
+from facts.moments.losses import Loss, OutputError, SampledLabels, summed_cross_entropy
 from facts.moments.memory import within_memory
-from facts.refit import REFITS, Refit
+from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils.batches import batch_size, in_parts, to_device
-from facts.utils.cache import Cache
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
@@ -215,30 +212,17 @@ def compress_prepared(
         if sensitivity is None and calibration.data is not None:
             sensitivity = FirstSamples(calibration.data, search.num_samples)
         problem = AllocationProblem(
-            model=calibration.model,
-            layers=calibration.layers,
-            decompositions=decompositions,
-            bounds=bounds,
-            form=FORMS[form],
-            rows=calibration.rows,
-            latency=table,
-            sensitivity=sensitivity,
-            calibration=calibration.data,
-            loss=on_given_labels(calibration.loss),
-            output_error=calibration.output_error,
-            precision=calibration.execution.precision,
-            memory=calibration.execution.memory,
-            energies_are_losses=isinstance(estimator, TwoSidedEstimator),
-            cache=calibration.cache and Cache(calibration.cache.folder / file_name(estimator)),
+            calibration, estimator, decompositions, bounds, FORMS[form], latency=table, sensitivity=sensitivity
         )
         with stage("search"):
             allocated = allocate_ranks(problem, search, timing)
-        seconds["search"] += allocated.result.saved_seconds
         if refit:
             with stage("refit"):
                 plan = allocated.result.plan
-                fitted = refit.fit(calibration, estimator, plan, allocated.decompositions, problem.form)
-                network = apply_plan(calibration.model, fitted, plan, problem.form, problem.precision)
+                refitting = RefitProblem(calibration, estimator, plan, dict(allocated.decompositions), problem.form)
+                fitted = refit.fit(refitting)
+                precision = calibration.execution.precision
+                network = apply_plan(calibration.model, fitted, plan, problem.form, precision)
                 allocated = replace(allocated, model=network, decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
     return CompressionResult(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from facts.cost.count import Cost, count_params
-from facts.decomposition.singular import of_product
+from facts.decomposition.singular import spectral_factors
 from facts.modules.linear import linear_layer
 from facts.modules.linear_calls import copy_with, replace_submodule
 from facts.modules.lowrank import LowRankLinear
@@ -106,8 +106,7 @@ def _exact_after_rounding(result: CompressionResult, weights: Weights) -> Compre
 
 @torch.no_grad()
 def _rewritten(layer: PivotedLinear, weights: Weights, can_be_dense: bool) -> nn.Module:
-    left, s, vh = of_product(*(factor.double() for factor in layer.factors()))
-    right = s[:, None] * vh
+    left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0)
     if weights == "int8":  # bfloat16 has eight digits too; factors as exact as these are what pivots are compared with
         return pivoted_layer(left, right, layer.bias, torch.float32, arithmetic=torch.bfloat16)
     if can_be_dense and left.numel() + right.numel() >= layer.in_features * layer.out_features:

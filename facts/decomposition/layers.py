@@ -1,27 +1,26 @@
-"""Decompositions of all layers, and their place in the cache."""
+"""Decompositions of all layers, biases that take up the mean, and their place in the cache."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from facts.decomposition.bias import centred, uncentred
 from facts.decomposition.truncation import Decomposition, decompose
-from facts.estimators.base import Estimator
+from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments.collect import LayerMoments
-from facts.moments.statistics import InputSum
+from facts.moments.statistics import InputSum, at_least_tiny
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
 
 FIELDS = ("left", "right", "energies", "num_repaired")
-SECONDS = "/seconds"  # contains a slash first, unlike the layers' names beside it in the cache
 
 
 def decompose_layers(
     layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments], fit_bias: bool = False
 ) -> dict[str, Decomposition]:
-    """Factors and SVD of each layer, from its moments; those of inputs `[x, 1]` to `fit_bias`.
+    """Factors and SVD of each layer, from its moments; which are of inputs `[x, 1]` to `fit_bias`.
 
     Raises `ValueError` with the layer's name.
     """
@@ -53,6 +52,37 @@ def _refuse_no_numbers(weight: Tensor) -> None:
         raise ValueError("its weight is complex, or holds NaN or infinity")
 
 
+def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
+    """Factors that leave a layer's mean input to its bias, with that mean, in float64.
+
+    The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
+    the cost that remains has S - a aᵀ / c in place of A. A diagonal A has no means: then A is not centred, and `mean`,
+    that of all inputs, is taken.
+    """
+    if factors.A is None:
+        return replace(factors, mean=mean.double())
+    if factors.mean is not None:  # the method has centred them
+        return replace(factors, A=factors.A[:-1, :-1], mean=factors.mean[:-1])
+    whole = factors.A.double()
+    inner, joint, one = whole[:-1, :-1], whole[:-1, -1], at_least_tiny(whole[-1, -1])
+    if not joint.any():
+        return replace(factors, A=inner, mean=mean.double())
+    return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
+
+
+def uncentred(factors: KroneckerFactors, appended: bool) -> KroneckerFactors:
+    """Factors for a layer without a bias: of the inputs x themselves, not less their mean.
+
+    `appended` if those given are of inputs `[x, 1]`.
+    """
+    A, mean = factors.A, factors.mean
+    if A is None:
+        return replace(factors, mean=None)
+    if mean is not None:
+        A = A + torch.outer(mean, mean).to(A)
+    return replace(factors, A=A[:-1, :-1] if appended else A, mean=None)
+
+
 def file_name(estimator: Estimator) -> str:
     """Name of the files with an estimator's decompositions and what is computed from them."""
     return f"{type(estimator).__name__}-{content_key(estimator, code_of(type(estimator)))}"
@@ -65,21 +95,18 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 
 def load_decompositions(
     cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
-) -> tuple[dict[str, Decomposition], float] | None:
-    """Load the decompositions, and the seconds that they took, from the cache; None if it lacks them."""
+) -> dict[str, Decomposition] | None:
+    """Load the decompositions from the cache; None if it lacks them."""
     tensors = cache.load(file_name(estimator)) if cache else None
     if tensors is None:
         return None
-    return {name: _unpack(tensors, name) for name in layers}, tensors[SECONDS].item()
+    return {name: _unpack(tensors, name) for name in layers}
 
 
-def save_decompositions(
-    cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition], seconds: float
-) -> None:
-    """Save the decompositions, and the seconds that they took, in the cache, if there is one."""
+def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
+    """Save the decompositions in the cache, if there is one."""
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
-        tensors[SECONDS] = torch.tensor(seconds)
         cache.save(file_name(estimator), tensors)
 
 

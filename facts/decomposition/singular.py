@@ -1,4 +1,4 @@
-"""Singular value decompositions, by the way that is fast on each device."""
+"""Singular value decompositions of matrices, by the way that is fast on each device, and of products."""
 
 import torch
 from torch import Tensor
@@ -30,8 +30,11 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return u, s, vectors[:, order].mT
 
 
-def of_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`u [m, k]`, `s [k]` falling, `vh [k, n]` with `u s vh = left [m, k] right [k, n]`, for k below m and n."""
+def spectral_factors(left: Tensor, right: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
+    """Factors of the same product `left [m, r] @ right [r, n]`, which is not formed, by its SVD.
+
+    Columns of the first are singular vectors times their values to the power `share`; the second has the rest.
+    """
     (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
     u, s, vh = torch.linalg.svd(small @ other.T)
-    return left @ u, s, vh @ right.T
+    return left @ (u * s**share), (s ** (1 - share))[:, None] * vh @ right.T

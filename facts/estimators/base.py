@@ -3,15 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from facts.estimators.whitening import Repair, lift_spectrum
 from facts.moments import LayerMoments, Moment
 from facts.moments.statistics import at_least_tiny
-from facts.utils.options import Share, options
+from facts.utils.options import Positive, Share, options
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class ClippedGradEstimator(TwoSidedEstimator):
     scale is that of the gradients as they are, so that searches can compare layers by it.
     """
 
-    grad_clip: Annotated[float, Field(gt=0)] | Literal["median"] | None = "median"
+    grad_clip: Positive | Literal["median"] | None = "median"
 
 
 def unit_trace(matrix: Tensor) -> Tensor:

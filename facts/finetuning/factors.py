@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from facts.decomposition.singular import of_product
+from facts.decomposition.singular import spectral_factors
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
@@ -36,6 +36,5 @@ def plain_factors(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def _balanced(layer: PivotedLinear) -> LowRankLinear:
     """The same weight as two factors with equal singular values."""
-    u, s, vh = of_product(*(factor.double() for factor in layer.factors()))
-    left, right = u * s.sqrt(), s.sqrt()[:, None] * vh
+    left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0.5)
     return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

@@ -1,9 +1,8 @@
-"""Refits: after ranks are chosen, layers are fitted anew in the order in which they run."""
+"""Refits: after ranks are chosen, layers are fitted again in the order in which they run."""
 
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -27,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Compressing:
-    """A network on its way: `network` is compressed up to the block that comes next, and the original behind it.
+class RefitProblem:
+    """A plan, and a `network` that is compressed up to the layers that come next and the original behind them.
 
-    `plan` holds the ranks, `decompositions` those of the original's inputs, which `estimator` has made.
+    `decompositions` are the estimator's for the original's inputs, and the refitted ones of the layers before.
     """
 
     calibration: Calibration
@@ -51,72 +50,61 @@ class Compressing:
         """A layer's original weight in float64."""
         return self.calibration.layers[name].weight.detach().double()
 
+    def rank(self, name: str) -> int:
+        rank = self.plan[name]
+        assert rank is not None
+        return rank
+
     def truncated(self, name: str) -> Decomposition:
         """A layer's decomposition, cut at its rank."""
-        decomposition, rank = self.decompositions[name], self.plan[name]
-        assert rank is not None
+        decomposition, rank = self.decompositions[name], self.rank(name)
         left, right = decomposition.truncate(rank)
         return replace(decomposition, left=left, right=right, energies=decomposition.energies[:rank])
 
     def put(self, decompositions: dict[str, Decomposition]) -> None:
         """Put low-rank layers into the network."""
         self.decompositions |= decompositions
+        precision = self.calibration.execution.precision
         for name, decomposition in decompositions.items():
-            rank = self.plan[name]
-            assert rank is not None
-            dense, precision = self.calibration.layers[name], self.calibration.execution.precision
-            replace_submodule(self.network, name, low_rank_layer(dense, decomposition, rank, self.form, precision))
+            dense = self.calibration.layers[name]
+            layer = low_rank_layer(dense, decomposition, self.rank(name), self.form, precision)
+            replace_submodule(self.network, name, layer)
 
 
 @options
 class Refit(ABC):
     """A way to fit low-rank layers to a network whose earlier layers are compressed already.
 
-    It goes from block to block, or, unless `by_block`, from layer to layer; a refit that needs no data takes all layers
-    at once. It heeds `fit_bias`, or leaves biases as they are.
+    It goes from block to block, or, unless `by_block`, from layer to layer. It fits biases, or leaves them as they are.
     """
 
-    needs_data: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
     fits_bias: ClassVar[bool] = False
 
     @abstractmethod
-    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
+    def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
         """Decompositions of the layers that come next, for their ranks in the plan."""
 
     def check(self, fit_bias: bool, has_data: bool) -> None:
         """Raises `ValueError` if there are no data, or if biases are to be fitted and this refit leaves them."""
         name = type(self).__name__
-        if self.needs_data and not has_data:
+        if not has_data:
             raise ValueError(f"{name} runs the network on calibration data: give some, or no refit")
         if fit_bias and not self.fits_bias:
             raise ValueError(f"{name} leaves biases as they are: choose fit_bias=False with it, or the refit blockwise")
 
-    def fit(
-        self,
-        calibration: Calibration,
-        estimator: Estimator,
-        plan: Plan,
-        decompositions: Mapping[str, Decomposition],
-        form: Form,
-    ) -> dict[str, Decomposition]:
+    def fit(self, problem: RefitProblem) -> dict[str, Decomposition]:
         """Fit all layers of a plan in the order in which they run."""
-        work = Compressing(calibration, estimator, plan, dict(decompositions), form)
-        groups = in_order(calibration, plan, self.by_block) if self.needs_data else [low_rank_layers(plan)]
-        for number, names in enumerate(filter(None, groups), start=1):
+        groups = in_order(problem.calibration, problem.plan, self.by_block)
+        for number, names in enumerate(groups, start=1):
             log.info("refit %d of %d: %s", number, len(groups), ", ".join(names))
-            work.put(self.refitted(work, names))
-        return work.decompositions
-
-
-def low_rank_layers(plan: Plan) -> list[str]:
-    """Names of the layers that have a rank."""
-    return [name for name, rank in plan.items() if rank is not None]
+            problem.put(self.refitted(problem, names))
+        return problem.decompositions
 
 
 def in_order(calibration: Calibration, plan: Plan, by_block: bool) -> list[list[str]]:
     """Names of the low-rank layers in the order in which they first run, in groups: one for each block or layer."""
-    names = {calibration.layers[name]: name for name in low_rank_layers(plan)}
+    names = {calibration.layers[name]: name for name, rank in plan.items() if rank is not None}
     blocks = blocks_of(calibration.model, names) if by_block else []
     owners = dict(zip(names, names, strict=True)) | {layer: block for block in blocks for layer in block.modules()}
     groups: defaultdict[nn.Module, dict[str, None]] = defaultdict(dict)

@@ -53,7 +53,6 @@ def allocate(
     below the smallest cost, which the error states, and for a solver that is not installed.
     """
     program = _Program(*_checked(profiles, budget))
-    program.check_feasible()
     command = _command(solver)
     deadline = time.monotonic() + time_limit
     prices, best = program.relaxation()
@@ -140,19 +139,16 @@ class _Program:
     def fits(self, choices: Sequence[int]) -> bool:
         return all(spent <= bound for spent, bound in zip(self.cost(choices), self.budget, strict=True))
 
-    def check_feasible(self) -> None:
-        """Raises `ValueError` if a bound lies below its smallest cost."""
+    @cached_property
+    def spare(self) -> np.ndarray:
+        """Budget left above the smallest costs `[bounds]`. Raises `ValueError` if a bound lies below its smallest."""
         smallest = [math.fsum(column) for column in zip(*(cost.min(axis=0) for cost in self.costs), strict=True)]
         if any(smallest > self.budget):
             raise ValueError(
                 f"no allocation costs as little as the budget of {_listed(self.budget)}: "
                 f"the smallest feasible one is {_listed(smallest)}"
             )
-
-    @cached_property
-    def spare(self) -> np.ndarray:
-        """Budget left above the smallest costs `[bounds]`."""
-        return self.budget - [math.fsum(column) for column in zip(*(c.min(axis=0) for c in self.costs), strict=True)]
+        return self.budget - smallest
 
     @cached_property
     def shares(self) -> list[np.ndarray]:

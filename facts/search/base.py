@@ -9,9 +9,9 @@ from pydantic import Field
 
 from facts.decomposition.apply import Plan
 from facts.decomposition.truncation import Decomposition
-from facts.search.allocation import Allocation
+from facts.search.allocation import Allocation, Solver, allocate
 from facts.search.problem import AllocationProblem
-from facts.utils.options import Ratio, options
+from facts.utils.options import Positive, Ratio, options
 
 Profile = dict[str, dict[int | None, float]]
 """Layer name to the error at each rank; the dense layer (None) has none unless it is listed."""
@@ -24,14 +24,12 @@ class SearchResult:
     """A plan and the evidence for it.
 
     `solution` is the solver's answer, if there is one: its status, bound and gap. `profile` is the sensitivity profile
-    that decided. `saved_seconds` is the time saved by errors found in the cache. `decompositions` are those of a search
-    that trains weights too, in place of the problem's.
+    that decided. `decompositions` replace the problem's, if the search trains weights too.
     """
 
     plan: Plan
     solution: Allocation | None = None
     profile: Profile = field(default_factory=dict)
-    saved_seconds: float = 0.0
     decompositions: Mapping[str, Decomposition] | None = None
 
 
@@ -44,3 +42,24 @@ class Search(ABC):
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         """Choose a rank for each layer. The budget is below the dense cost: `compress` handles the other case."""
+
+
+@options
+class MILPSearch(Search):
+    """If the `solver` proves no choice optimal within `time_limit` seconds, the best one found is taken."""
+
+    solver: Solver = "cbc"
+    time_limit: Positive = 60.0
+
+    def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
+        """Find the plan of least total error within the budget.
+
+        A layer may also stay dense, at the error `errors[None]` or 0.
+        """
+        choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items()}
+        profiles = {
+            name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]
+            for name, ranks in choices.items()
+        }
+        solution = allocate(profiles, problem.budget, solver=self.solver, time_limit=self.time_limit)
+        return {name: choices[name][index] for name, index in solution.choices.items()}, solution

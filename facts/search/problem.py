@@ -3,56 +3,71 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import nn
 
+from facts.calibration.data import Batch
+from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
 from facts.cost.ranks import candidate_ranks
+from facts.decomposition.layers import file_name
 from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import Estimator
 from facts.modules.forms import FORMS, Form
-from facts.moments.losses import Loss, OutputError, kl_divergence, summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.utils.cache import Cache
 
 
-@plain_dataclass(frozen=True)
+@dataclass(frozen=True)
 class AllocationProblem:
-    """Layers, their decompositions, their form if low-rank, and `bounds`: for each cost the fraction that may remain.
+    """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters count these layers alone, latency the whole network. `rows` holds the number of vectors that a
-    layer multiplies for one sample, `latency` its time; each is used only by the bounds that need it. A changed network
-    is compared with the original on the batches `sensitivity`; a search may train on `calibration`.
-    `energies_are_losses` if the decompositions' energies are in the metric of an estimated Fisher. Errors are kept in
-    `cache`, which must belong to this model and these decompositions.
+    FLOPs and parameters count the layers alone. Latency is that of the whole network; `latency` predicts it and is
+    needed only if it is bounded. `sensitivity` holds the batches on which a changed network is compared with the
+    original.
     """
 
-    model: nn.Module
-    layers: Mapping[str, nn.Linear]
+    calibration: Calibration
+    estimator: Estimator
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
     form: Form = FORMS["plain"]
-    rows: Mapping[str, int] | None = None
     latency: LatencyTable | None = None
-    sensitivity: Iterable[tuple[Any, Any]] | None = None
-    calibration: Iterable[tuple[Any, Any]] | None = None
-    loss: Loss = summed_cross_entropy
-    output_error: OutputError = kl_divergence
-    precision: torch.dtype = torch.float32
-    memory: MemoryPolicy = DEFAULT_POLICY
-    energies_are_losses: bool = False
-    cache: Cache | None = None
+    sensitivity: Iterable[Batch] | None = None
 
-    def sensitivity_batches(self) -> Iterable[tuple[Any, Any]]:
+    @property
+    def model(self) -> nn.Module:
+        return self.calibration.model
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        return self.calibration.layers
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """A cache for errors, which belong to this network and these decompositions."""
+        cache = self.calibration.cache
+        return cache and Cache(cache.folder / file_name(self.estimator))
+
+    def sensitivity_batches(self) -> Iterable[Batch]:
         """The sensitivity data. Raises `ValueError` if there are none."""
         if self.sensitivity is None:
             raise ValueError("this search compares outputs: give calibration or sensitivity data")
         return self.sensitivity
+
+    def training_batches(self) -> Iterable[Batch]:
+        """The calibration data. Raises `ValueError` if there are none."""
+        if self.calibration.data is None:
+            raise ValueError("this search trains on calibration data: give some")
+        return self.calibration.data
 
     def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
         """Cost of a layer at a rank (None for dense), one value a bound: integers except for latency."""
@@ -64,8 +79,7 @@ class AllocationProblem:
         params = d_out * d_in if rank is None else self.form.num_weights(d_out, d_in, rank)
         match bound:
             case "flops":
-                assert self.rows is not None
-                return 2 * self.rows[name] * params
+                return 2 * self.calibration.rows[name] * params
             case "params":
                 return params
             case "latency":

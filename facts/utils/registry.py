@@ -1,7 +1,7 @@
 """Methods by name: each is a file in a folder, called by the file's name."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -21,10 +21,10 @@ class Description(NamedTuple):
 def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
     """Import the method of each file of a package, its first subclass of `base`, by file name."""
     methods = {}
-    for name in _names(package):
-        module = import_module(f"{package}.{name}")
+    for path in _files(package):
+        module = import_module(f"{package}.{path.stem}")
         own = (thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__)
-        methods[name] = next(thing for thing in own if isinstance(thing, type) and issubclass(thing, base))
+        methods[path.stem] = next(thing for thing in own if isinstance(thing, type) and issubclass(thing, base))
     return methods
 
 
@@ -34,12 +34,12 @@ def describe_methods(package: str) -> dict[str, Description]:
     The docstring begins with `NAME: summary (source).`
     """
     descriptions = {}
-    for name in _names(package):
-        text = ast.get_docstring(ast.parse((_folder(package) / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    for path in _files(package):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         first, _, rest = text.partition("\n")
         summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
-        assert summary, f"the docstring of {name}.py is to begin with `NAME: summary (source).`"
-        descriptions[name] = Description(summary, rest.strip())
+        assert summary, f"the docstring of {path} is to begin with `NAME: summary (source).`"
+        descriptions[path.stem] = Description(summary, rest.strip())
     return descriptions
 
 
@@ -54,9 +54,5 @@ def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
     return known[value]()
 
 
-def _names(package: str) -> Iterator[str]:
-    return (path.stem for path in sorted(_folder(package).glob("[!_]*.py")))
-
-
-def _folder(package: str) -> Path:
-    return PACKAGE.joinpath(*package.split(".")[1:])
+def _files(package: str) -> list[Path]:
+    return sorted(PACKAGE.joinpath(*package.split(".")[1:]).glob("[!_]*.py"))

@@ -115,12 +115,6 @@ def stage(name: str) -> Iterator[None]:
         own.running = ""
 
 
-def add_saved(seconds: float) -> None:
-    """Add to the stage that runs, if there is one, seconds of earlier work that a cache has saved."""
-    if own := _current.get():
-        own.seconds[own.running] = own.seconds.get(own.running, 0.0) + seconds
-
-
 def waiting(batches: Iterable[T]) -> Iterator[T]:
     """Yield the batches. The time that they are waited for is of the stage `reading`, not of the one around."""
     own = _current.get()

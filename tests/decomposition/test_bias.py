@@ -6,14 +6,12 @@ from sklearn.decomposition import PCA, TruncatedSVD
 from torch import nn
 
 import facts
-from facts.decomposition.bias import centred, uncentred
-from facts.decomposition.layers import decompose_layer
+from facts.decomposition.layers import centred, decompose_layer, uncentred
 from facts.decomposition.truncation import decompose
 from facts.estimators import AAFM, ESTIMATORS
 from facts.estimators.base import KroneckerFactors
 from facts.moments import collect_moments
-from tests.networks import image_batches, make_model, make_vit
-from tests.search.test_searches import QUICK
+from tests.networks import image_batches, make_model
 
 torch.manual_seed(0)
 INPUTS = torch.randn(60, 7, dtype=torch.float64) * torch.rand(7, dtype=torch.float64) + torch.randn(7).double()
@@ -109,61 +107,3 @@ def test_aafm_gives_the_outputs_of_least_squared_error(bias, components):
     outputs = layer(INPUTS).detach()
     expected = components.inverse_transform(components.fit_transform(outputs))
     torch.testing.assert_close(ours.detach(), torch.from_numpy(expected))
-
-
-def test_without_data_nothing_changes():
-    plain, fitted = (
-        facts.compress(facts.prepare(make_model(), fit_bias=fit), estimator="pela", ratio=0.4) for fit in (False, True)
-    )
-    pairs = zip(plain.model.parameters(), fitted.model.parameters(), strict=True)
-    assert all(first.equal(second) for first, second in pairs)
-
-
-@pytest.mark.parametrize("search", ["cors", "cors_fisher", "comcat", "dobi_svd", "flora"])
-def test_searches_see_the_bias(search):
-    """The errors of a network whose inputs are all but constant are small: the bias takes up what is constant."""
-    model, batches = (
-        make_vit(),
-        [(images * 0.01 + 1, labels) for images, labels in image_batches([8] * 4, shape=(3, 16, 16))],
-    )
-    search = QUICK.get(search, search)
-    options = {"estimator": "svd_llm", "search": search, "ratio": 0.4, "form": "plain"}
-    results = [facts.compress(facts.prepare(model, batches, fit_bias=fit), **options) for fit in (False, True)]
-    images = batches[0][0]
-    with torch.no_grad():
-        errors = [(result.model.eval()(images) - model.eval()(images)).norm() for result in results]
-    assert errors[1] < errors[0]
-    if search in ("cors", "cors_fisher"):
-        profiles = [result.summary.profile for result in results]
-        sums = [sum(error for points in profile.values() for _, _, error in points) for profile in profiles]
-        assert sums[1] < sums[0]
-
-
-def test_the_cache_distinguishes_them(tmp_path):
-    batches = image_batches([8] * 4)
-    options = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.4}
-    alone = {
-        fit: facts.compress(facts.prepare(make_model(), batches, fit_bias=fit), **options).model
-        for fit in (False, True)
-    }
-    for fit in (False, True, True, False):
-        model = facts.compress(
-            facts.prepare(make_model(), batches, execution=facts.Execution(cache=tmp_path), fit_bias=fit), **options
-        ).model
-        for first, second in zip(alone[fit].parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(first, second)
-    assert not alone[False].tokens.bias.equal(alone[True].tokens.bias)
-
-
-def test_a_layer_without_a_bias_is_not_centred():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False), nn.Linear(10, 4, bias=False)).double()
-    batches = image_batches([16] * 4)
-    results = [
-        facts.compress(
-            facts.prepare(model, batches, layers=["1"], fit_bias=fit), estimator="svd_llm", search="uniform", ratio=0.4
-        )
-        for fit in (False, True)
-    ]
-    first, second = (result.model[1].weight for result in results)
-    torch.testing.assert_close(first, second)

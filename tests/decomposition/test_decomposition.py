@@ -2,14 +2,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 import facts
 from facts.decomposition.truncation import decompose
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
-from facts.estimators.whitening import lift_spectrum_to_1e_6
 from facts.moments.shrinkage import shrink
 from tests.networks import relative_error
 from tests.oracles.truncation import discarded_energies, literal_algorithm_1, metric_error, plain_svd
@@ -77,44 +74,6 @@ def test_full_rank_gives_the_weight_back(name, shape):
     assert relative_error(left @ right, weight) < EXACT
 
 
-def test_pela_is_the_plain_svd():
-    weight = torch.randn(6, 8, dtype=torch.float64)
-    left, right = facts.low_rank_factors(weight, KroneckerFactors(), 3)
-    assert relative_error(left @ right, plain_svd(weight, 3)) < 1e-12
-
-
-def test_singular_values_are_shared_evenly():
-    """Without factors the columns of the left and the rows of the right side have equal norms, √σ."""
-    weight = torch.randn(6, 8, dtype=torch.float64)
-    left, right = facts.low_rank_factors(weight, KroneckerFactors(), 6)
-    expected = torch.linalg.svdvals(weight).sqrt()
-    torch.testing.assert_close(left.norm(dim=0), expected)
-    torch.testing.assert_close(right.norm(dim=1), expected)
-
-
-def test_singular_values_are_shared_evenly_in_the_metric():
-    """With factors the same holds of L_Bᵀ W_A and W_B L_A."""
-    weight, A, B = torch.randn(6, 8, dtype=torch.float64), random_factor(8), random_factor(6)
-    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
-    left = torch.linalg.cholesky(B).T @ decomposition.left
-    right = decomposition.right @ torch.linalg.cholesky(A)
-    expected = decomposition.energies**0.25
-    torch.testing.assert_close(left.norm(dim=0), expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(right.norm(dim=1), expected, rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
-def test_svd_llm_v2_is_svd_llm_where_there_is_data_in_every_direction(shape):
-    weight = torch.randn(shape, dtype=torch.float64)
-    factors = [estimated("svd_llm_v2", *shape)]
-    factors.append(KroneckerFactors(A=factors[0].A, repair=lift_spectrum_to_1e_6))
-    for rank in range(1, 7):
-        first, second = (torch.mm(*facts.low_rank_factors(weight, each, rank)) for each in factors)
-        assert relative_error(first, second) < EXACT
-    energies = [decompose(weight, each).energies for each in factors]
-    torch.testing.assert_close(*energies)
-
-
 @pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
 @pytest.mark.parametrize("tokens", [1, 3, 5])
 def test_svd_llm_v2_loses_least_on_fewer_tokens_than_inputs(shape, tokens):
@@ -143,25 +102,6 @@ def test_without_a_repair_either_side_drops_what_makes_it_singular(side):
     assert relative_error(torch.mm(*decomposition.truncate(8)), expected) < EXACT
 
 
-@pytest.mark.parametrize("scale", [1e-8, 1e8])
-def test_scale_of_the_factors_does_not_matter(scale):
-    weight, A, B = torch.randn(6, 8, dtype=torch.float64), random_factor(8), random_factor(6)
-    first, second = (
-        torch.mm(*facts.low_rank_factors(weight, KroneckerFactors(A=a, B=b), 3, shrinkage_row=ROW, shrinkage_col=COL))
-        for a, b in ((A, B), (scale * A, B / scale**2))
-    )
-    assert relative_error(first, second) < EXACT
-
-
-def test_lower_ranks_are_slices():
-    weight = torch.randn(6, 8)
-    decomposition = decompose(weight, KroneckerFactors(A=random_factor(8)))
-    left, right = decomposition.truncate(2)
-    assert left.equal(decomposition.left[:, :2])
-    assert right.equal(decomposition.right[:2])
-    assert decomposition.energies.equal(decomposition.energies.sort(descending=True).values)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
     weight = torch.randn(6, 8).to(dtype)
@@ -175,16 +115,6 @@ def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
 def test_rank_out_of_range(rank):
     with pytest.raises(ValueError, match=rf"rank must lie in 1 \.\. 6 for this layer, got {rank}"):
         facts.low_rank_factors(torch.randn(6, 8), KroneckerFactors(), rank)
-
-
-@given(m=st.integers(1, 9), n=st.integers(1, 9), tokens=st.integers(1, 4), name=st.sampled_from(list(ESTIMATORS)))
-def test_any_shape_comes_back_at_full_rank(m, n, tokens, name):
-    inputs, grads = (torch.randn(3, tokens, size, dtype=torch.float64) for size in (n, m))
-    factors = facts.estimate_factors(name, inputs, grads)
-    weight = torch.randn(m, n, dtype=torch.float64)
-    left, right = facts.low_rank_factors(weight, factors, min(m, n), shrinkage_row=ROW, shrinkage_col=COL)
-    # Few samples and one-sided shrinkage of 0.1: condition numbers of some hundreds.
-    assert relative_error(left @ right, weight) < EXACT
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1j])

@@ -42,8 +42,8 @@ def assert_proportional(factors, expected):
         assert relative_error(actual / actual.trace(), literal) < EXACT
 
 
-@pytest.mark.parametrize("options", [{}, PLAIN, {"grad_clip": 0.3}, {"grad_clip": None}])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, PLAIN, {"grad_clip": 0.3}])
+@pytest.mark.parametrize("number", [1, 3])
 def test_factors_of_a_network_are_those_of_the_loops(number, options):
     model, batches = make_model(), image_batches([3, 3, 1])
     layers = select_layers(model).layers
@@ -53,12 +53,6 @@ def test_factors_of_a_network_are_those_of_the_loops(number, options):
     samples = model_samples(model, batches, summed_cross_entropy)
     for layer in LAYERS:
         assert_proportional(estimator.factors(moments[layer]), literal_iterations(samples[layer], number, **options))
-
-
-def test_factors_of_tensors_are_those_of_the_loops():
-    x, g = torch.randn(5, 4, 3, dtype=torch.float64), torch.randn(5, 4, 6, dtype=torch.float64)
-    factors = facts.estimate_factors(FACTS(num_iterations=3), x, g)
-    assert_proportional(factors, literal_iterations([tensor_samples(x, g)], 3))
 
 
 def test_they_converge_to_the_nearest_kronecker_product_of_the_token_local_fisher():
@@ -82,22 +76,6 @@ def test_the_product_keeps_the_trace_of_the_token_local_fisher(number, options):
     assert (factors.A.trace() * factors.B.trace()).item() == pytest.approx(trace.item())
 
 
-def test_decompositions_differ_by_iteration_and_are_the_same_from_the_cache(tmp_path):
-    model, batches = make_model(), image_batches([4])
-    results = [
-        facts.compress(
-            model, batches, estimator=FACTS(num_iterations=number), execution=facts.Execution(cache=tmp_path)
-        )
-        for number in (1, 2, 3, 2)
-    ]
-    alone = facts.compress(model, batches, estimator=FACTS(num_iterations=3))
-    outputs = [result.model(batches[0][0]) for result in results]
-    assert not outputs[0].allclose(outputs[1]) and not outputs[1].allclose(outputs[2])
-    # float64 rounding: the order of a matrix product's sums depends on how the memory is aligned
-    torch.testing.assert_close(outputs[1], outputs[3], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(outputs[2], alone.model(batches[0][0]), rtol=1e-9, atol=1e-12)
-
-
 def test_shrinkage_is_that_of_the_first_step():
     model, batches = make_model(), image_batches([4])
     options = {"num_iterations": 2, "shrinkage_row": 1.0, "shrinkage_col": 1.0}
@@ -106,8 +84,3 @@ def test_shrinkage_is_that_of_the_first_step():
     u, s, vh = torch.linalg.svd(model.tokens.weight.detach())
     plain = u[:, :3] @ torch.diag(s[:3]) @ vh[:3]
     assert relative_error(left @ right, plain) < EXACT
-
-
-def test_estimators_of_one_pass_know_no_other():
-    with pytest.raises(NotImplementedError, match="KFACExpand sees the data once"):
-        facts.estimators.KFACExpand().refined({})

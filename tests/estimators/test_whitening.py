@@ -5,9 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facts import estimate_factors
-from facts.decomposition.truncation import decompose
-from facts.estimators import GFWSVD, SVDLLM, SVDLLMV2, KroneckerFactors
 from facts.estimators.whitening import lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage, square_root
 from facts.moments.shrinkage import shrink
 from tests.networks import relative_error
@@ -18,12 +15,6 @@ def with_spectrum(*eigenvalues):
     q, _ = torch.linalg.qr(torch.randn(len(eigenvalues), len(eigenvalues), dtype=torch.float64))
     matrix = q @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ q.T
     return (matrix + matrix.T) / 2
-
-
-def test_no_factor_is_the_identity():
-    root = square_root(None, 0.5)
-    assert root.matrix is None
-    assert not root.repaired
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -47,24 +38,7 @@ def test_shrinkage_is_the_papers(amount):
     torch.testing.assert_close(root.matrix @ root.matrix.T, expected)
 
 
-def test_shrinkage_comes_before_the_test_for_definiteness():
-    root = square_root(with_spectrum(4, 1, 0), 0.1)
-    assert not root.repaired
-
-
 BAD = {"singular": (4, 1, 0), "indefinite": (4, 1, -0.5), "rank one": (4, 0, 0), "nearly singular": (1, 1, -1e-17)}
-
-
-@pytest.mark.parametrize("repair", [lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage])
-@pytest.mark.parametrize("spectrum", BAD.values(), ids=BAD)
-def test_bad_factors_are_repaired_and_marked(spectrum, repair):
-    factor = with_spectrum(*spectrum)
-    if torch.linalg.cholesky_ex(factor).info == 0:  # rounding has the last word on a singular matrix
-        factor = factor - 1e-12 * torch.eye(3, dtype=torch.float64)
-    root = square_root(factor, 0.0, repair)
-    assert root.repaired
-    assert root.matrix.isfinite().all()
-    assert (root.matrix.diagonal() > 0).all()
 
 
 @pytest.mark.parametrize("spectrum", BAD.values(), ids=BAD)
@@ -77,29 +51,6 @@ def test_bad_factors_are_marked_and_lose_directions_without_a_repair(spectrum):
     torch.testing.assert_close(root.inverse, torch.linalg.pinv(root.matrix))
     values, vectors = torch.linalg.eigh(factor)
     torch.testing.assert_close(root.matrix @ root.matrix.T, vectors @ values.clamp(min=0).diag() @ vectors.T)
-
-
-@pytest.mark.parametrize("factor", [torch.zeros(3, 3), -torch.eye(3), torch.diag(torch.tensor([1.0, -1.0, 0.0]))])
-def test_a_factor_without_energy_becomes_the_identity(factor):
-    root = square_root(factor, 0.3)
-    assert root.matrix is None
-    assert root.repaired
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_default_lift_follows_the_scale(scale):
-    matrix = scale * with_spectrum(2, 1, -0.25)
-    lifted = lift_spectrum(matrix)
-    smallest = float(torch.linalg.eigvalsh(lifted)[0])
-    assert smallest == pytest.approx(1e-6 * float(matrix.trace()) / 3, rel=1e-6)
-
-
-@pytest.mark.parametrize("smallest", [-0.5, -1e-3, 0.0])
-def test_rule_of_svd_llm(smallest):
-    """A + (1e-6 - λ_min) I, to the rounding error of the eigenvalue."""
-    matrix = with_spectrum(3, 1, smallest)
-    expected = matrix + (1e-6 - torch.linalg.eigvalsh(matrix)[0]) * torch.eye(3, dtype=torch.float64)
-    torch.testing.assert_close(lift_spectrum_to_1e_6(matrix), expected, rtol=0, atol=1e-14)
 
 
 def test_rule_of_svd_llm_survives_large_factors():
@@ -126,31 +77,6 @@ def test_nan_and_infinity_are_refused(value):
     factor[1, 2] = value
     with pytest.raises(ValueError, match="the factor holds NaN or infinity"):
         square_root(factor, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("A", "B", "expected"),
-    [
-        (torch.eye(3), torch.eye(2), 0),
-        (torch.zeros(3, 3), torch.eye(2), 1),
-        (torch.ones(3, 3), -torch.eye(2), 2),
-        (None, None, 0),
-    ],
-)
-def test_decomposition_counts_repairs(A, B, expected):
-    weight = torch.randn(2, 3)
-    decomposition = decompose(weight, KroneckerFactors(A=A, B=B))
-    assert decomposition.num_repaired == expected
-    torch.testing.assert_close(decomposition.left @ decomposition.right, weight)
-
-
-def test_repairs_by_method():
-    """Which rule a method uses travels with its factors."""
-    inputs, grads = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
-    assert estimate_factors(SVDLLM(), inputs, grads).repair is lift_spectrum_to_1e_6
-    assert estimate_factors(GFWSVD(), inputs, grads).repair is raise_shrinkage
-    assert estimate_factors(SVDLLMV2(), inputs, grads).repair is None
-    assert estimate_factors("facts", inputs, grads).repair is lift_spectrum
 
 
 @given(

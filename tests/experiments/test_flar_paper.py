@@ -9,11 +9,12 @@ import facts
 from experiments.cell import Cell
 from experiments.instantiation import instantiate
 from experiments.paper import paper_values
+from experiments.rivals.refit.randomized_svd import RandomizedSVD
 from facts.calibration.selection import select_layers
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import ASVD, FLAR, FWSVD, PELA, SVDLLM
-from facts.refit import Blockwise, RandomizedSVD
+from facts.refit import Blockwise
 from facts.search import ASVDSearch, FLARSearch, Uniform
 from tests.networks import UNIFORM, image_batches, make_model, make_swin, relative_error
 
@@ -153,7 +154,7 @@ def truncated(weight, scale, rank):
     ids=["ASVD", "FW-SVD", "FW-SVD without a floor"],
 )
 def test_layers_are_those_of_their_formulas(config_of, row, scales_of, tolerance, make, shape):
-    """Exact SVDs on both sides; tests/refit/test_randomized_svd.py has the draws."""
+    """Exact SVDs on both sides; tests/rivals has the draws."""
     model, batches = make().eval(), mixed_batches(shape)
     layers = select_layers(model).layers
     estimator = instantiate(config_of(row, "DeiT-B").estimator)

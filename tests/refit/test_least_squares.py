@@ -8,18 +8,18 @@ from facts.refit.least_squares import best_left, best_right
 torch.manual_seed(0)
 INPUTS, OUTPUTS = torch.randn(40, 6, dtype=torch.float64), torch.randn(40, 5, dtype=torch.float64)
 WEIGHT, LEFT, RIGHT = (torch.randn(*shape, dtype=torch.float64) for shape in ((5, 6), (5, 2), (2, 6)))
-TARGET, OWN = OUTPUTS.T @ INPUTS, INPUTS.T @ INPUTS
+TARGET, GRAM = OUTPUTS.T @ INPUTS, INPUTS.T @ INPUTS
 
 
 def test_left():
     expected = torch.linalg.lstsq(INPUTS @ RIGHT.T, OUTPUTS).solution.T
-    torch.testing.assert_close(best_left(TARGET, OWN, RIGHT), expected)
+    torch.testing.assert_close(best_left(TARGET, GRAM, RIGHT), expected)
 
 
 def test_left_of_inputs_that_reach_one_component_only():
     """The other component, which no input has, gets nothing."""
     right = torch.stack([RIGHT[0], torch.zeros(6, dtype=torch.float64)])
-    left = best_left(TARGET, OWN, right)
+    left = best_left(TARGET, GRAM, right)
     expected = torch.linalg.lstsq(INPUTS @ right[:1].T, OUTPUTS).solution.T
     torch.testing.assert_close(left[:, :1], expected)
     assert not left[:, 1].any()
@@ -28,7 +28,7 @@ def test_left_of_inputs_that_reach_one_component_only():
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
 def test_right(ridge):
     """No gradient is left at the optimum."""
-    right = best_right(TARGET, OWN, LEFT, WEIGHT, ridge).requires_grad_()
+    right = best_right(TARGET, GRAM, LEFT, WEIGHT, ridge).requires_grad_()
     loss = (OUTPUTS - INPUTS @ right.T @ LEFT.T).square().sum() + ridge * (LEFT @ right - WEIGHT).square().sum()
     loss.backward()
     assert right.grad.abs().max() < 1e-10 * loss  # rounding of sums of some hundred

@@ -1,38 +1,43 @@
 """Allocation problems on a small network, with everything in float64."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import facts
+from facts.calibration.prepare import Calibration
 from facts.decomposition.layers import decompose_layers
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
 from facts.moments import LayerMoments
 from facts.search import AllocationProblem
-from facts.utils.cache import Cache
 from tests.networks import image_batches, make_model
 
 
-def make_problem(estimator="facts", sizes=(4, 3), cache=None, **fields) -> AllocationProblem:
-    """`EveryShape`, decomposed, with half of its FLOPs allowed."""
-    calibration = facts.prepare(make_model(), image_batches([8, 8]))
-    defaults = {
-        "model": calibration.model,
-        "layers": calibration.layers,
-        "decompositions": calibration.decompositions(ESTIMATORS[estimator]()),
-        "bounds": {"flops": 0.5},
-        "rows": calibration.rows,
-        "sensitivity": image_batches(list(sizes), seed=2),
-        "calibration": calibration.data,
-        "cache": cache and Cache(cache),
-    }
-    return AllocationProblem(**{**defaults, **fields})
+def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=(3, 8, 8), **fields):
+    """`EveryShape` or another network, decomposed, with half of its FLOPs allowed; fields of either dataclass."""
+    own = {name: fields.pop(name) for name in fields.keys() & Calibration.__dataclass_fields__.keys()}
+    calibration = facts.prepare(
+        model or make_model(), image_batches([8, 8], shape=shape), fit_bias=own.get("fit_bias", False)
+    )
+    defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
+    chosen = ESTIMATORS[estimator]()
+    decompositions = calibration.decompositions(chosen)
+    calibration = replace(calibration, folder=cache, **own)
+    return AllocationProblem(
+        **{**defaults, "calibration": calibration, "estimator": chosen, "decompositions": decompositions, **fields}
+    )
 
 
-def by_weight_alone(layers):
-    """Decompositions that need no data."""
-    return decompose_layers(layers, PELA(), dict.fromkeys(layers, LayerMoments({})))
+def plain_problem(model, decompositions=None, bounds=None, rows=None, **fields):
+    """All linear layers of a network without data, decomposed by weight alone."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    calibration = Calibration(model, layers, rows or dict.fromkeys(layers, 1))
+    if decompositions is None:
+        decompositions = decompose_layers(layers, PELA(), dict.fromkeys(layers, LayerMoments({})))
+    return AllocationProblem(calibration, PELA(), decompositions, bounds or {"params": 0.5}, **fields)
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:
@@ -47,8 +52,9 @@ def truncated(problem: AllocationProblem, name: str, rank: int):
 
 def losing(losses, ratio=0.5, form="plain"):
     """A problem of square layers of 20 that lose so much at half of their full rank, and at every other below 20."""
-    layers = {name: nn.Linear(20, 20) for name in losses}
+    model = nn.ModuleDict({name.replace(".", "_"): nn.Linear(20, 20) for name in losses})
+    layers = dict(zip(losses, model.values(), strict=True))
     energies = {name: torch.tensor([0.0] * 19 + [loss**2], dtype=torch.float64) for name, loss in losses.items()}
     decompositions = {name: Decomposition(torch.eye(20), torch.eye(20), energies[name]) for name in losses}
-    model = nn.Sequential(*layers.values())
-    return AllocationProblem(model, layers, decompositions, {"params": ratio}, form=FORMS[form])
+    calibration = Calibration(model, layers, dict.fromkeys(layers, 1))
+    return AllocationProblem(calibration, PELA(), decompositions, {"params": ratio}, FORMS[form])

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from facts.modules.forms import FORMS
-from facts.search import AllocationProblem, Uniform
+from facts.search import Uniform
+from tests.search.problems import plain_problem
 
 PLAIN, PIVOTED = FORMS["plain"], FORMS["pivoted"]
 sizes = st.integers(1, 5000)
@@ -31,13 +32,6 @@ def test_full_rank_is_the_largest_that_costs_no_more_than_dense(d_out, d_in):
     assert rank <= min(d_out, d_in)
 
 
-@given(d_out=st.integers(10, 5000), d_in=st.integers(10, 5000), ratio=st.floats(0.2, 1.0))
-def test_ratio_is_never_exceeded(d_out, d_in, ratio):
-    """From ten features on a rank of one fits into a fifth of the layer."""
-    rank = PLAIN.rank_of_ratio(d_out, d_in, ratio)
-    assert PLAIN.num_weights(d_out, d_in, rank) <= ratio * d_out * d_in * (1 + 1e-12)
-
-
 @given(d_out=sizes, d_in=sizes, percent=st.integers(1, 100))
 def test_pivoted_rank_is_the_largest_within_the_ratio(d_out, d_in, percent):
     def fits(rank):
@@ -51,16 +45,16 @@ def test_pivoted_rank_is_the_largest_within_the_ratio(d_out, d_in, percent):
 
 @pytest.mark.parametrize("cost", ["flops", "params"])
 def test_every_layer_keeps_the_same_fraction(cost):
-    layers = {"a": nn.Linear(40, 120), "b": nn.Linear(64, 64)}
-    problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {cost: 0.5}, rows={"a": 7, "b": 2})
+    model = nn.ModuleDict({"a": nn.Linear(40, 120), "b": nn.Linear(64, 64)})
+    problem = plain_problem(model, {}, {cost: 0.5}, rows={"a": 7, "b": 2})
     assert Uniform().allocate(problem).plan == {"a": 15, "b": 16}
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
 @pytest.mark.parametrize("step", [4, 16])
 def test_rounded_ranks_spend_the_same_budget(ratio, step):
-    layers = {f"{n}": nn.Linear(40 + 8 * n, 120) for n in range(8)} | {"narrow": nn.Linear(4, 6)}
-    problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {"params": ratio})
+    model = nn.ModuleDict({f"{n}": nn.Linear(40 + 8 * n, 120) for n in range(8)} | {"narrow": nn.Linear(4, 6)})
+    problem = plain_problem(model, {}, {"params": ratio})
     exact, rounded = (Uniform(rank_multiple=multiple).allocate(problem).plan for multiple in (1, step))
     assert problem.fits(rounded)
     assert all(rank % step == 0 for name, rank in rounded.items() if name != "narrow" and rank >= step)
@@ -74,7 +68,7 @@ def test_rounded_ranks_spend_the_same_budget(ratio, step):
 
 
 def test_no_rank_is_rounded_up_to_more_than_a_layer_has():
-    layers = {"thin": nn.Linear(500, 20), "wide": nn.Linear(500, 500)}
-    problem = AllocationProblem(nn.Sequential(*layers.values()), layers, {}, {"params": 0.95})
+    model = nn.ModuleDict({"thin": nn.Linear(500, 20), "wide": nn.Linear(500, 500)})
+    problem = plain_problem(model, {}, {"params": 0.95})
     assert problem.fits({"thin": 32, "wide": 224})  # the budget alone would allow it
     assert Uniform(rank_multiple=16).allocate(problem).plan["thin"] == 16

@@ -1,7 +1,6 @@
 """What was computed is kept, found again, never mixed up, and never trusted when damaged."""
 
 import copy
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -12,10 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import facts
 from facts.calibration.selection import select_layers
-from facts.decomposition.layers import SECONDS, decompose_layers
 from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
 from facts.moments import GroupGradients, collect_moments
-from facts.utils.cache import Cache, calibration_key, content_key
+from facts.utils.cache import Cache, content_key
 from tests.networks import UNIFORM, EveryShape, image_batches, make_model
 
 
@@ -68,8 +66,8 @@ def keys(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def all_but_seconds(path):
-    return {name: tensor.tolist() for name, tensor in load_file(path).items() if name != SECONDS}
+def values_of(path):
+    return {name: tensor.tolist() for name, tensor in load_file(path).items()}
 
 
 def weights(result):
@@ -77,36 +75,14 @@ def weights(result):
 
 
 class TestCompress:
-    @pytest.mark.parametrize("name", ["facts", "svd_llm", "flar", "gfwsvd", "fwsvd"])
+    @pytest.mark.parametrize("name", ["facts", "gfwsvd"])
     def test_second_call_needs_no_pass(self, model, batches, folder, name):
         first, num_first = passes(model, batches, estimator=name, cache=folder)
         second, num_second = passes(model, batches, estimator=name, cache=folder, ratio=0.5)
         assert (num_first, num_second) == (3, 0)
-        assert weights(first).equal(weights(second))
-        assert first.summary.repaired == second.summary.repaired
-
-    def test_second_call_tells_the_time_that_the_decomposition_took(self, model, batches, folder, monkeypatch):
-        def slowly(*args):
-            time.sleep(0.2)
-            return decompose_layers(*args)
-
-        monkeypatch.setattr("facts.calibration.prepare.decompose_layers", slowly)
-        for ratio in (0.7, 0.5):
-            seconds = facts.compress(
-                model, batches, ratio=ratio, execution=facts.Execution(cache=folder)
-            ).summary.seconds
-            assert seconds["decomposition"] > 0.2
-
-    @pytest.mark.parametrize("name", ["facts", "gfwsvd", "flar"])
-    def test_cache_does_not_change_the_result(self, model, batches, folder, name):
-        cached, _ = passes(model, batches, estimator=name, cache=folder)
         plain, _ = passes(model, batches, estimator=name)
-        assert weights(cached).equal(weights(plain))
-
-    def test_other_shrinkage_and_ratio_share_the_moments(self, model, batches, folder):
-        passes(model, batches, estimator=FACTS(), cache=folder)
-        _, num = passes(model, batches, estimator=FACTS(shrinkage_row=0.3), ratio=0.8, cache=folder)
-        assert num == 0
+        assert weights(first).equal(weights(second)) and weights(first).equal(weights(plain))
+        assert first.summary.repaired == second.summary.repaired
 
     def test_gradients_are_deleted_when_all_layers_are_decomposed(self, model, batches, folder):
         calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
@@ -117,17 +93,6 @@ class TestCompress:
         Counting.calls = 0
         calibration.collect([GFWSVD()])  # there is nothing left to decompose
         assert Counting.calls == 0
-
-    def test_only_what_is_missing_is_collected(self, model, batches, folder):
-        passes(model, batches, estimator="kfac_expand", cache=folder)
-        before = {path: path.stat().st_mtime_ns for path in files(folder)}
-        _, num = passes(model, batches, estimator="svd_llm", cache=folder)
-        assert num == 0  # SVD-LLM's moment is one of KFAC's
-        _, num = passes(model, batches, estimator="flar", cache=folder)
-        assert num == 3  # one more moment
-        assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-        new = {path.name.split("-")[0] for path in files(folder) if path not in before}
-        assert new == {"SVDLLM", "FLAR", "InputFourthMoment"}
 
     def test_collecting_the_union_serves_all(self, model, batches, folder):
         calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
@@ -173,16 +138,6 @@ class TestCompress:
         monkeypatch.setattr("facts.calibration.prepare.shared_code", lambda: "other code")
         assert calibration().cache.folder != first
 
-    def test_a_loss_without_a_name_is_refused(self, model, batches, folder):
-        with pytest.raises(ValueError, match="name of its own"):
-            facts.compress(
-                model,
-                batches,
-                loss=lambda outputs, targets: outputs.sum(),
-                execution=facts.Execution(cache=folder),
-                **UNIFORM,
-            )
-
     def test_other_content_is_another_key(self, model, batches, folder):
         def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):
             execution = facts.Execution(precision, cache=folder)
@@ -202,14 +157,6 @@ class TestCompress:
         changed.tokens.weight.data[0, 0] += 1e-6
         assert num_keys(changed_model=changed) == 9
 
-    def test_no_other_result_is_read(self, model, batches, folder):
-        """A cache full of others' results changes nothing."""
-        for data in (batches, image_batches([3, 3, 1], dtype=torch.float32, seed=2)):
-            for name in ("facts", "svd_llm"):
-                cached, _ = passes(model, data, estimator=name, cache=folder)
-                plain, _ = passes(model, data, estimator=name)
-                assert weights(cached).equal(weights(plain))
-
 
 def file_that_is_read(folder, pattern):
     """The file of a pattern; moments are read again if there are no decompositions."""
@@ -222,37 +169,26 @@ def file_that_is_read(folder, pattern):
 
 @pytest.mark.attack
 class TestDamage:
-    @pytest.mark.parametrize("keep", [0, 7, 0.5, 0.99])
     @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
-    def test_truncated_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, keep):
+    @pytest.mark.parametrize("damage", ["values", "a name", "no checksum", "cut", "empty"])
+    def test_damaged_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
+        """Some of these files have the right form, but other content."""
         first, _ = passes(model, batches, cache=folder)
         path = file_that_is_read(folder, pattern)
-        whole, values = path.read_bytes(), all_but_seconds(path)
-        path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
-        second, num = passes(model, batches, cache=folder)
-        assert num == (0 if pattern.startswith("FACTS") else 3)
-        assert weights(first).equal(weights(second))
-        assert f"{path} is damaged" in caplog.text
-        assert all_but_seconds(path) == values
-
-    @pytest.mark.parametrize("pattern", ["FACTS-*.safetensors", "GradWeightedInputGram-*.safetensors"])
-    @pytest.mark.parametrize("damage", ["values", "a name", "no checksum"])
-    def test_changed_tensors_are_computed_again(self, model, batches, folder, caplog, pattern, damage):
-        """Files of the right form whose content is another one."""
-        first, _ = passes(model, batches, cache=folder)
-        path = file_that_is_read(folder, pattern)
-        whole, values = path.read_bytes(), all_but_seconds(path)
+        whole, values = path.read_bytes(), values_of(path)
         if damage == "values":
             path.write_bytes(whole[:-64] + bytes(byte ^ 255 for byte in whole[-64:]))
         elif damage == "a name":
             path.write_bytes(whole.replace(b'"tokens/', b'"tokenz/', 1))
-        else:
+        elif damage == "no checksum":
             save_file(load_file(path), path)
+        else:
+            path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"")
         assert path.read_bytes() != whole
         second, _ = passes(model, batches, cache=folder)
         assert weights(first).equal(weights(second))
-        assert f"{path} is damaged (its checksum is another one)" in caplog.text
-        assert all_but_seconds(path) == values
+        assert f"{path} is damaged" in caplog.text
+        assert values_of(path) == values
 
     def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
         first, _ = passes(model, batches, estimator="gfwsvd")
@@ -264,19 +200,8 @@ class TestDamage:
         assert num == 3 and weights(first).equal(weights(second))
         assert f"the gradients in {path} are damaged" in caplog.text
 
-    @pytest.mark.parametrize("keep", [0, 0.5])
-    def test_truncated_gradients_are_collected_again(self, model, batches, folder, caplog, keep):
-        first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
-        path = next(folder.rglob("*.gradients"))
-        whole = path.read_bytes()
-        path.write_bytes(whole[: int(keep * len(whole))])
-        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
-        assert num == 3
-        assert weights(first).equal(weights(second))
-        assert f"the gradients in {path} are damaged" in caplog.text
-
-    def test_damaged_index_of_gradients(self, model, batches, folder):
+    @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
+    def test_damaged_index_of_gradients(self, model, batches, folder, text):
         first, _ = passes(model, batches, estimator="gfwsvd")
         facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
         next(folder.rglob("GroupGradients-*.safetensors")).write_bytes(b"")
@@ -300,17 +225,6 @@ class TestDamage:
         assert num == 3
         assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator, **UNIFORM)))
 
-    def test_gradients_on_the_device_are_not_kept(self, model, batches, folder):
-        estimator = GFWSVD(store="device")
-        first, _ = passes(model, batches, estimator=estimator, cache=folder)
-        for path in folder.rglob("GFWSVD-*.safetensors"):
-            path.unlink()
-        second, num = passes(model, batches, estimator=estimator, cache=folder)
-        assert num == 3
-        assert weights(first).equal(weights(second))
-        moment = GroupGradients(store="device")
-        assert moment.load(Cache(folder), ["grid"], torch.device("cpu")) is None
-
     def test_no_half_written_file_is_left(self, folder, monkeypatch):
         cache = Cache(folder)
         cache.save("a", {"x": torch.ones(3)})
@@ -319,24 +233,6 @@ class TestDamage:
             cache.save("a", {"x": torch.zeros(3)})
         assert [path.name for path in files(folder)] == ["a.safetensors"]
         assert cache.load("a")["x"].equal(torch.ones(3))
-
-
-class TestUnwritable:
-    def test_path_of_a_file(self, model, batches, tmp_path):
-        path = tmp_path / "taken"
-        path.write_text("a file")
-        Counting.calls = 0
-        with pytest.raises(OSError, match=r"cannot write to the folder .*taken.*; choose another one or free it"):
-            facts.compress(model, batches, execution=facts.Execution(cache=path), **UNIFORM)
-        assert Counting.calls == 0
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-    def test_read_only_folder(self, model, batches, tmp_path):
-        tmp_path.chmod(0o500)
-        Counting.calls = 0
-        with pytest.raises(OSError, match="cannot write to the folder"):
-            facts.compress(model, batches, execution=facts.Execution(cache=tmp_path / "cache"), **UNIFORM)
-        assert Counting.calls == 0
 
 
 class TestKeys:
@@ -362,15 +258,3 @@ class TestKeys:
     def test_different_content_has_different_keys(self, left, right):
         assert content_key(left) != content_key(right)
         assert content_key(left) == content_key(left)
-
-    def test_key_reads_every_type_of_tensor(self):
-        tensors = [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64)]
-        tensors += [torch.ones(2, 3).T, torch.ones(()), torch.ones(0)]
-        assert len({content_key(tensor) for tensor in tensors}) == len(tensors)
-
-    def test_data_may_know_its_own_key(self):
-        class Photos(list):
-            content_key = "photos-v1"
-
-        assert calibration_key(Photos()) == "photos-v1"
-        assert calibration_key([(torch.ones(2), torch.zeros(2))]) != calibration_key([(torch.ones(2), torch.ones(2))])

@@ -4,13 +4,11 @@ A = magnitude of each feature of x, on the diagonal
 B = I
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import InputMagnitude, LayerMoments
-from facts.utils.options import options
+from facts.utils.options import NotNegative, options
 
 
 @options
@@ -18,7 +16,7 @@ class ASVD(Estimator):
     """A = diag(scale²) with scale = s^alpha + 1e-6, s the sum over batches of mean or max |x|; B = I."""
 
     statistic: Literal["mean", "max"] = "mean"
-    alpha: Annotated[float, Field(ge=0)] = 0.5
+    alpha: NotNegative = 0.5
 
     @property
     def moments(self):

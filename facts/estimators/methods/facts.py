@@ -5,14 +5,12 @@ B = Σ ‖x‖² g gᵀ
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from facts.estimators.base import ClippedGradEstimator, Estimator, KroneckerFactors, unit_trace
 from facts.moments import GradWeightedInputGram, InputWeightedGradGram, LayerMoments, TokenPowerStep
 from facts.moments.statistics import Normalize
-from facts.utils.options import options
+from facts.utils.options import Count, options
 
 
 @options
@@ -26,7 +24,7 @@ class FACTS(ClippedGradEstimator):
     """
 
     normalize: Normalize = "batch"
-    num_iterations: Annotated[int, Field(ge=1)] = 1
+    num_iterations: Count = 1
 
     token_local = True
     couples = True

@@ -5,13 +5,11 @@ B = I
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.moments import LayerMoments, Moment, SampleGradEnergy
-from facts.utils.options import options
+from facts.utils.options import NotNegative, options
 
 
 @options
@@ -21,7 +19,7 @@ class FWSVD(Estimator):
     Gradients are those of single samples, or of each batch's mean loss. Their squares are averaged.
     """
 
-    exponent: Annotated[float, Field(ge=0)] = 1.0
+    exponent: NotNegative = 1.0
     gradients: Literal["sample", "batch"] = "sample"
 
     @property

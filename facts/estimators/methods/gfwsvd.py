@@ -5,10 +5,9 @@ B = its other side
 """
 
 import logging
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
@@ -16,7 +15,7 @@ from facts.estimators.whitening import raise_shrinkage
 from facts.moments import GroupGradients, LayerMoments
 from facts.moments.gradients import GradientStore
 from facts.moments.statistics import at_least_tiny
-from facts.utils.options import options
+from facts.utils.options import Count, NotNegative, Share, options
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +31,11 @@ class GFWSVD(TwoSidedEstimator):
     shrinkage. The iteration ends when a step changes the direction of A by no more than `tolerance`.
     """
 
-    group_size: Annotated[int, Field(ge=1)] = 64
+    group_size: Count = 64
     store: Literal["disk", "device"] = "disk"
-    tolerance: Annotated[float, Field(ge=0)] = 1e-8
-    shrinkage_row: Annotated[float, Field(ge=0, le=1)] = 0.0
-    shrinkage_col: Annotated[float, Field(ge=0, le=1)] = 0.0
+    tolerance: NotNegative = 1e-8
+    shrinkage_row: Share = 0.0
+    shrinkage_col: Share = 0.0
 
     token_local = False
     couples = True

@@ -6,7 +6,7 @@ The ranks stay; moments, gradients included, are collected again for each block.
 from dataclasses import replace
 
 from facts.decomposition.truncation import Decomposition
-from facts.refit.base import Compressing, Refit
+from facts.refit.base import Refit, RefitProblem
 from facts.utils.options import options
 
 
@@ -16,6 +16,7 @@ class Blockwise(Refit):
 
     fits_bias = True
 
-    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
-        current = replace(work.calibration.cached_in(None), model=work.network, layers=work.layers(names))
-        return current.decompositions(work.estimator)
+    def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
+        alone = problem.calibration.cached_in(None)
+        current = replace(alone, model=problem.network, layers=problem.layers(names))
+        return current.decompositions(problem.estimator)

@@ -4,15 +4,11 @@ The target is W (λ x + (1 - λ) x̃): x are the inputs in the original, x̃ tho
 """
 
 from dataclasses import replace
-from typing import Annotated
-
-from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition
-from facts.refit.base import Compressing, Refit
-from facts.refit.flows import Flows, flows_of
-from facts.refit.least_squares import best_left, best_right
-from facts.utils.options import Share, options
+from facts.refit.base import Refit, RefitProblem
+from facts.refit.least_squares import InputGrams, best_left, best_right, input_grams
+from facts.utils.options import NotNegative, Share, options
 
 
 @options
@@ -25,15 +21,15 @@ class MPIFA(Refit):
     by_block = False
 
     original_share: Share = 0.25
-    ridge: Annotated[float, Field(ge=0)] = 1e-3
+    ridge: NotNegative = 1e-3
 
-    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
-        return {name: self._updated(work, name, flows) for name, flows in flows_of(work, names).items()}
+    def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
+        return {name: self._updated(problem, name, grams) for name, grams in input_grams(problem, names).items()}
 
-    def _updated(self, work: Compressing, name: str, flows: Flows) -> Decomposition:
-        weight, decomposition = work.weight(name), work.truncated(name)
-        target = weight @ flows.own.lerp(flows.joint, self.original_share)
-        left = best_left(target, flows.own, decomposition.right.to(target))
-        right = best_right(target, flows.own, left, weight, self.ridge)
+    def _updated(self, problem: RefitProblem, name: str, grams: InputGrams) -> Decomposition:
+        weight, decomposition = problem.weight(name), problem.truncated(name)
+        target = weight @ grams.compressed.lerp(grams.cross, self.original_share)
+        left = best_left(target, grams.compressed, decomposition.right.to(target))
+        right = best_right(target, grams.compressed, left, weight, self.ridge)
         kind = decomposition.left.dtype
         return replace(decomposition, left=left.to(kind), right=right.to(kind), mean=None)

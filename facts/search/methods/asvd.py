@@ -1,9 +1,11 @@
 """ASVD: one threshold on the measured divergence (STRS, Yuan et al., 2023)."""
 
-from facts.search.base import Ratios, Search, SearchResult
+from bisect import bisect_left
+
+from facts.decomposition.apply import Plan
+from facts.search.base import Profile, Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
-from facts.search.threshold import plan_behind_cut
 from facts.utils.options import options
 
 
@@ -18,7 +20,23 @@ class ASVDSearch(Search):
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        sensitivity = Sensitivity(problem)
-        profile = sensitivity.profile(problem.ranks_of_ratios(self.ratios))
-        plan = plan_behind_cut(problem, profile)
-        return SearchResult(plan, profile=profile, saved_seconds=sensitivity.saved_seconds)
+        profile = Sensitivity(problem).profile(problem.ranks_of_ratios(self.ratios))
+        return SearchResult(plan_behind_cut(problem, profile), profile=profile)
+
+
+def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
+    """Sort all pairs of a layer and a rank by falling error, and move a cut until the budget is met.
+
+    A layer takes its smallest rank behind the cut, or stays dense if it has none.
+    """
+    entries = [(error, name, rank) for name in errors for rank, error in errors[name].items() if rank is not None]
+    entries.sort(key=lambda entry: -entry[0])
+
+    def plan(cut: int) -> Plan:
+        ranks: Plan = dict.fromkeys(problem.layers)
+        for _, name, rank in entries[cut:]:
+            ranks[name] = min(rank, ranks[name] or rank)
+        return ranks
+
+    # The cost rises with the cut: the last one that fits, or 0 if none does.
+    return plan(bisect_left(range(1, len(entries) + 1), True, key=lambda cut: not problem.fits(plan(cut))))

@@ -1,54 +1,52 @@
 """ComCat: a Gumbel-softmax over ranks, trained by gradient descent (Xiao et al., 2023)."""
 
-from collections.abc import Callable
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from facts.search.base import Ratios, SearchResult
+from facts.calibration.data import Batch
+from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
-from facts.utils.options import options
+from facts.search.training import TrainedLayer, Training, task_loss
+from facts.utils.options import Count, Positive, Seed, options
 
 
 @options
-class ComCatSearch(TrainedSearch):
+class ComCatSearch(MILPSearch):
     """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
 
     The loss is the task's loss, times (cost / budget)^`penalty` if the expected cost lies above the budget. The
     temperature falls from the first of `temperatures` to the second, one step an epoch of the calibration data. The
     plan is the most probable one within the budget, which the solver finds (the original takes each layer's most
-    probable choice, and may exceed the budget). The cache keeps the training after each epoch.
+    probable choice, and may exceed the budget).
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    num_epochs: Annotated[int, Field(ge=1)] = 30
+    num_epochs: Count = 30
     learning_rate: Positive = 0.01
     temperatures: tuple[Positive, Positive] = (5.0, 0.1)
     penalty: Positive = 1.5
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         ranks = problem.ranks_of_ratios(self.ratios)
         mixtures = {name: _Mixture(problem, name, ranks[name]) for name in problem.layers}
         logits = [mixture.logits for mixture in mixtures.values()]
-        training = Training(torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4), self.seed)
+        optimizer = torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4)
+        training = Training(optimizer, self.num_epochs, seed=self.seed)
         budget = torch.tensor(problem.budget, dtype=torch.float32, device=logits[0].device)
         first, last = self.temperatures
 
-        def objective(epoch: int, task_loss: Callable[[], Tensor]) -> Tensor:
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
             temperature = first * (last / first) ** (epoch / max(1, self.num_epochs - 1))
             cost = sum(mixture.draw(temperature, training.generator) for mixture in mixtures.values())
-            return task_loss() * (cost / budget).max().clamp(min=1) ** self.penalty
+            return task_loss(problem, batch) * (cost / budget).max().clamp(min=1) ** self.penalty
 
-        saved_seconds = self.train(problem, training, mixtures.values(), objective)
+        training.run(problem, self, {mixture.dense: mixture.forward for mixture in mixtures.values()}, loss_at)
         surprises = {
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
         }
-        plan, solution = self.solve(problem, surprises)
-        return SearchResult(plan, solution, saved_seconds=saved_seconds)
+        return SearchResult(*self.solve(problem, surprises))
 
 
 class _Mixture(TrainedLayer):

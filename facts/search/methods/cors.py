@@ -4,13 +4,8 @@ The KL divergence of the network's output is measured at five ratios a layer and
 best ranks within the budget.
 """
 
-from typing import Annotated
-
-from pydantic import Field
-
 from facts.cost.ranks import candidate_ranks, ranks_between
-from facts.search.base import Ratios, SearchResult
-from facts.search.milp_search import MILPSearch
+from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.interpolation import Interpolation, interpolate_profile
 from facts.search.sensitivity.measured import Sensitivity
@@ -28,17 +23,16 @@ class CoRS(MILPSearch):
 
     rank_multiple: Count = 8
     ratios: Ratios = (0.1, 0.3, 0.5, 0.7, 0.9)
-    points_between: Annotated[int, Field(ge=1)] | None = None
+    points_between: Count | None = None
     interpolation: Interpolation = "windows"
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        sensitivity = Sensitivity(problem)
         ranks = problem.ranks_of_ratios(self.ratios)
-        measured = errors = sensitivity.profile(ranks)
+        measured = errors = Sensitivity(problem).profile(ranks)
         if self.interpolation != "none":
             errors = {name: self._interpolated(ranks[name], measured[name]) for name in ranks}
         plan, solution = self.solve(problem, errors)
-        return SearchResult(plan, solution, measured, sensitivity.saved_seconds)
+        return SearchResult(plan, solution, measured)
 
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
         """The errors at all ranks that are offered, from those measured at some."""

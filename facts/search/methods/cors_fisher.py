@@ -4,18 +4,17 @@ Sensitivities are to second order, from one forward and backward pass (`profile:
 (`profile: kronecker`).
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from facts.search.base import Profile, SearchResult
-from facts.search.milp_search import MILPSearch
+from facts.estimators.base import TwoSidedEstimator
+from facts.search.base import MILPSearch, Profile, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
-from facts.utils.options import Count, options
+from facts.utils.options import Count, Seed, options
 
-# Each layer's own profile has every rank; these are kept beside the plan, to be compared with measured ones.
+# Profiles have every rank; the errors at these are reported with the plan, to be compared with measured ones.
 SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -31,24 +30,24 @@ class CoRSFisher(MILPSearch):
     rank_multiple: Count = 8
     profile: Literal["kronecker", "exact"] = "exact"
     labels: Labels = "sampled"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        profiles, saved_seconds = self._profiles(problem)
+        profiles = self._profiles(problem)
         offered = problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS))
         plan, solution = self.solve(problem, _at(profiles, offered))
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
-        return SearchResult(plan, solution, shown, saved_seconds)
+        return SearchResult(plan, solution, shown)
 
-    def _profiles(self, problem: AllocationProblem) -> tuple[dict[str, Tensor], float]:
+    def _profiles(self, problem: AllocationProblem) -> dict[str, Tensor]:
         if self.profile == "exact":
             return exact_profiles(problem, self.labels, self.seed)
-        if not problem.energies_are_losses:
+        if not isinstance(problem.estimator, TwoSidedEstimator):
             raise ValueError(
                 "profile=kronecker reads a Fisher matrix from the decomposition, and this estimator has none: take an "
                 "estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd) or profile=exact"
             )
-        return {name: kronecker_profile(problem.decompositions[name]) for name in problem.layers}, 0.0
+        return {name: kronecker_profile(problem.decompositions[name]) for name in problem.layers}
 
 
 def _at(profiles: dict[str, Tensor], ranks: dict[str, list[int]]) -> Profile:

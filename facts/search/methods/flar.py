@@ -1,12 +1,9 @@
 """FLAR-SVD: one threshold on the error of the last features (Moar et al., 2025)."""
 
 import math
-from typing import Annotated
-
-from pydantic import Field
 
 from facts.decomposition.apply import Plan
-from facts.search.base import Search, SearchResult
+from facts.search.base import Profile, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
 from facts.utils.options import Count, options
@@ -26,32 +23,34 @@ class FLARSearch(Search):
     """
 
     rank_multiple: Count = 8
-    num_thresholds: Annotated[int, Field(ge=1)] = 40
+    num_thresholds: Count = 40
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         sensitivity = Sensitivity(problem, of="features")
         offered = problem.candidate_ranks(self.rank_multiple, at_least=5, between=(0, 1))
         low, high = WIDEST
+        used: Profile = {name: {} for name in offered}
         best: Plan = {name: ranks[0] for name, ranks in offered.items()}
         for _ in range(self.num_thresholds):
             if high / low < CLOSE:
                 break
             threshold = math.sqrt(low * high)
-            plan = _equal_error(sensitivity, offered, threshold)
+            plan = _equal_error(sensitivity, offered, threshold, used)
             if problem.fits(plan):
                 best, high = plan, threshold
             else:
                 low = threshold
-        return SearchResult(best, profile=dict(sensitivity.used), saved_seconds=sensitivity.saved_seconds)
+        return SearchResult(best, profile=used)
 
 
-def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float) -> Plan:
+def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float, used: Profile) -> Plan:
     """Find the ranks by one binary search for each layer; all take each step together to share their passes."""
     low, high = dict.fromkeys(offered, 0), {name: len(ranks) for name, ranks in offered.items()}
     while searching := [name for name in offered if low[name] < high[name]]:
         middle = {name: (low[name] + high[name]) // 2 for name in searching}
         errors = sensitivity.profile({name: [offered[name][middle[name]]] for name in searching})
         for name in searching:
+            used[name] |= errors[name]
             (error,) = errors[name].values()
             if error <= threshold:
                 high[name] = middle[name]

@@ -2,15 +2,12 @@
 
 import itertools
 import math
-from typing import Annotated
-
-from pydantic import Field
 
 from facts.moments.statistics import at_least_tiny
 from facts.search.base import Search, SearchResult
 from facts.search.methods.uniform import Uniform
 from facts.search.problem import AllocationProblem
-from facts.utils.options import options
+from facts.utils.options import Positive, Share, options
 
 
 @options
@@ -23,8 +20,8 @@ class MemViTSearch(Search):
     that is lower.
     """
 
-    decay: Annotated[float, Field(gt=0)] = 80.0
-    least_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    decay: Positive = 80.0
+    least_ratio: Share = 0.1
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         lost = {name: _lost_energy(problem, name) for name in problem.layers}

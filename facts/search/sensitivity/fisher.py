@@ -4,7 +4,6 @@ The discarded part of a layer is a sum over components j: ΔW_r = Σ_{j >= r} u_
 Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
 """
 
-import time
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -15,14 +14,13 @@ from torch import Tensor
 from facts.decomposition.truncation import Decomposition
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
-from facts.moments.losses import Loss, SampledLabels
+from facts.moments.losses import Loss, SampledLabels, on_given_labels
 from facts.moments.memory import within_memory
 from facts.search.problem import AllocationProblem
 from facts.utils.batches import shared
 from facts.utils.cache import calibration_key, content_key
 
 Labels = Literal["sampled", "given"]
-SECONDS = "/seconds"  # contains a slash, unlike the layers' names beside it in the cache
 
 
 def kronecker_profile(decomposition: Decomposition) -> Tensor:
@@ -33,37 +31,37 @@ def kronecker_profile(decomposition: Decomposition) -> Tensor:
     return 0.5 * _tail_sums(decomposition.energies.double())
 
 
-def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> tuple[dict[str, Tensor], float]:
+def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dict[str, Tensor]:
     """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
     With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is ½ mean
     (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps. One forward and backward pass;
     `sampled` draws each label from the network's own output (the true Fisher), `given` takes the labels of the data
-    (the empirical Fisher). Also returns the seconds that were saved if the cache held the profiles. Raises `ValueError`
-    for outputs that are no class logits, if labels are drawn.
+    (the empirical Fisher). Raises `ValueError` for outputs that are no class logits, if labels are drawn.
     """
-    start = time.perf_counter()
     batches = problem.sensitivity_batches()
     if problem.cache:
         file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
         tensors = problem.cache.load(file)
         if tensors:
-            return {name: tensors[name] for name in problem.layers}, tensors[SECONDS].item()
-    loss = problem.loss if labels == "given" else SampledLabels(problem.loss, seed)
-    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), problem.memory)
+            return {name: tensors[name] for name in problem.layers}
+    loss = on_given_labels(problem.calibration.loss)
+    if labels == "sampled":
+        loss = SampledLabels(loss, seed)
+    memory = problem.calibration.execution.memory
+    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), memory)
     if problem.cache:
-        problem.cache.save(file, {**profiles, SECONDS: torch.tensor(time.perf_counter() - start)})
-    return profiles, 0.0
+        problem.cache.save(file, profiles)
+    return profiles
 
 
 def _measured(
     problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
 ) -> dict[str, Tensor]:
     """The mean over samples of ½ (Σ_{j >= r} c_j)² for every layer, on the CPU."""
-    decompositions = problem.decompositions
-    device = next(problem.model.parameters()).device
+    decompositions, execution = problem.decompositions, problem.calibration.execution
     totals = {
-        name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=device)
+        name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=problem.device)
         for name in problem.layers
     }
 
@@ -75,8 +73,8 @@ def _measured(
         slopes = ((batch.g @ left) * (x @ right.T)).sum(dim=1)
         totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    blocks = problem.memory.blocks(problem.model, problem.layers.values())
-    data_pass = DataPass(problem.model, problem.layers, add, loss, problem.precision, True, num_parts, blocks)
+    blocks = execution.memory.blocks(problem.model, problem.layers.values())
+    data_pass = DataPass(problem.model, problem.layers, add, loss, execution.precision, True, num_parts, blocks)
     num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 

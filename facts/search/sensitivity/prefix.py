@@ -1,6 +1,6 @@
 """Repeated runs of a network with one layer changed, without recomputing the modules before that layer."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,7 +84,11 @@ class Prefix:
             raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
         began = self.traces[layer].began
         known = {name: trace for name, trace in self.traces.items() if trace.ended < began and not trace.must_run}
-        outputs = {name: self._outputs_outside(trace, known.keys()) for name, trace in known.items()}
+        # Calls within modules that do not run again will not happen.
+        outputs = {
+            name: [each for each, within in zip(trace.outputs, trace.within, strict=True) if within.isdisjoint(known)]
+            for name, trace in known.items()
+        }
 
         def run_with(forward: Callable[[Tensor], Tensor]) -> Any:
             forwards = {name: self._replay(name, known_outputs) for name, known_outputs in outputs.items()}
@@ -92,11 +96,6 @@ class Prefix:
                 return run(self.model, _copy(self.inputs))  # a network may change its input in place
 
         yield run_with
-
-    @staticmethod
-    def _outputs_outside(trace: _Trace, known: Set[str]) -> list[Any]:
-        """Outputs of the calls that will happen: without calls within modules that do not run again."""
-        return [output for output, within in zip(trace.outputs, trace.within, strict=True) if within.isdisjoint(known)]
 
     def _replay(self, name: str, outputs: list[Any]) -> Callable[..., Any]:
         remaining = iter(outputs)

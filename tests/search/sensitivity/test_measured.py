@@ -13,7 +13,7 @@ from facts.moments.losses import kl_divergence, squared_error
 from facts.search import CoRS
 from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import Runs, image_batches, make_model
-from tests.search.problems import by_weight_alone, every_rank, make_problem
+from tests.search.problems import every_rank, make_problem, plain_problem
 
 
 def kl(original, changed):
@@ -39,7 +39,7 @@ def features(model, images, layer="head"):
     return seen[0]
 
 
-@pytest.mark.parametrize("sizes", [(7,), (4, 3), (1, 5, 1)])
+@pytest.mark.parametrize("sizes", [(7,), (1, 5, 1)])
 def test_errors_are_those_of_whole_passes(sizes):
     problem = make_problem(sizes=sizes)
     profile = Sensitivity(problem).profile(every_rank(problem))
@@ -77,9 +77,8 @@ class DefinedInAnotherOrder(nn.Module):
 def test_features_are_those_of_the_layer_that_runs_last():
     torch.manual_seed(0)
     model = DefinedInAnotherOrder().double()
-    layers = {name: model.get_submodule(name) for name in ("first", "middle.1", "last")}
-    problem = make_problem(model=model, layers=layers, decompositions=by_weight_alone(layers))
-    profile = Sensitivity(problem, of="features").profile(dict.fromkeys(layers, (2,)))
+    problem = plain_problem(model, sensitivity=image_batches([4, 3], seed=2))
+    profile = Sensitivity(problem, of="features").profile(dict.fromkeys(("first", "middle.1", "last"), (2,)))
     for name in ("first", "middle.1"):
         original, changed = plain(problem, name, 2, partial(features, layer="last"))
         assert profile[name][2] == pytest.approx(squared_error(original, changed).item() / 7, rel=1e-9)
@@ -99,11 +98,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     problem = make_problem(cache=tmp_path, output_error=noted_divergence)
     first = Sensitivity(problem)
     profile = first.profile(ranks)
-    assert first.saved_seconds == 0
     comparisons.clear()
     again, runs = Sensitivity(problem), Runs(problem.model)
     assert again.profile(ranks) == profile and not runs.number
-    assert again.saved_seconds > 0
     more = again.profile({"grid": [1, 4]})
     assert comparisons == [4, 3] and more["grid"][1] == profile["grid"][1]  # two batches, one new rank
 
@@ -127,20 +124,6 @@ def test_another_budget_and_another_search_cost_no_pass(tmp_path, no_comparison)
         model, batches, search=CoRS(interpolation="linear"), ratio=0.6, execution=facts.Execution(cache=tmp_path)
     )
     assert again.summary.profile == first.summary.profile and not runs.number
-    saved = CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
-    assert saved == 0 < CoRS().allocate(make_problem(cache=tmp_path / "own")).saved_seconds
-
-
-def test_another_estimator_is_measured_for_itself(tmp_path):
-    """Its truncations are others, though the network and the data are the same."""
-    model, batches = make_model(), image_batches([8, 8])
-    profiles = [
-        facts.compress(
-            model, batches, estimator=name, search="cors", ratio=0.7, execution=facts.Execution(cache=cache)
-        ).summary.profile
-        for name, cache in (("pela", tmp_path), ("svd_llm", tmp_path), ("svd_llm", None))
-    ]
-    assert profiles[0] != profiles[1] == profiles[2]
 
 
 def test_an_error_without_a_name_cannot_be_cached(tmp_path):
@@ -162,42 +145,3 @@ def test_an_error_that_is_not_a_number_names_layer_and_rank(tmp_path):
 def test_data_that_are_missing(data, message):
     with pytest.raises(ValueError, match=message):
         Sensitivity(make_problem(sensitivity=data)).profile({"grid": [1]})
-
-
-def test_errors_of_outputs_are_sums_over_samples():
-    original, changed = torch.randn(5, 3, 4), torch.randn(5, 3, 4)
-    single = [kl_divergence(a[None], b[None]) for a, b in zip(original, changed, strict=True)]
-    assert kl_divergence(original, changed) == pytest.approx(sum(single).item())
-    expected = 3 * 5 * kl(original.double(), changed.double())  # three tokens a sample
-    assert kl_divergence(original, changed).item() == pytest.approx(expected)
-    assert squared_error(original, 3 * original).item() == pytest.approx(5 * 4)
-
-
-def test_networks_without_logits_are_compared_by_an_error_of_their_own():
-    model, batches = make_model(), image_batches([8, 8])
-    profile = facts.compress(model, batches, search="cors", ratio=0.7, output_error=squared_error).summary.profile
-    problem = make_problem(output_error=squared_error, sensitivity=batches)
-    for name, entries in profile.items():
-        for rank, _, error in entries:
-            original, changed = plain(problem, name, rank, lambda model, images: model(images))
-            assert error == pytest.approx(squared_error(original, changed).item() / 16, rel=1e-9, abs=1e-15)
-
-
-def test_one_bad_layer_is_named():
-    """A network that overflows once one layer is changed."""
-
-    class Overflowing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fine, self.steep = nn.Linear(12, 12), nn.Linear(12, 12, bias=False)
-            self.steep.weight.data = torch.eye(12)
-
-        def forward(self, images):
-            x = self.fine(images.flatten(1)[:, :12])
-            return x / (self.steep(x) == x)
-
-    model = Overflowing().double()
-    layers = {name: model.get_submodule(name) for name in ("fine", "steep")}
-    problem = make_problem(model=model, layers=layers, decompositions=by_weight_alone(layers))
-    with pytest.raises(ValueError, match=r"layer steep at rank \[1, 2\] is NaN or infinite"):
-        Sensitivity(problem).profile({"fine": [1, 2], "steep": [1, 2]})

@@ -2,39 +2,36 @@
 
 import random
 from collections.abc import Mapping
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 from torch import nn
 
+from experiments.rivals.search.flora import Supernet
 from facts.moments.checkpointing import blocks_of
-from facts.search.base import Ratios, Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Search, SearchResult
+from facts.search.base import Ratios
+from facts.search.methods.asvd import plan_behind_cut
 from facts.search.sensitivity.measured import Sensitivity
-from facts.search.supernet import Supernet
-from facts.search.threshold import plan_behind_cut
-from facts.utils.options import NotNegative, options
+from facts.utils.options import Count, NotNegative, options
 
 
 @options
 class ASVDPlusSearch(Search):
-    """Of plans with errors raised in different ways, the one whose network's outputs are the nearest to the original's.
+    """Raise errors in different ways, and take the plan whose network's outputs are the nearest to the original's.
 
     A layer in block b of B has its errors times 1 + γ h(b); h is Σ_{k >= b} (k + 1)^-α, scaled to fall from 1 in the
     first block to 0 in the last. There are `num_trials` random draws of α and γ, up to `max_decay` and `max_bias`.
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    num_trials: Annotated[int, Field(ge=1)] = 10
+    num_trials: Count = 10
     max_decay: NotNegative = 3.0
     max_bias: NotNegative = 7.0
     seed: int = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        sensitivity = Sensitivity(problem)
         offered = problem.ranks_of_ratios(self.ratios)
-        profile = sensitivity.profile(offered)
+        profile = Sensitivity(problem).profile(offered)
         blocks, rng = block_numbers(problem.model, problem.layers), random.Random(self.seed)
         plans = []
         for _ in range(self.num_trials):
@@ -47,7 +44,7 @@ class ASVDPlusSearch(Search):
             if (plan := plan_behind_cut(problem, raised)) not in plans:
                 plans.append(plan)
         errors = Supernet(problem, {name: [*ranks, None] for name, ranks in offered.items()}).errors(plans)
-        return SearchResult(plans[int(np.argmin(errors))], profile=profile, saved_seconds=sensitivity.saved_seconds)
+        return SearchResult(plans[int(np.argmin(errors))], profile=profile)
 
 
 def block_numbers(model: nn.Module, layers: Mapping[str, nn.Linear]) -> dict[str, int]:

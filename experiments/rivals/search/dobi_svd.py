@@ -1,35 +1,34 @@
 """Dobi-SVD: ranks trained through a smooth truncation of the layers' outputs (Wang et al., 2025).
 
 The weights follow in closed form: projected on what the truncated outputs of all batches have in common.
+Legend: Y `[M, d]` a matrix, s its singular values, V `[d, d]` its right singular vectors, t `[d]` the shares to keep.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from facts.decomposition.apply import Plan
+from facts.calibration.data import Batch
 from facts.decomposition.truncation import Decomposition
-from facts.modules.modes import autocast, frozen, replaced_forwards
-from facts.modules.networks import run
+from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.stable_svd import SmoothTruncation, right_vectors
-from facts.search.training import Positive, Training, calibration_data, task_loss
-from facts.utils.batches import shared, to_device
-from facts.utils.options import options
+from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.search.training import Training, outputs_of, task_loss
+from facts.utils.batches import shared
+from facts.utils.options import Count, Positive, options
 
 HALVINGS = 50  # of the interval of the factor that makes ranks fit
+TIE = 1e-10  # of the larger of two squared singular values: nearer ones count as equal
+NUM_TERMS = 11  # of the series that stands in for the inverse of their difference, as in Dobi-SVD's code
 
 
 @options
 class DobiSVDSearch(Search):
-    """One real rank a layer is trained, and says how much of each singular component of its outputs a batch keeps.
+    """One real rank a layer is trained, which sets the share of each singular component of its outputs that is kept.
 
     Component i is multiplied by ½ tanh(`steepness` (rank + ½ - i)) + ½. The loss is the task's, in units of its value
     at the start (the same ratio for all layers, first batch), plus `penalty` · |kept ratio - allowed ratio|, plus the
@@ -38,67 +37,51 @@ class DobiSVDSearch(Search):
     multiplied by the largest factor whose rounded ranks meet the budget; a layer that would cost no less than dense
     stays dense. The cache keeps the training after each epoch.
 
-    A step needs an eigendecomposition in float64 for each use of a layer, of size min(d_in, d_out), which takes more
-    time than the network itself: at full size, with 16,384 images in batches of 64 and 20 epochs, 246,000 of size 768
-    for a DeiT-B.
+    A step takes an eigendecomposition in float64 for each use of a layer, of size min(d_in, d_out), which takes more
+    time than the network itself: with 16,384 images in batches of 64 and 20 epochs, 246,000 of size 768 for a DeiT-B.
     """
 
-    num_epochs: Annotated[int, Field(ge=1)] = 20
+    num_epochs: Count = 20
     learning_rates: tuple[Positive, Positive] = (0.00244, 0.00195)
     steepness: Positive = 2.0
     penalty: Positive = 20.0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        calibration = calibration_data(problem, self)
         layers = {name: TruncatedLayer(problem, name, self.steepness) for name in problem.layers}
-        ranks, saved_seconds = self._train(problem, calibration, list(layers.values()))
+        ranks = self.train(problem, list(layers.values()))
         plan = fitting_plan(problem, dict(zip(layers, ranks.tolist(), strict=True)))
-        decompositions = _projected(problem, calibration, layers, plan)
-        return SearchResult(plan, saved_seconds=saved_seconds, decompositions=decompositions)
+        return SearchResult(plan, decompositions=_projected(problem, layers, plan))
 
-    def _train(
-        self, problem: AllocationProblem, calibration: Iterable[tuple[Any, Any]], layers: list["TruncatedLayer"]
-    ) -> tuple[Tensor, float]:
-        """Return the trained ranks, and the seconds that the cache has saved.
-
-        Raises `ValueError` for a loss that is NaN or infinite.
-        """
-        device = next(problem.model.parameters()).device
-        sizes = torch.tensor([layer.size for layer in layers], dtype=torch.float64, device=device)
+    def train(self, problem: AllocationProblem, layers: list["TruncatedLayer"]) -> Tensor:
+        """Return the trained ranks. Raises `ValueError` for a loss that is NaN or infinite."""
+        calibration = problem.training_batches()
+        sizes = torch.tensor([layer.size for layer in layers], dtype=torch.float64, device=problem.device)
         dense, budget = sizes.new_tensor(problem.dense), sizes.new_tensor(problem.budget)
         start = sizes.new_tensor([layer.rank_of_shares((budget / dense).tolist()) for layer in layers])
         shares = (start / sizes).requires_grad_()
-        training = Training(torch.optim.Adam([shares]))
+        first, last = self.learning_rates
+        training = Training(torch.optim.Adam([shares], lr=first), self.num_epochs, last_rate=last)
         forwards: dict[nn.Module, Callable] = {layer.dense: layer.forward for layer in layers}
 
-        def loss_at(ranks: Tensor, batch: tuple[Any, Any]) -> Tensor:
+        def truncated_loss(ranks: Tensor, batch: Batch) -> Tensor:
             for layer, rank in zip(layers, ranks, strict=True):
                 layer.rank = rank
-            return task_loss(problem, *to_device(batch, device))
+            return task_loss(problem, batch)
 
-        with frozen(problem.model), replaced_forwards(forwards):
-            with torch.no_grad():
-                unit = at_least_tiny(loss_at(start, next(iter(calibration))).abs())
-            for epoch in training.epochs(problem, self, self.num_epochs):
-                training.optimizer.param_groups[0]["lr"] = self._rate(epoch)
-                for batch in calibration:
-                    ranks = shares * sizes
-                    kept = sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True))
-                    outside = (1 - ranks).relu().square().sum() + (ranks - sizes).relu().square().sum()
-                    excess = ((kept - budget) / dense).max().abs()
-                    loss = loss_at(ranks, batch) / unit + self.penalty * excess + outside
-                    if not loss.isfinite():
-                        raise ValueError(
-                            "Dobi-SVD cannot go on: the loss of the network at its ranks is NaN or infinite"
-                        )
-                    training.optimizer.zero_grad()
-                    loss.backward()
-                    training.optimizer.step()
-        return (shares * sizes).detach(), training.saved_seconds
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
+            ranks = shares * sizes
+            kept = sum(layer.cost(rank) for layer, rank in zip(layers, ranks, strict=True))
+            outside = (1 - ranks).relu().square().sum() + (ranks - sizes).relu().square().sum()
+            excess = ((kept - budget) / dense).max().abs()
+            loss = truncated_loss(ranks, batch) / unit + self.penalty * excess + outside
+            if not loss.isfinite():
+                raise ValueError("Dobi-SVD's training diverges: the loss at its ranks is NaN or infinite")
+            return loss
 
-    def _rate(self, epoch: int) -> float:
-        first, last = self.learning_rates
-        return last + (first - last) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
+        with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
+            unit = at_least_tiny(truncated_loss(start, next(iter(calibration))).abs())
+        training.run(problem, self, forwards, loss_at)
+        return (shares * sizes).detach()
 
 
 def smooth_step(rank: Tensor, size: int, steepness: float) -> Tensor:
@@ -113,8 +96,13 @@ def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan
     A layer stays dense where its rank would cost no less.
     """
 
+    def choice(name: str, rank: int) -> int | None:
+        rank = max(1, min(rank, *problem.layers[name].weight.shape))
+        costs = zip(problem.cost(name, rank), problem.cost(name, None), strict=True)
+        return rank if any(low < dense for low, dense in costs) else None
+
     def at(factor: float) -> Plan:
-        return {name: _choice(problem, name, round(factor * max(1.0, rank))) for name, rank in ranks.items()}
+        return {name: choice(name, round(factor * max(1.0, rank))) for name, rank in ranks.items()}
 
     low, high = 0.0, float(max(min(layer.weight.shape) for layer in problem.layers.values()))
     for _ in range(HALVINGS):
@@ -123,38 +111,19 @@ def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan
     return at(low)
 
 
-def _choice(problem: AllocationProblem, name: str, rank: int) -> int | None:
-    rank = max(1, min(rank, *problem.layers[name].weight.shape))
-    cheaper = any(low < dense for low, dense in zip(problem.cost(name, rank), problem.cost(name, None), strict=True))
-    return rank if cheaper else None
-
-
-def leading_subspace(projectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, falling, and eigenvectors of Σ V_i V_iᵀ `[d, d]`.
-
-    The first k maximise Σ tr(Vᵀ V_i V_iᵀ V) of all V with k orthonormal columns.
-    """
-    values, vectors = torch.linalg.eigh(projectors)
-    return values.flip(0), vectors.flip(1)
-
-
-def _projected(
-    problem: AllocationProblem, calibration: Iterable[tuple[Any, Any]], layers: dict[str, "TruncatedLayer"], plan: Plan
-) -> dict[str, Decomposition]:
+def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], plan: Plan) -> dict[str, Decomposition]:
     """Decompositions whose leading parts are the weights projected on the common subspace of the batches' outputs.
 
-    Each layer sees inputs that the truncated layers before it have made.
+    The inputs of each layer come from the truncated layers before it.
     """
-    device = next(problem.model.parameters()).device
     truncated = {name: layers[name] for name, rank in plan.items() if rank is not None}
     for name, layer in truncated.items():
-        layer.rank = torch.tensor(plan[name], device=device)
+        layer.rank = torch.tensor(plan[name], device=problem.device)
     forwards: dict[nn.Module, Callable] = {layer.dense: layer.project for layer in truncated.values()}
     with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
         sums = (layer.projectors for layer in truncated.values())
-        for inputs, _ in shared(calibration, "Dobi-SVD's weights", sums):
-            with autocast(device, problem.precision):
-                run(problem.model, to_device(inputs, device))
+        for inputs, _ in shared(problem.training_batches(), "Dobi-SVD's weights", sums):
+            outputs_of(problem, inputs)
     return {**problem.decompositions, **{name: layer.decomposition() for name, layer in truncated.items()}}
 
 
@@ -187,12 +156,9 @@ class TruncatedLayer:
 
     def rank_of_shares(self, shares: Iterable[float]) -> float:
         """The rank, seldom a whole one, at which each cost is at most its share of the dense layer's; at least 1."""
-        columns = self.costs.T.cpu().numpy()
-        ranks = (
-            np.interp(share * costs[-1], costs, range(self.size + 1))
-            for share, costs in zip(shares, columns, strict=True)
-        )
-        return max(1.0, float(min(ranks)))
+        columns, ranks = self.costs.T.cpu().numpy(), range(self.size + 1)
+        found = (np.interp(share * costs[-1], costs, ranks) for share, costs in zip(shares, columns, strict=True))
+        return max(1.0, float(min(found)))
 
     def forward(self, x: Tensor) -> Tensor:
         coordinates = self._coordinates(x)
@@ -216,7 +182,59 @@ class TruncatedLayer:
         return outputs.unflatten(0, x.shape[:-1])
 
     def decomposition(self) -> Decomposition:
-        values, vectors = leading_subspace(self.projectors)
+        values, vectors = falling_eigh(self.projectors)  # the first k span what the batches' subspaces share most
         dtype = torch.promote_types(self.dense.weight.dtype, torch.float32)
         left, right = self.basis @ vectors, vectors.mT @ self.core
         return Decomposition(left.to(dtype), right.to(dtype), values, mean=self.mean)
+
+
+def falling_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of a symmetric matrix, falling, and eigenvectors."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0), vectors.flip(1)
+
+
+def right_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """`s² [d]`, falling, and V, in float64, of YᵀY; what is zero to rounding is zero."""
+    exact = matrix.double()
+    values, vectors = falling_eigh(exact.mT @ exact)
+    smallest = len(values) * torch.finfo(values.dtype).eps * values[0]
+    return values.where(values > smallest, 0), vectors
+
+
+class SmoothTruncation(torch.autograd.Function):
+    """Y V diag(t) Vᵀ, in the type of Y; t belongs to the singular values in falling order.
+
+    The gradient is that of the SVD, written for the projection: between two components it is (t_i - t_j) / (s_i² -
+    s_j²), so those that are kept alike do not matter, however near they are. Ties get the first terms of the inverse's
+    geometric series, and components that are zero have no part in it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, shares: Tensor) -> Tensor:
+        values, vectors = right_vectors(matrix)
+        ctx.save_for_backward(matrix, shares, values, vectors)
+        return (matrix.double() @ ((vectors * shares.double()) @ vectors.mT)).to(matrix.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        matrix, shares, values, vectors = ctx.saved_tensors
+        exact, grad, kept = matrix.double(), grads[0].double(), shares.double()
+        of_projector = vectors.mT @ (exact.mT @ grad) @ vectors
+        weights = (kept[:, None] - kept) * inverse_gaps(values)
+        of_gram = vectors @ (weights * (of_projector + of_projector.mT) / 2) @ vectors.mT
+        of_matrix = grad @ ((vectors * kept) @ vectors.mT) + 2 * exact @ of_gram
+        return of_matrix.to(matrix.dtype), of_projector.diagonal().to(shares.dtype)
+
+
+def inverse_gaps(values: Tensor) -> Tensor:
+    """1 / (v_i - v_j) `[d, d]` of falling values: antisymmetric, finite for equal ones, zero between zeros."""
+    larger, smaller = torch.maximum(values[:, None], values), torch.minimum(values[:, None], values)
+    quotient = smaller / larger.where(larger > 0, 1)
+    series = torch.ones_like(quotient)
+    for _ in range(NUM_TERMS - 1):
+        series = 1 + quotient * series
+    terms = series.where(1 - quotient <= TIE, 1 / (1 - quotient))
+    inverse = (terms / larger).where(larger > 0, 0)
+    return inverse.triu(1) - inverse.tril(-1)

@@ -3,10 +3,8 @@
 from bisect import bisect_left
 from collections import Counter
 
-from facts.decomposition.apply import Plan
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.utils.options import options
 
 

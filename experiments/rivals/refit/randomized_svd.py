@@ -1,6 +1,6 @@
 """Randomized SVD: the SVD by random projection in place of the exact one, without oversampling (Halko et al., 2011).
 
-As many random vectors as the rank, and power iterations, as in PyTorch's `svd_lowrank`. Needs no data.
+As many random vectors as the rank, and power iterations, as in PyTorch's `svd_lowrank`.
 """
 
 from dataclasses import replace
@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition
-from facts.refit.base import Compressing, Refit
-from facts.utils.options import options
+from facts.refit.base import Refit, RefitProblem
+from facts.utils.options import Seed, options
 from facts.utils.random import seeded
 
 
@@ -19,17 +19,16 @@ from facts.utils.random import seeded
 class RandomizedSVD(Refit):
     """The factors that `torch.svd_lowrank(whitened weight, q=rank)` gives, with a draw for each layer and rank."""
 
-    needs_data = False
     fits_bias = True
 
     num_iterations: Annotated[int, Field(ge=0)] = 2
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
-    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
-        return {name: self._randomized(name, work.decompositions[name], work.plan[name]) for name in names}
+    def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
+        return {name: self.randomized(name, problem.decompositions[name], problem.rank(name)) for name in names}
 
-    def _randomized(self, name: str, exact: Decomposition, rank: int | None) -> Decomposition:
-        """Of U diag(s) Vᵀ: the Gaussian vectors are alike in any basis, so the draw can be made of diag(s) alone."""
+    def randomized(self, name: str, exact: Decomposition, rank: int) -> Decomposition:
+        """Draw for diag(s) of U diag(s) Vᵀ alone: Gaussian vectors have the same distribution in any basis."""
         s = exact.energies.double().cpu().sqrt()
         with seeded(self.seed, name, rank):
             u, values, v = torch.svd_lowrank(s.diag(), q=rank, niter=self.num_iterations)

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from facts.decomposition.apply import Plan
-from facts.search.base import Ratios, Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.search.base import Ratios
 from facts.search.sensitivity.measured import Sensitivity
 from facts.utils.options import options
 
@@ -20,14 +19,13 @@ class AAFMSearch(Search):
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        sensitivity = Sensitivity(problem)
-        profile = sensitivity.profile(problem.ranks_of_ratios(self.ratios))
+        profile = Sensitivity(problem).profile(problem.ranks_of_ratios(self.ratios))
         steps = {name: list(_steps(problem, name, errors)) for name, errors in profile.items()}
         plan: Plan = dict.fromkeys(problem.layers)
         while not problem.fits(plan) and (waiting := [name for name in steps if steps[name]]):
             name = min(waiting, key=lambda name: steps[name][0][0])
             _, plan[name] = steps[name].pop(0)
-        return SearchResult(plan, profile=profile, saved_seconds=sensitivity.saved_seconds)
+        return SearchResult(plan, profile=profile)
 
 
 def _steps(

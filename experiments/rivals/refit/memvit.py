@@ -4,18 +4,16 @@ min over P, Q of Σ ‖W x - U V x̃ - P Q x̃‖²: x are the inputs in the ori
 """
 
 from dataclasses import replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import NEAR_SINGULAR
 from facts.modules.forms import FORMS
-from facts.refit.base import Compressing, Refit
-from facts.refit.flows import Flows, flows_of
-from facts.utils.options import options
+from facts.refit.base import Refit, RefitProblem
+from facts.refit.least_squares import InputGrams, input_grams
+from facts.utils.options import Ratio, options
 
 
 @options
@@ -27,22 +25,21 @@ class MemViTResidual(Refit):
 
     by_block = False
 
-    residual_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    residual_share: Ratio = 0.05
 
-    def refitted(self, work: Compressing, names: list[str]) -> dict[str, Decomposition]:
-        return {name: self._with_residual(work, name, flows) for name, flows in flows_of(work, names).items()}
+    def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
+        return {name: self._with_residual(problem, name, grams) for name, grams in input_grams(problem, names).items()}
 
-    def _with_residual(self, work: Compressing, name: str, flows: Flows) -> Decomposition:
-        weight, decomposition = work.weight(name), work.truncated(name)
-        rank = len(decomposition.energies)
+    def _with_residual(self, problem: RefitProblem, name: str, grams: InputGrams) -> Decomposition:
+        weight, decomposition, rank = problem.weight(name), problem.truncated(name), problem.rank(name)
         d_out, d_in = weight.shape
         residual_rank = min(rank - 1, FORMS["plain"].rank_of_ratio(d_out, d_in, self.residual_share))
         if not residual_rank:
             return decomposition
         left, right = (factor.to(weight) for factor in decomposition.truncate(rank - residual_rank))
-        lost = weight @ flows.joint - left @ (right @ flows.own)
-        best = lost @ torch.linalg.pinv(flows.own, rtol=NEAR_SINGULAR, hermitian=True)
-        residual = decompose(best, KroneckerFactors(A=flows.own, repair=None)).truncate(residual_rank)
+        lost = weight @ grams.cross - left @ (right @ grams.compressed)
+        best = lost @ torch.linalg.pinv(grams.compressed, rtol=NEAR_SINGULAR, hermitian=True)
+        residual = decompose(best, KroneckerFactors(A=grams.compressed, repair=None)).truncate(residual_rank)
         kind = decomposition.left.dtype
         left, right = torch.cat([left, residual[0]], dim=1).to(kind), torch.cat([right, residual[1]]).to(kind)
         return replace(decomposition, left=left, right=right, mean=None)

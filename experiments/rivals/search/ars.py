@@ -1,22 +1,19 @@
 """ARS: masks of singular values, trained through a hypernetwork (Gao et al., NAACL 2024)."""
 
-from collections.abc import Callable
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from facts.calibration.data import Batch
 from facts.modules.hypernetwork import rounded, seeded_hypernetwork
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.training import Positive, TrainedLayer, TrainedSearch, Training
-from facts.utils.options import NotNegative, options
+from facts.search import AllocationProblem, SearchResult
+from facts.search.base import MILPSearch
+from facts.search.training import TrainedLayer, Training, task_loss
+from facts.utils.options import Count, NotNegative, Positive, Seed, options
 
 
 @options
-class ARSSearch(TrainedSearch):
+class ARSSearch(MILPSearch):
     """Every layer is the sum of all its components times a mask of zeros and ones, which a hypernetwork learns to draw.
 
     Masks are drawn from a Gumbel-sigmoid at `temperature`, straight through, all but open at first by `offset`. The
@@ -26,34 +23,34 @@ class ARSSearch(TrainedSearch):
     largest sum of logits, the most probable masks that are aligned; the dense layer has all components.
     """
 
-    num_epochs: Annotated[int, Field(ge=1)] = 8
+    num_epochs: Count = 8
     learning_rate: Positive = 1e-3
     temperature: Positive = 0.4
     offset: float = 3.0
     budget_weight: NotNegative = 16.0
     alignment_weight: NotNegative = 10.0
+    seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         layers = {name: MaskedLayer(problem, name) for name in problem.layers}
-        device = next(problem.model.parameters()).device
-        network = seeded_hypernetwork([len(layer.sizes) for layer in layers.values()], self.seed).to(device)
-        training = Training(torch.optim.Adam(network.parameters(), lr=self.learning_rate), self.seed)
-        budget = torch.tensor(problem.budget, dtype=torch.float32, device=device)
+        network = seeded_hypernetwork([len(layer.sizes) for layer in layers.values()], self.seed).to(problem.device)
+        optimizer = torch.optim.Adam(network.parameters(), lr=self.learning_rate)
+        training = Training(optimizer, self.num_epochs, seed=self.seed)
+        budget = torch.tensor(problem.budget, dtype=torch.float32, device=problem.device)
 
-        def objective(epoch: int, task_loss: Callable[[], Tensor]) -> Tensor:
+        def loss_at(epoch: int, batch: Batch) -> Tensor:
             for layer, logits in zip(layers.values(), network(), strict=True):
                 layer.mask = self._drawn(logits, training.generator)
             share = sum(layer.cost() for layer in layers.values()) / budget
             misaligned = sum(layer.misalignment() for layer in layers.values()) / len(layers)
             penalty = self.budget_weight * share.max().clamp(min=1).log() + self.alignment_weight * misaligned
-            return task_loss() + penalty
+            return task_loss(problem, batch) + penalty
 
-        saved_seconds = self.train(problem, training, layers.values(), objective)
+        training.run(problem, self, {layer.dense: layer.forward for layer in layers.values()}, loss_at)
         with torch.no_grad():
             logits = dict(zip(layers, network(), strict=True))
         errors = {name: self._errors(logits[name], problem.full_rank(name)) for name in layers}
-        plan, solution = self.solve(problem, errors)
-        return SearchResult(plan, solution, saved_seconds=saved_seconds)
+        return SearchResult(*self.solve(problem, errors))
 
     def _drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """A mask of zeros and ones `[k]`."""

@@ -1,0 +1,20 @@
+"""The rivals are found by their files, as a user's own methods are, and are rows of the ranking."""
+
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class
+
+import experiments.rivals
+from experiments.instantiation import instantiate
+
+FILES = sorted(Path(experiments.rivals.__file__).parent.glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
+def test_every_rival_has_a_file_with_its_defaults_and_a_row(cell_config, file):
+    group, name = file.parent.name, file.stem
+    node = cell_config(f"{group}={name}")[group]
+    assert instantiate(node) == get_class(node["_target_"])() and file.with_suffix(".py").exists()
+    rows = cell_config("experiment=rivals").experiment.rows.values()
+    assert name == "randomized_svd" or any(f"{group}={name}" in row for row in rows)  # which is of flar_paper's

@@ -1,0 +1,138 @@
+"""FLORA: its supernet, its draws, its evolution."""
+
+import itertools
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from experiments.rivals.search.flora import (
+    Evolution,
+    FLORASearch,
+    Supernet,
+    by_block,
+    offered,
+    within_budget,
+)
+from facts.decomposition.apply import apply_plan
+from facts.modules.modes import replaced_forwards
+from tests.networks import image_batches, make_model, make_vit
+from tests.search.problems import make_problem, plain_problem
+
+RATIOS = FLORASearch().ratios
+
+
+def test_choices_are_the_published_ratios_of_the_full_rank_that_cost_less_than_dense():
+    """Of 96 x 32 at most 23 components do; of 8 x 8 three; of 1 x 24 none."""
+    sizes = [(32, 96), (96, 8), (8, 8), (8, 1), (1, 24)]
+    problem = plain_problem(nn.Sequential(*(nn.Linear(*size) for size in sizes)), {}, {"flops": 0.5})
+    expected = {"0": [4, 8, 12, 16, 20, None], "1": [1, 2, 3, 4, 5, 6, None], "2": [1, 2, 3, None]}
+    assert offered(problem, RATIOS) == expected
+
+
+@pytest.mark.parametrize("fit_bias", [False, True])
+def test_a_supernet_runs_as_the_network_of_any_of_its_plans(fit_bias):
+    problem = make_problem("svd_llm", fit_bias=fit_bias)
+    supernet = Supernet(problem, offered(problem, RATIOS))
+    images, rng = image_batches([4], seed=5)[0][0], random.Random(0)
+    original = problem.model(images)
+    for _ in range(5):
+        plan = {name: rng.choice(ranks) for name, ranks in supernet.choices.items()}
+        with replaced_forwards(supernet.forwards()), torch.no_grad():
+            outputs, dense = supernet.outputs(images, plan), supernet.outputs(images, {})
+        torch.testing.assert_close(
+            outputs, apply_plan(problem.model, problem.decompositions, plan, problem.form)(images)
+        )
+        torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
+    assert problem.model(images).equal(original)
+
+
+def test_training_brings_all_ranks_nearer_to_the_original():
+    """On the data that it is trained on; the problem's own decompositions stay as they are."""
+    model, batches = make_model(), image_batches([16, 16])
+    model.head.weight.data.mul_(100)  # so that its classes differ
+    problem = make_problem("pela", model=model, sensitivity=batches, data=batches)
+    choices = offered(problem, RATIOS)
+    before, after = Supernet(problem, choices), Supernet(problem, choices)
+    kept = {name: decomposition.left.clone() for name, decomposition in problem.decompositions.items()}
+    FLORASearch(num_epochs=20, learning_rate=3e-3).train(problem, after)
+    rng = random.Random(1)
+    plans = [{name: rng.choice(ranks[:-1]) for name, ranks in choices.items()} for _ in range(10)]
+    assert sum(after.errors(plans)) < 0.7 * sum(before.errors(plans))
+    assert all(problem.decompositions[name].left.equal(left) for name, left in kept.items())
+    trained = after.decompositions()
+    for name, layer in after.layers.items():
+        assert not layer.left.equal(before.layers[name].left)
+        left, right = trained[name].truncate(max(filter(None, choices[name])))
+        assert left.equal(layer.left) and right.equal(layer.right)
+
+
+def test_no_choice_can_go_up_within_the_budget():
+    problem = make_problem(bounds={"flops": 0.5, "params": 0.55})
+    choices, rng = offered(problem, RATIOS), random.Random(0)
+    plans = set()
+    for _ in range(100):
+        plan = within_budget(problem, choices, {name: rng.choice(ranks) for name, ranks in choices.items()}, rng)
+        assert problem.fits(plan)
+        for name, ranks in choices.items():
+            assert plan[name] is None or not problem.fits({**plan, name: ranks[ranks.index(plan[name]) + 1]})
+        assert within_budget(problem, choices, plan, rng) == plan
+        plans.add(tuple(plan.values()))
+    assert len(plans) > 50
+    lowest = {name: ranks[0] for name, ranks in choices.items()}
+    assert within_budget(make_problem(bounds={"flops": 0.01}), choices, plan, random.Random(0)) == lowest
+
+
+def test_evolution_finds_the_best_plan_of_a_small_space():
+    """Of all plans to which no choice can be added within the budget, by the errors of the untrained supernet."""
+    problem = make_problem()
+    choices = {name: ranks for name, ranks in offered(problem, RATIOS).items() if name != "vector"}
+    dense = dict.fromkeys(problem.layers)
+    spent = problem.spent({**dense, "rows": 3, "tokens": 3, "shared": 2})
+    problem = make_problem(bounds={"flops": spent[0] / problem.dense[0]})
+    supernet = Supernet(problem, choices)
+    plans = [{**dense, **dict(zip(choices, ranks, strict=True))} for ranks in itertools.product(*choices.values())]
+    full = [plan for plan in plans if within_budget(problem, choices, plan, random.Random(0)) == plan]
+    found = {}
+    for generations in (1, 8, 100):
+        evolution = Evolution(FLORASearch(population=5, num_generations=generations), problem, supernet)
+        best = evolution.run()
+        assert problem.fits(best)
+        found[generations] = evolution.errors[tuple(best.values())]
+        assert supernet.errors([best]) == pytest.approx([found[generations]]) == [min(evolution.errors.values())]
+        assert len(evolution.errors) <= 5 * generations
+    assert found[1] > found[8] >= found[100] == pytest.approx(min(supernet.errors(full)))
+
+
+def test_children_take_from_their_parents():
+    """Mutants differ in whole blocks, here with a probability of one half; mixtures have every layer from a parent."""
+    problem = make_problem("pela", model=make_vit(), shape=(3, 16, 16))
+    evolution = Evolution(FLORASearch(), problem, Supernet(problem, offered(problem, RATIOS)))
+    parts = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    assert evolution.blocks == [[f"blocks.{number}.{part}" for part in parts] for number in range(3)]
+    first, second = (dict.fromkeys(problem.layers, rank) for rank in (-1, -2))
+    changed = Counter()
+    for _ in range(300):
+        mutant = evolution.mutant(first, 0.5)
+        for number, block in enumerate(evolution.blocks):
+            changed[number] += (fresh := mutant[block[0]] != -1)
+            assert all((mutant[name] != -1) == fresh for name in block)
+    assert all(100 < number < 200 for number in changed.values())
+    mixtures = [evolution.mixture(first, second) for _ in range(300)]
+    assert {each[name] for each in mixtures for name in each} == {-1, -2}
+    assert sum(rank == -1 for each in mixtures for rank in each.values()) / (300 * 12) == pytest.approx(0.5, abs=0.05)
+    problem = make_problem()
+    assert by_block(problem, problem.layers) == [[name] for name in problem.layers]  # outside of all blocks
+
+
+def test_what_cannot_be_searched():
+    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
+    batches = [(torch.randn(16, 1), torch.zeros(16, dtype=torch.int64))]
+    with pytest.raises(ValueError, match="FLORASearch ends above the budget"):  # there is nothing to choose
+        facts.compress(model, batches, search=FLORASearch(), ratio=0.5, layers=["0", "2"], form="plain")
+    problem = make_problem(output_error=lambda original, changed: changed.sum() * float("nan"))
+    with pytest.raises(ValueError, match="is NaN or infinite: lower learning_rate"):
+        FLORASearch(num_epochs=1, population=2, num_generations=1).allocate(problem)

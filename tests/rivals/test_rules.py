@@ -1,0 +1,259 @@
+"""The own rule of each smaller rival; trainings that go on after an interruption."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import facts
+from experiments.rivals.refit.memvit import MemViTResidual
+from experiments.rivals.refit.randomized_svd import RandomizedSVD
+from experiments.rivals.search.aafm import AAFMSearch
+from experiments.rivals.search.ars import ARSSearch, MaskedLayer
+from experiments.rivals.search.asvd_plus import ASVDPlusSearch, block_numbers, block_weights
+from experiments.rivals.search.dobi_svd import DobiSVDSearch
+from experiments.rivals.search.fastlrd import FastLRDSearch
+from experiments.rivals.search.flora import FLORASearch
+from facts.decomposition.apply import apply_plan
+from facts.decomposition.truncation import decompose
+from facts.estimators.base import KroneckerFactors
+from facts.modules.forms import FORMS
+from facts.search import ASVDSearch, ComCatSearch
+from tests.finetuning.setting import Reads, Watched, interrupt
+from tests.networks import image_batches, make_model, relative_error
+from tests.oracles.truncation import discarded_energies, metric_error, symmetric_root
+from tests.refit.test_refits import LAYERS, OPTIONS, chain, compressed_up_to, inputs_of  # noqa: F401
+from tests.search.problems import losing, make_problem, plain_problem
+from tests.search.test_searches import plans_of_all_cuts, wide_problem
+
+
+@pytest.mark.parametrize(
+    ("search", "before", "after"),
+    [
+        (ARSSearch(num_epochs=6, learning_rate=0.01), 0, 0),
+        (ComCatSearch(num_epochs=6, learning_rate=0.1), 0, 0),
+        (DobiSVDSearch(num_epochs=6), 1, 2),  # a batch gives the loss's unit, and both make the weights
+        (FLORASearch(num_epochs=6, population=5, num_generations=2), 0, 0),
+    ],
+    ids=["ars", "comcat", "dobi_svd", "flora"],
+)
+def test_training_goes_on_as_if_it_had_not_been_interrupted(search, before, after, tmp_path):
+    """The third epoch ends early; of the six of 2 batches each, two need not run again, and then none."""
+    expected = search.allocate(make_problem())
+
+    def batches(reads):
+        calibration = Watched(image_batches([8, 8]), reads)
+        calibration.content_key = "images"
+        return calibration
+
+    with pytest.raises(KeyboardInterrupt):
+        search.allocate(make_problem(data=batches(Reads(before + 6, interrupt)), cache=tmp_path))
+    for count in (8, 0):
+        reads = Reads()
+        again = search.allocate(make_problem(data=batches(reads), cache=tmp_path))
+        assert reads.count == before + count + after
+        assert again.plan == expected.plan and again.solution == expected.solution
+        for name, decomposition in (expected.decompositions or {}).items():
+            assert again.decompositions[name].left.equal(decomposition.left)
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        ARSSearch(num_epochs=40, learning_rate=0.01, budget_weight=1, alignment_weight=1),
+        ComCatSearch(num_epochs=20, learning_rate=0.1),
+        DobiSVDSearch(num_epochs=40, learning_rates=(0.01, 0.005)),
+        FLORASearch(num_epochs=2),
+    ],
+)
+def test_training_moves_ranks_to_the_layer_that_matters(search):
+    """Of two layers of one shape the outputs of one are all but ignored; the other ends with more of the budget."""
+
+    class Fork(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.ignored = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, images):
+            x = images.flatten(1)[:, :12]
+            return 5 * self.used(x) + 1e-3 * self.ignored(x)
+
+    torch.manual_seed(0)
+    model, batches = Fork(), image_batches([32] * 4, num_classes=12, dtype=torch.float32)
+    batches = [(images, model(images).argmax(dim=1)) for images, _ in batches]
+    plan = facts.compress(model, batches, search=search, ratio=0.6).plan
+    assert (plan["used"] or 12) > (plan["ignored"] or 12)
+
+
+def test_ars_keeps_the_components_of_the_largest_logits_that_fit(monkeypatch):
+    """Against all plans of two layers: sums of logits of the leading components, or of all for a dense layer."""
+    logits = {"a": torch.linspace(2, -4, 20), "b": torch.linspace(1, -3, 20)}
+    network = type("Given", (nn.ParameterList,), {"__call__": lambda self: [*self]})(logits.values())
+    monkeypatch.setattr("experiments.rivals.search.ars.seeded_hypernetwork", lambda widths, seed: network)
+    monkeypatch.setattr("experiments.rivals.search.ars.Training.run", lambda *arguments: None)
+    problem = losing(dict.fromkeys(logits, 1.0), ratio=0.4)
+    plan = ARSSearch(offset=1.0).allocate(problem).plan
+    sums = {name: (each + 1).double().cumsum(0) for name, each in logits.items()}
+    plans = [dict(zip("ab", ranks, strict=True)) for ranks in itertools.product([*range(1, 11), None], repeat=2)]
+
+    def total(plan):
+        return sum(sums[name][(rank or 20) - 1].item() for name, rank in plan.items())
+
+    assert problem.fits(plan) and total(plan) == pytest.approx(max(map(total, filter(problem.fits, plans))))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ars_trains_aligned_masks_to_the_budget(form, monkeypatch):
+    """To 10 %, before the solver, with a loss that no mask changes; without the alignment, some masks have gaps."""
+    fields = {"form": FORMS[form], "bounds": {"flops": 0.6, "params": 0.6}}
+    problem = make_problem(**fields, loss=lambda outputs, targets: 0 * outputs.sum() + len(targets))
+
+    def trained_logits(**options):
+        found = {}
+        solve = lambda self, problem, errors: (found.update(errors) or dict.fromkeys(problem.layers), None)  # noqa: E731
+        monkeypatch.setattr(ARSSearch, "solve", solve)
+        ARSSearch(num_epochs=100, learning_rate=0.003, **options).allocate(problem)
+        sums = {name: [-each[rank] for rank in sorted(each.keys() - {None})] for name, each in found.items()}
+        return {name: np.diff(each, prepend=0) for name, each in sums.items()}
+
+    kept = {name: each > 0 for name, each in trained_logits().items()}
+    assert all(mask.tolist() == sorted(mask, reverse=True) for mask in kept.values())
+    spent = problem.spent({name: max(1, int(mask.sum())) for name, mask in kept.items()})
+    assert all(cost <= 1.1 * budget for cost, budget in zip(spent, problem.budget, strict=True))
+    assert any(mask.sum() > 1 for mask in kept.values())
+    assert any(each.tolist() != sorted(each, reverse=True) for each in trained_logits(alignment_weight=0).values())
+    layer = MaskedLayer(problem, "windows")
+    for rank in range(1, 11):  # aligned masks
+        layer.mask = (torch.arange(10) < rank).float()
+        assert layer.cost().tolist() == pytest.approx(problem.cost("windows", rank)) and layer.misalignment() == 0
+
+
+def test_asvd_plus_takes_the_plan_of_the_nearest_outputs():
+    """Among the best cuts through errors times 1 + γ h(b), each network built and run; three layers in three blocks."""
+    problem = wide_problem(bounds={"flops": 0.6})
+    result = ASVDPlusSearch(seed=1).allocate(problem)
+    rng, plans, errors = random.Random(1), [], []
+    for _ in range(10):
+        decay, bias = rng.uniform(0, 3), rng.uniform(0, 7)
+        sums = [sum((k + 1) ** -decay for k in range(b, 3)) for b in range(3)]
+        weights = [1 + bias * (each - sums[2]) / (sums[0] - sums[2]) for each in sums]
+        raised = {
+            name: {rank: weight * error for rank, error in profile.items()}
+            for weight, (name, profile) in zip(weights, result.profile.items(), strict=True)
+        }
+        plans.append([plan for plan in plans_of_all_cuts(problem, raised) if problem.fits(plan)][-1])
+        network, error = apply_plan(problem.model, problem.decompositions, plans[-1], problem.form), 0
+        for x, _ in problem.sensitivity:
+            error += problem.calibration.output_error(problem.model(x), network(x)).item()
+        errors.append(error)
+    assert result.plan == plans[np.argmin(errors)]
+    assert max(errors) > 1.01 * min(errors)  # they differ
+    assert ASVDPlusSearch(max_bias=0).allocate(problem) == ASVDSearch().allocate(problem)
+
+
+def test_asvd_plus_numbers_blocks_in_the_networks_order_and_weighs_the_first_most():
+    def two_mlps():
+        return nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(2, 2), "fc2": nn.Linear(2, 2)}) for _ in range(2))
+
+    stages = nn.ModuleList(nn.ModuleDict({"reduction": nn.Linear(2, 2), "blocks": two_mlps()}) for _ in range(2))
+    model = nn.ModuleDict({"embedding": nn.Linear(2, 2), "stages": stages, "head": nn.Linear(2, 2)})
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert list(block_numbers(model, layers).values()) == [0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5]
+    assert block_weights(1, 2.0, 5.0).tolist() == [1.0]
+    assert block_weights(4, 0.0, 6.0).tolist() == pytest.approx([7.0, 5.0, 3.0, 1.0], rel=1e-15)  # h is linear
+    assert block_weights(4, 60.0, 6.0).tolist() == pytest.approx([7.0, 1.0, 1.0, 1.0], rel=1e-15)
+
+
+@pytest.mark.parametrize(("ratio", "plan"), [(0.8, (6, None)), (0.6, (6, 6)), (0.5, (6, 3)), (0.4, (3, 3))])
+def test_aafm_takes_the_step_that_raises_the_error_least_for_its_cost(ratio, plan, monkeypatch):
+    """Of 800 weights the ranks 6 and 3 of a layer save 160 and 120 more: steps at 1, 2, 0.5 · 4/3 and 4 · 4/3."""
+    measured = SimpleNamespace(profile=lambda ranks: {"a": {3: 5.0, 6: 1.0}, "b": {3: 2.5, 6: 2.0}})
+    monkeypatch.setattr("experiments.rivals.search.aafm.Sensitivity", lambda problem: measured)
+    problem = losing(dict.fromkeys("ab", 1.0), ratio)
+    assert AAFMSearch(ratios=(0.3, 0.6)).allocate(problem).plan == dict(zip("ab", plan, strict=True))
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8])
+def test_fastlrd_removes_the_component_of_least_similarity_for_its_cost(ratio):
+    """One by one, with the similarity of the matrices themselves."""
+    model = nn.Sequential(nn.Linear(24, 72), nn.Linear(40, 40)).double()
+    model[1].weight.data *= torch.linspace(0, 1, 40) ** 4
+    problem = plain_problem(model, bounds={"params": ratio})
+    weights = {name: layer.weight.detach() for name, layer in problem.layers.items()}
+
+    def fall(name, rank):
+        pairs = (torch.mm(*problem.decompositions[name].truncate(each)).flatten() for each in (rank, rank - 1))
+        high, low = (torch.cosine_similarity(each, weights[name].flatten(), dim=0).item() for each in pairs)
+        return (high - low) / sum(weights[name].shape)
+
+    plan = {name: problem.full_rank(name) for name in problem.layers}
+    while not problem.fits(plan):
+        plan[min(plan, key=lambda name: fall(name, plan[name]))] -= 1
+    assert FastLRDSearch().allocate(problem).plan == plan
+
+
+def test_memvit_gives_back_the_most_that_its_residual_can(chain):  # noqa: F811
+    """Against reduced-rank regression on the inputs themselves: the principal components of what is fitted."""
+    model, batches = chain
+    residual = MemViTResidual(residual_share=0.3)  # rank 1 of the plan's 2
+    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, residual))
+    for number, name in enumerate(LAYERS):
+        x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
+        weight, (left, right) = model.get_submodule(name).weight.detach(), plain.model.get_submodule(name).factors()
+        main = left[:, :1] @ right[:1]
+        lost = inputs_of(model, batches, name) @ weight.T - x @ main.T
+        fitted = x @ torch.linalg.lstsq(x, lost).solution
+        component = torch.linalg.svd(fitted, full_matrices=False).Vh[:1]
+        weight = torch.matmul(*result.model.get_submodule(name).factors())
+        torch.testing.assert_close(x @ weight.T, x @ main.T + fitted @ component.T @ component)
+    rank_1 = {**OPTIONS, "ratio": 0.25}
+    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **rank_1) for each in (None, residual))
+    torch.testing.assert_close(result.model(batches[0][0]), plain.model(batches[0][0]))  # nothing to give
+
+
+def randomized(decomposition, rank, **options):
+    """The weight at a rank."""
+    left, right = RandomizedSVD(**options).randomized("layer", decomposition, rank).truncate(rank)
+    return left @ right
+
+
+@pytest.mark.parametrize("num_iterations", [0, 2])
+def test_randomized_svd_is_as_far_off_as_pytorchs_of_the_whitened_weight(num_iterations):
+    """Mean error of 200 draws, of either kind, with symmetric roots for those of the oracle; never below the exact."""
+    torch.manual_seed(0)
+    weight = torch.randn(9, 12, dtype=torch.float64)
+    A, B = (x.T @ x for x in (torch.randn(20, size, dtype=torch.float64) for size in (12, 9)))
+    decomposition, whitened = (
+        decompose(weight, KroneckerFactors(A=A, B=B)),
+        symmetric_root(B) @ weight @ symmetric_root(A),
+    )
+    for rank in (1, 4, 7):
+        ours, theirs = [], []
+        for seed in range(200):
+            found = randomized(decomposition, rank, num_iterations=num_iterations, seed=seed)
+            ours.append(metric_error(weight - found, A, B))
+            u, s, v = torch.svd_lowrank(whitened, q=rank, niter=num_iterations)
+            theirs.append((whitened - u * s @ v.T).square().sum())
+        ours, theirs = torch.stack(ours), torch.stack(theirs)
+        assert abs(ours.mean() - theirs.mean()) < 4 * ((ours.var() + theirs.var()) / 200).sqrt()  # standard errors
+        assert min(ours) > discarded_energies(weight, A, B)[rank - 1] * (1 - 1e-9)  # rounding
+    assert relative_error(randomized(decomposition, 9), weight) < 1e-12  # at full rank
+    A[:, :3] = A[:3] = 0
+    found = randomized(decompose(weight, KroneckerFactors(A=A, repair=None)), 9)
+    assert found.isfinite().all() and not found[:, :3].any()  # directions that a root drops stay out
+
+
+def test_randomized_svd_repeats_its_draws_and_fits_biases():
+    model, batches = make_model(), image_batches([6, 4])
+    options = {**OPTIONS, "layers": ["grid"], "fit_bias": True}
+    first, again, other = (
+        facts.compress(model, batches, refit=RandomizedSVD(seed=seed), **options).model for seed in (0, 0, 1)
+    )
+    images = batches[0][0]
+    assert first(images).equal(again(images)) and not first(images).equal(other(images))
+    mean = torch.cat([model.patch_embed(x).permute(0, 2, 3, 1).flatten(0, 2) for x, _ in batches]).mean(dim=0)
+    torch.testing.assert_close(first.grid(mean), model.grid(mean))
