@@ -12,7 +12,7 @@ from experiments.grid import GridCell, every_experiment, of_experiment
 from experiments.output.artifact import publish
 from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
-from experiments.output.report import write_report
+from experiments.output.report.page import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_records

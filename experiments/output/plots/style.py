@@ -18,6 +18,9 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.4,
     "grid.linestyle": "--",
+    "lines.linewidth": 0.9,
+    "lines.markersize": 3,
+    "figure.constrained_layout.use": True,
     "pdf.fonttype": 42,
 }
 WIDTH = 6.9  # inches: two columns of the paper
