@@ -1,12 +1,10 @@
 """W&B mirrors a run and never changes it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
 from experiments.sweep import MOST_CHARACTERS, group_of
 from tests.offline_runs import read_offline_run
@@ -45,8 +43,11 @@ def test_offline_runs_hold_config_metrics_plan_and_a_history_of_stages(offline, 
 
 def test_every_epoch_is_logged_with_its_loss(cell_config, tmp_path):
     recovery = ["finetuning=recovery", "finetuning.mini.epochs=2", "finetuning.mini.views=false"]
-    record = run_cell(open_cell(cell_config("estimator=pela", "tracking=offline", "ratio=0.3", *recovery)))
+    record = run_cell(
+        open_cell(cell_config("estimator=pela", "tracking=offline", "tracking.group=mine", "ratio=0.3", *recovery))
+    )
     (run,) = offline_runs(tmp_path / "results")
+    assert run.start.run_group == "mine"
     first, second, end = (row for row in run.history if row.get("stage") == "finetuning")
     assert (first["epoch/finetuning"], second["epoch/finetuning"]) == (1, 2)
     assert first["loss/finetuning"] > second["loss/finetuning"] > 0
@@ -60,16 +61,6 @@ def test_a_failed_cell_is_a_failed_run(offline, monkeypatch, tmp_path):
         run_cell(open_cell(offline))
     (run,) = offline_runs(tmp_path / "results")
     assert (run.exit_code, run.history) == (1, [])
-
-
-def test_the_runs_of_a_sweep_are_a_group(tmp_path):
-    swept = ["model=deit_b", "estimator=none,pela", "search=uniform"]
-    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
-    command += [*swept, "tracking=offline", f"results={tmp_path}"]
-    subprocess.run(command, cwd=Path(CONF).parent, check=True, capture_output=True)
-    runs = offline_runs(tmp_path)
-    assert sorted(run.start.display_name for run in runs) == ["deit_b · dense", "deit_b · pela · uniform · 0.5"]
-    assert {run.start.run_group for run in runs} == {"model=deit_b estimator=none,pela search=uniform"}
 
 
 @pytest.mark.parametrize(
@@ -88,12 +79,6 @@ def test_long_groups_are_cut_and_stay_distinct():
     first, second = group_of(long), group_of([*long, "seed=1"])
     assert len(first) == len(second) == MOST_CHARACTERS
     assert first != second
-
-
-def test_a_group_of_your_own(cell_config, tmp_path):
-    run_cell(open_cell(cell_config("estimator=pela", "tracking=offline", "tracking.group=mine")))
-    (run,) = offline_runs(tmp_path / "results")
-    assert run.start.run_group == "mine"
 
 
 def test_a_finished_cell_starts_no_run(offline, monkeypatch):
