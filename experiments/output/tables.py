@@ -161,7 +161,7 @@ def write_tables(experiment: Experiment, entries: list[Entry], folder: Path, pro
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Read the long table again; empty if there is none."""
+    """Read the long table; empty if there is none."""
     if not path.exists():
         return []
     numbers = {name: [""] for name in NUMBERS}  # all else is text, a row called "None" too
@@ -195,9 +195,7 @@ def arrange(
     names = {"ours": "", "paper": experiment.published_in, "difference": "difference"}
     places = [
         (column, metric, source)
-        for column in experiment.columns
-        for metric in experiment.metrics
-        for source in SOURCES
+        for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
         if source == "ours" or (metric in compared and (metric, source) in known)
     ]
     heads = [("", title, "") for title in experiment.properties.values()]
