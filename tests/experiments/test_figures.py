@@ -226,22 +226,3 @@ def test_a_row_that_took_no_time_is_ranked_but_not_on_the_line(ranked):
     _, methods = ranking(experiment, records)
     assert methods.method.tolist() == ["Dense", "best", "quick", "poor"] and methods.minutes.isna().sum() == 1
     assert methods.on_front.tolist() == [False, True, True, False]
-
-
-def test_an_interval_of_a_rank_need_not_hold_it(ranked):
-    """A lead of one image in each of four columns, all on images of their own, is lost in nearly every draw."""
-    experiment, _ = ranked
-    experiment.columns, experiment.rows = {column: [] for column in "ABCD"}, {row: [] for row in "uvwxyz"}
-    records = {}
-    for k, row in enumerate(experiment.rows):
-        for number, column in enumerate(experiment.columns):
-            right = torch.ones(200, dtype=torch.bool)
-            right[20 * k : 20 * k + (20 if k else 19)] = False
-            right = right[torch.randperm(200, generator=torch.Generator().manual_seed(number))]
-            outcomes = {"top1": packed(right)}
-            records[row, column] = make_record(metrics={"top1": 90.0}, outcomes=outcomes, seconds={"search": 60})
-    figure, methods = ranking(experiment, records)
-    best = methods.iloc[0]
-    assert best["method"] == "u" and best["rank"] == 1 < best.rank_low
-    segments = [segment for lines in figure.axes[0].collections for segment in lines.get_segments()]
-    assert [segment[:, 0].tolist() for segment in segments] == methods[["rank_low", "rank_high"]].to_numpy().tolist()
