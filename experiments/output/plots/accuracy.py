@@ -56,7 +56,7 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
     Methods that are not ranked, such as the original, are a line across the panel.
     """
     points = metrics_of(records, "gflops", "top1").dropna()
-    points.insert(0, "network", points.pop("column").str.partition(",")[0])
+    points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
     points = points.rename(columns={"row": "method"})
     networks = dict.fromkeys(column.partition(",")[0] for column in experiment.columns)
     colors = dict(zip((row for row in experiment.rows if row not in experiment.unranked), cycle(CURVES)))
