@@ -3,8 +3,9 @@
 import re
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -19,17 +20,17 @@ from facts.utils.files import replacing
 MINUS = "\N{MINUS SIGN}"
 
 
-def write_report(experiments: Iterable[Experiment], properties: dict[str, Properties], folder: Path) -> None:
+def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
     """Write both files in `folder`; `properties` are of an experiment's table, by name."""
     results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
     loader, escaping = PackageLoader("experiments.output.report"), select_autoescape()
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    of_results = (agreement, gaps_of, notes_of, parts, plans_of, provenance, table_of, timings)
-    of_results += (pareto_charts, sensitivity_charts)
-    environment.globals |= {function.__name__: function for function in of_results}
-    environment.filters |= {"code": code, "metric": metric_title, "base64": lambda data: b64encode(data).decode()}
+    functions: list[Callable[..., Any]] = [agreement, gaps_of, notes_of, parts, plans_of, provenance, table_of, timings]
+    functions += [pareto_charts, sensitivity_charts]
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.filters |= {"code": code, "metric": metric_title, "base64": b64encode}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     records = sorted(distinct.values(), key=lambda record: record.time)
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
