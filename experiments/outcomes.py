@@ -1,4 +1,4 @@
-"""Outcomes of single test samples: their place in a record, and what they tell about differences between methods."""
+"""Outcomes of single test samples: how a record holds them, and which methods they tell apart."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -12,22 +12,22 @@ APART = 2.0  # standard errors
 
 
 def packed(outcomes: Tensor) -> str:
-    """Whether each sample counts `[N]` as hexadecimal digits, the first bit of which only marks the beginning."""
+    """Pack whether each sample counts `[N]` into hexadecimal digits; the first bit only marks the beginning."""
     return f"{int('1' + ''.join('01'[outcome] for outcome in outcomes.tolist()), 2):x}"
 
 
 def unpacked(text: str) -> np.ndarray:
-    """The outcomes `[N]` again."""
+    """Restore the outcomes `[N]`."""
     return np.array([bit == "1" for bit in f"{int(text, 16):b}"[1:]])
 
 
 def standard_error(outcomes: np.ndarray) -> float:
-    """Standard error of the percentage of outcomes `[N]` that count: the bootstrap's, in its closed form."""
+    """Compute the standard error of the percentage of outcomes `[N]` that count: the bootstrap's, in closed form."""
     return 100 * outcomes.std(ddof=1) / sqrt(len(outcomes))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
-    """Difference of two methods on the same samples `[N]`, in standard errors of that difference (paired bootstrap)."""
+    """Compute the difference of two methods on the same samples `[N]`, in its standard errors (paired bootstrap)."""
     difference = better.astype(float) - worse
     mean, error = difference.mean(), difference.std(ddof=1) / sqrt(len(difference))
     if not error:
@@ -36,14 +36,14 @@ def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
 
 
 def num_apart(methods: list[np.ndarray]) -> int:
-    """Number of pairs of methods that lie more than two standard errors apart."""
+    """Count the pairs of methods that lie more than two standard errors apart."""
     return sum(abs(errors_apart(*pair)) > APART for pair in combinations(methods, 2))
 
 
 def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over columns of the ranks of methods `[draws, M]`, 1 for the most accurate; equal ones share a rank.
+    """Average the ranks of methods over columns `[draws, M]`, 1 for the most accurate; equal ones share a rank.
 
-    Of each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
+    For each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
     """
     numbers = (drawn.astype(float) @ column.T for column, drawn in zip(outcomes, counts, strict=True))
     return np.mean([rankdata(-number, axis=-1) for number in numbers], axis=0)

@@ -1,10 +1,27 @@
-"""Records as cells leave them, made up."""
+"""Records and a small results folder, made up: cells of every status, written as `reproduce` writes them."""
 
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from experiments.record import Record
+import pandas as pd
+import torch
+
+from experiments import paper
+from experiments.config import Experiment
+from experiments.grid import GridCell
+from experiments.outcomes import packed
+from experiments.output.figures import draw_figure
+from experiments.output.tables import entries_of, write_tables
+from experiments.record import Record, write_record
 from facts.cost.count import Cost
 from facts.result import Summary
+
+REASON = "as in the paper, which has <none> & says why"
+PLAIN, BOTH = "A <plain> & simple", "A + CoRS"
+TOP1 = {"Baseline": 98.0, PLAIN: 61.5, "B": 9.25, "C": 99.5, "D": 100.0, BOTH: 90.0}  # C is level with D
+NUM_SAMPLES = 400
+LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc2", "blocks.1.attn.proj")
 
 
 def make_summary(**fields: Any) -> Summary:
@@ -13,3 +30,95 @@ def make_summary(**fields: Any) -> Summary:
 
 def make_record(fingerprint: str = "f", status: str = "done", **fields: Any) -> Record:
     return Record(fingerprint, status, **{"config": {}, "identity": {}, "model_hash": "m", "data_hash": "d", **fields})
+
+
+def outcomes(top1: float) -> dict[str, str]:
+    """Pack outcomes of which the first so many percent count."""
+    return {"top1": packed(torch.arange(NUM_SAMPLES) < top1 / 100 * NUM_SAMPLES)}
+
+
+def table(ratio: int) -> Experiment:
+    """One of two tables that differ in their budget alone."""
+    rows: dict[str, list[str]] = {row: [] for row in [*TOP1, "Failing", "Later"]}
+    return Experiment(
+        name=f"demo_{ratio}",
+        title=f"A demonstration at {ratio} %",
+        metrics={"gflops": "GFLOPs", "top1": "Top-1", "minutes": "Search [min]"},
+        ranked_by="top1",
+        columns={"Net": [], "Other": []},
+        rows={**rows, "Baseline": ["estimator=none"], BOTH: ["estimator=facts", "search=cors"]},
+        unranked=["Baseline"],
+        not_applicable={"B": {"Other": REASON}},
+        notes=["A note on `mini` & <others>."],
+    )
+
+
+ABLATION = Experiment(
+    name="demo_ablation",
+    title="An ablation",
+    figure="ablation",
+    axis_title="alpha",
+    metrics={"top1": "Top-1"},
+    ranked_by="top1",
+    columns={"Net": []},
+    rows={"0.5": [], "none": []},
+)
+MAPS = Experiment(name="demo_maps", title="Maps", figure="token_couplings", columns={"Net": []}, rows={"map": []})
+RATIOS = {"demo_40": 40, "demo_50": 50}
+EXPERIMENTS = [*map(table, RATIOS.values()), ABLATION, MAPS]
+
+
+def _place(experiment: Experiment, row: str, column: str) -> GridCell:
+    """One cell; the one with CoRS has a plan and the sensitivities behind it."""
+    if column in experiment.not_applicable.get(row, {}):
+        return GridCell(experiment.name, row, column, None, "n.a.")
+    if row == "Later":
+        return GridCell(experiment.name, row, column, None)
+    ratio = RATIOS.get(experiment.name, 0)
+    target = None if row == "Baseline" else "facts.estimators.FACTS"
+    search = "CoRS" if row == BOTH else "Uniform"
+    config = {"estimator": {"_target_": target}, "search": {"_target_": f"facts.search.{search}"}}
+    name = f"{row}, {ratio}, {column}".encode().hex()
+    if row == "Failing":
+        error = "Traceback (most recent call last):\n  somewhere\nValueError: 3 < 4 & no luck\n"
+        return GridCell(
+            experiment.name, row, column, None, "failed", make_record(name, "failed", config=config, error=error)
+        )
+    plan, found = dict.fromkeys(LAYERS, 8), {}
+    if row == BOTH:
+        errors = {layer: 10.0**-number for number, layer in enumerate(LAYERS)}
+        profile = {layer: [[rank, rank / 20, error / rank] for rank in (2, 6, 10)] for layer, error in errors.items()}
+        plan, found = dict(zip(LAYERS, (5, 10, 15, None), strict=True)), {"profile": profile, "solution": {"gap": 0}}
+    top1 = TOP1.get(row, 50.0)
+    record = make_record(
+        name,
+        config=config,
+        metrics={"gflops": 2.0 if row == "Baseline" else ratio / 50, "top1": top1},
+        outcomes=outcomes(top1),
+        plan=plan,
+        seconds={"search": 1.5, "evaluation": 0.25},
+        summary=make_summary(repaired={"x": 2}, **found),
+    )
+    return GridCell(experiment.name, row, column, None, "done", record)
+
+
+def write_paper(path: Path, top1: dict[str, float]) -> None:
+    """Write the paper's numbers of a table: the top-1 of every row, and 10 GFLOPs each."""
+    lines = [(row, "Net", *number) for row, value in top1.items() for number in (("gflops", 10.0), ("top1", value))]
+    path.parent.mkdir(exist_ok=True)
+    pd.DataFrame(lines, columns=["row", "column", "metric", "paper"]).to_csv(path, index=False)
+
+
+def write_results(folder: Path, records: bool = True, comparable: bool = False) -> list[Experiment]:
+    """Write tables, a figure, and the records."""
+    for experiment in EXPERIMENTS[:3]:
+        places = [_place(experiment, row, column) for row in experiment.rows for column in experiment.columns]
+        for place in places if records else ():
+            if place.record:
+                write_record(place.record, folder / "records")
+        if experiment.name in RATIOS:
+            write_paper(folder / "paper" / f"{experiment.name}.csv", {row: top1 - 5 for row, top1 in TOP1.items()})
+        with patch.object(paper, "FOLDER", folder / "paper"):
+            write_tables(experiment, entries_of(experiment, places, comparable), folder / "tables", {})
+    draw_figure(ABLATION, places, folder / "figures")
+    return EXPERIMENTS

@@ -37,14 +37,14 @@ def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: 
 
 
 def files_of(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> list[Path]:
-    """The table and the figure in all their formats, and the records of the cells."""
+    """List the table and the figure in all their formats, and the records of the cells."""
     shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
     fingerprints = {cell.record.fingerprint for cell in grid if cell.record}
     return shown + [folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints]
 
 
 def plans_of(grid: Iterable[GridCell]) -> pd.DataFrame:
-    """The rank of every layer of every cell, empty for a layer left dense."""
+    """List the rank of every layer of every cell, empty for a layer left dense."""
     ranks = [
         (cell.row, cell.column, layer, rank) for cell in grid if cell.record for layer, rank in cell.record.plan.items()
     ]

@@ -1,4 +1,4 @@
-"""Rows of other devices, beside what was timed on this one: from records of other machines, and from the paper."""
+"""Rows of other devices for a table of timings: from records of other machines, and from the paper."""
 
 import json
 from pathlib import Path
@@ -9,12 +9,12 @@ from experiments.grid import GridCell
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_records
 
-# Code is among them, since not every machine is at hand when it changes.
+# Including the code, since not every machine is at hand when it changes.
 OWN_TO_A_DEVICE = ("machine", "num_threads", "matmul_precision", "code")
 
 
 def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:
-    """One row for each other device on which a cell was run, by its latest record, and each that the paper has."""
+    """Add a row for each other device: the latest record of a cell there, or what the paper has of it."""
     own = [cell for cell in grid if cell.record]
     found: dict[tuple[str, str], GridCell] = {}
     known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are whole
@@ -29,7 +29,7 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
 
 
 def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[Record]:
-    """Records for the table's file: those of its cells, and earlier ones of other work or other devices."""
+    """Collect records for the table's file: of its cells, and earlier ones of other work or other devices."""
     records = [cell.record for cell in grid if cell.record]
     here = {(work_of(record), device_of(record)) for record in records}
     earlier = published_records(experiment.name, folder)
@@ -37,13 +37,13 @@ def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> 
 
 
 def work_of(record: Record) -> str:
-    """Key of the work of a record, the same on every device."""
+    """Make a key of the work of a record, the same on every device."""
     identity: dict[str, Any] = {name: record.identity[name] for name in record.identity if name not in OWN_TO_A_DEVICE}
     return json.dumps([identity, record.model_hash, record.data_hash], sort_keys=True)
 
 
 def device_of(record: Record) -> str:
-    """The device that did the work: the GPU, or the processor with its threads."""
+    """Name the device that did the work: the GPU, or the processor with its threads."""
     on_gpu = record.config["hardware"]["device"].startswith("cuda")
     machine = record.machine
     return machine["gpu"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"

@@ -9,13 +9,10 @@ import matplotlib
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.plots.ablation import ablation
-from experiments.output.plots.coupling import motivation, token_couplings
-from experiments.output.plots.cross_moments import cross_moments
-from experiments.output.plots.forms import forms
+from experiments.output.plots.accuracy import ablation, forms, steps
+from experiments.output.plots.couplings import cross_moments, motivation, token_couplings
 from experiments.output.plots.ranking import ranking
 from experiments.output.plots.sensitivity import fisher_prediction, sensitivity_interpolation
-from experiments.output.plots.steps import steps
 from experiments.output.plots.style import STYLE, Drawing
 from experiments.output.plots.throughput import throughput
 from facts.utils.files import replacing
@@ -24,18 +21,9 @@ logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every gly
 
 CHARACTERS_PER_INCH = 15  # of a title
 
-DRAWINGS: dict[str, Drawing] = {
-    "ablation": ablation,
-    "cross_moments": cross_moments,
-    "fisher_prediction": fisher_prediction,
-    "forms": forms,
-    "motivation": motivation,
-    "ranking": ranking,
-    "sensitivity_interpolation": sensitivity_interpolation,
-    "steps": steps,
-    "throughput": throughput,
-    "token_couplings": token_couplings,
-}
+OF_ACCURACY = (ablation, forms, ranking, steps, throughput)
+OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpolation, token_couplings)
+DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
 
 
 def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:

@@ -12,7 +12,7 @@ from experiments.grid import GridCell, every_experiment, of_experiment
 from experiments.output.artifact import publish
 from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
-from experiments.output.report import write_report
+from experiments.output.report.page import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_records
@@ -51,7 +51,7 @@ def report_on_all(folder: Path) -> None:
 
 
 def properties_of(experiment: Experiment, grid: list[GridCell]) -> dict[str, dict[str, str]]:
-    """Properties of each row's estimator in the table, by row and title."""
+    """Read the properties of each row's estimator, by row and title."""
     words = {True: "yes", False: "no"}
     estimators = {cell.row: estimator for cell in grid if (estimator := cell.estimator)}
     return {
@@ -75,11 +75,11 @@ def log_table(run: Any, entries: list[Entry], grid: list[GridCell]) -> None:
     run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries).assign(run=runs))})
 
 
-def link_of(record: Record | None, beside: Any) -> str:
-    """The address of the W&B run of a record, in the project of the run `beside` it; its id alone if that is offline.
+def link_of(record: Record | None, run: Any) -> str:
+    """Link to the W&B run of a record, in the project of `run`, by its id alone if that is offline.
 
     Empty for a record that was made without W&B.
     """
     if record is None or record.config["tracking"]["mode"] == "disabled":
         return ""
-    return record.run_id if beside.offline else f"{beside.project_url}/runs/{record.run_id}"
+    return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"

@@ -1,7 +1,9 @@
 """Tables of an experiment: long CSV, and Markdown and LaTeX with published values beside ours."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,16 @@ from facts.utils.files import replacing
 RANK_CORRELATION = "Spearman"
 PAIRS_APART = "Pairs apart"
 FEWEST_RANKED = 5
-LEVEL = "*"  # beside the best of a column, and what is not apart from it
+SOURCES = ("ours", "paper", "difference")
+NUMBERS = (*SOURCES, "standard_error", "behind", "count", "p_value")
+LEVEL = "*"  # marks the best of a column, and what is not apart from it
 ERRORS = (
     f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
     "standard errors of it, on the same images. Pairs apart are those with more than two between them."
 )
+
+Properties = Mapping[str, Mapping[str, str]]
+"""Properties of each row's estimator in a table, by row and title."""
 
 
 @dataclass(frozen=True)
@@ -54,73 +61,64 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
     """Make the long table: every metric of every cell; last, the rank correlations and the pairs apart."""
-    grid = list(grid)
-    paper, entries, behind = paper_values(experiment.name), [], behind_best(experiment, grid)
-    for cell in grid:
-        for metric in experiment.metrics:
-            outcomes = outcomes_of(cell, metric)
-            ours = cell.record.values.get(metric) if cell.record else None
-            theirs = paper.get((cell.row, cell.column, metric))
-            entries.append(
-                Entry(
-                    row=cell.row,
-                    column=cell.column,
-                    metric=metric,
-                    ours=ours,
-                    paper=theirs,
-                    difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
-                    status=cell.status,
-                    fingerprint=cell.record.fingerprint if cell.record else "",
-                    standard_error=None if outcomes is None else standard_error(outcomes),
-                    behind=behind.get((cell.row, cell.column)) if metric == experiment.ranked_by else None,
-                )
+    cells = list(grid)
+    paper, entries = paper_values(experiment.name), []
+    methods = {column: methods_of(experiment, cells, column) for column in experiment.columns}
+    behind = {column: behind_best(outcomes) for column, outcomes in methods.items()}
+    for cell, metric in product(cells, experiment.metrics):
+        outcomes = outcomes_of(cell, metric)
+        ours = cell.record.values.get(metric) if cell.record else None
+        theirs = paper.get((cell.row, cell.column, metric))
+        entries.append(
+            Entry(
+                row=cell.row,
+                column=cell.column,
+                metric=metric,
+                ours=ours,
+                paper=theirs,
+                difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
+                status=cell.status,
+                fingerprint=cell.record.fingerprint if cell.record else "",
+                standard_error=None if outcomes is None else standard_error(outcomes),
+                behind=behind.get(cell.column, {}).get(cell.row) if metric == experiment.ranked_by else None,
             )
-    return entries + rank_correlations(experiment, entries) + pairs_apart(experiment, grid)
+        )
+    pairs = [
+        Entry(
+            PAIRS_APART, column, experiment.ranked_by, num_apart(list(own)), None, None, "done", count=comb(len(own), 2)
+        )
+        for column, own in ((column, outcomes.values()) for column, outcomes in methods.items())
+        if len(own) > 1
+    ]
+    return entries + rank_correlations(experiment, entries) + pairs
 
 
 def outcomes_of(cell: GridCell, metric: str) -> np.ndarray | None:
-    """Which test samples count in a metric; None if it is no share of samples."""
+    """Unpack which test samples count in a metric; None if it is no share of samples."""
     packed = cell.record.outcomes.get(metric) if cell.record else None
     return None if packed is None else unpacked(packed)
 
 
 def methods_of(experiment: Experiment, grid: Iterable[GridCell], column: str) -> dict[str, np.ndarray]:
-    """The outcomes of every method in a column by row; the original network is none."""
+    """Collect the outcomes of every method in a column by row, without the original network's."""
     found = {cell.row: outcomes_of(cell, experiment.ranked_by) for cell in grid if cell.column == column}
     return {row: each for row, each in found.items() if each is not None and not is_dense(experiment.rows[row])}
 
 
 def is_dense(overrides: list[str]) -> bool:
-    """Whether a row's overrides leave the network as it is."""
+    """Check whether a row's overrides leave the network as it is."""
     return "estimator=none" in overrides and not any(override.startswith("pruning=") for override in overrides)
 
 
-def behind_best(experiment: Experiment, grid: list[GridCell]) -> dict[tuple[str, str], float]:
-    """How far the best method of a column is ahead of each, in standard errors, by row and column."""
-    behind: dict[tuple[str, str], float] = {}
-    for column in experiment.columns:
-        methods = methods_of(experiment, grid, column)
-        best = max(methods.values(), key=np.mean, default=None)
-        behind |= {(row, column): errors_apart(best, each) for row, each in methods.items() if best is not None}
-    return behind
-
-
-def pairs_apart(experiment: Experiment, grid: list[GridCell]) -> list[Entry]:
-    """The number of pairs of methods more than two standard errors apart, and of all pairs, one for each column."""
-    entries = []
-    for column in experiment.columns:
-        methods = list(methods_of(experiment, grid, column).values())
-        if len(methods) > 1:
-            count = len(methods) * (len(methods) - 1) // 2
-            entries.append(
-                Entry(PAIRS_APART, column, experiment.ranked_by, num_apart(methods), None, None, "done", count=count)
-            )
-    return entries
+def behind_best(methods: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Compute how far the best method is ahead of each, in standard errors."""
+    best = max(methods.values(), key=np.mean, default=np.empty(0))
+    return {row: errors_apart(best, outcomes) for row, outcomes in methods.items()}
 
 
 def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[Entry]:
-    """Spearman's correlation of our ranking of five methods or more with the published one, one for each column."""
-    table = pd.DataFrame(map(asdict, entries))
+    """Correlate our ranking of five methods or more with the published one by Spearman's rho, for each column."""
+    table = pd.DataFrame(entries)
     ranked = table[(table.metric == experiment.ranked_by) & ~table.row.isin(experiment.unranked)]
     correlations = []
     for column in experiment.columns:
@@ -133,7 +131,7 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Spearman's correlation, and its p-value by permutation: exact for up to eight values."""
+    """Compute Spearman's correlation, and its p-value by permutation: exact for up to eight values."""
     ranks, others = (stats.zscore(stats.rankdata(values)) for values in (first, second))
     found = stats.permutation_test(
         (ranks,),
@@ -146,15 +144,13 @@ def spearman(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue)
 
 
-def write_tables(
-    experiment: Experiment, entries: list[Entry], folder: Path, properties: Mapping[str, Mapping[str, str]]
-) -> None:
-    """Write `<name>.csv`, `<name>.md` and `<name>.tex`; `properties` are texts by row and title."""
+def write_tables(experiment: Experiment, entries: list[Entry], folder: Path, properties: Properties) -> None:
+    """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
     wide = wide_table(experiment, entries, properties)
     notes = notes_of(experiment, entries)
     caption = f"{experiment.title}. {' '.join(notes)}".replace("%", r"\%")
     contents = {
-        "csv": pd.DataFrame(map(asdict, entries)).astype({"count": "Int64"}).to_csv(index=False),
+        "csv": pd.DataFrame(entries).astype({"count": "Int64"}).to_csv(index=False),
         "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"
         + "".join(f"- {note}\n" for note in notes),
         "tex": wide.to_latex(index=False, escape=True, caption=caption, label=f"tab:{experiment.name}"),
@@ -164,61 +160,77 @@ def write_tables(
             path.write_text(content)
 
 
-def wide_table(
-    experiment: Experiment, entries: list[Entry], properties: Mapping[str, Mapping[str, str]]
+def read_entries(path: Path) -> list[Entry]:
+    """Read the long table; empty if there is none."""
+    if not path.exists():
+        return []
+    numbers = {name: [""] for name in NUMBERS}  # all else is text, a row called "None" too
+    types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str), "count": "Int64"}
+    table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
+    return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
+
+
+def wide_table(experiment: Experiment, entries: list[Entry], properties: Properties) -> pd.DataFrame:
+    """Make one line a row, with headings in one level; only the ranked metric is compared."""
+    table = arrange(experiment, entries, properties, [experiment.ranked_by], as_text).reset_index()
+    heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
+    table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
+    return table
+
+
+def arrange(
+    experiment: Experiment,
+    entries: Collection[Entry],
+    properties: Properties,
+    compared: Container[str],
+    show: Callable[[Entry | None, str], str],
 ) -> pd.DataFrame:
-    """Make one line a row; for each column and metric, ours and the published value as text.
+    """Arrange an experiment's entries by row, and by column, metric and source as levels of headings.
 
-    The ranked metric also has its difference to the paper, if any is known.
+    Ours stand there for every metric, and for each `compared` one the published values and the differences, if any is
+    known. `show` makes the cell of an entry and a source.
     """
-    comparable = any(entry.difference is not None for entry in entries)
-    published = in_paper(entries)
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
-    lines = []
-    for row in _rows(experiment, entries):
-        line = {
-            experiment.axis_title or "Method": row,
-            **properties.get(row, dict.fromkeys(experiment.properties.values(), "")),
-        }
-        for column in experiment.columns:
-            for metric, title in experiment.metrics.items():
-                entry = by_place.get((row, column, metric))
-                line[f"{column} {title}"] = ours_as_text(entry)
-                if metric == experiment.ranked_by and published:
-                    line[f"{column} {title} ({experiment.published_in})"] = number(entry.paper if entry else None)
-                    if comparable:
-                        line[f"{column} {title} (difference)"] = number(entry.difference if entry else None)
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def _rows(experiment: Experiment, entries: list[Entry]) -> list[str]:
-    """The rows of the table; last, if there are any, the rank correlations and the pairs apart."""
-    return [*experiment.rows, *dict.fromkeys(entry.row for entry in entries if entry.row not in experiment.rows)]
+    known = {(entry.metric, source) for entry in entries for source in SOURCES if getattr(entry, source) is not None}
+    names = {"ours": "", "paper": experiment.published_in, "difference": "difference"}
+    places = [
+        (column, metric, source)
+        for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
+        if source == "ours" or (metric in compared and (metric, source) in known)
+    ]
+    heads = [("", title, "") for title in experiment.properties.values()]
+    heads += [(column, experiment.metrics[metric], names[source]) for column, metric, source in places]
+    rows = list(dict.fromkeys([*experiment.rows, *(entry.row for entry in entries)]))
+    lines = [
+        [properties.get(row, {}).get(title, "") for title in experiment.properties.values()]
+        + [show(by_place.get((row, column, metric)), source) for column, metric, source in places]
+        for row in rows
+    ]
+    return pd.DataFrame(
+        lines, pd.Index(rows, name=experiment.axis_title or "Method"), pd.MultiIndex.from_tuples(heads), object
+    )
 
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """Make a table of the ranked metric alone, ours and in brackets the published one: narrow enough for a terminal."""
-    by_place = {(entry.row, entry.column): entry for entry in entries if entry.metric == experiment.ranked_by}
+    ranked = [entry for entry in entries if entry.metric == experiment.ranked_by]
+    by_place = {(entry.row, entry.column): entry for entry in ranked}
     brackets = f", in brackets the {experiment.published_in}'s" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
     table.add_column(experiment.axis_title or "Method", no_wrap=True)
     for column in experiment.columns:
         table.add_column(column, justify="right")
-    for row in _rows(experiment, entries):
+    for row in dict.fromkeys([*experiment.rows, *(entry.row for entry in ranked)]):
         line = [by_place.get((row, column)) for column in experiment.columns]
-        table.add_row(row, *(f"{ours_as_text(entry)}{_bracketed(entry)}" for entry in line))
+        published = [f" ({number(entry.paper)})" if entry and entry.paper is not None else "" for entry in line]
+        table.add_row(row, *(as_text(entry) + bracketed for entry, bracketed in zip(line, published, strict=True)))
     return table
 
 
-def _bracketed(entry: Entry | None) -> str:
-    return "" if entry is None or entry.paper is None else f" ({number(entry.paper)})"
-
-
-def ours_as_text(entry: Entry | None) -> str:
-    """Our value, with its error, or what the row beneath the methods says; the state of a cell that is not done."""
-    if entry is None:
-        return ""
+def as_text(entry: Entry | None, source: str = "ours") -> str:
+    """Write a value: ours with its error, or what the rows below the methods say, or the status of a cell not done."""
+    if entry is None or source != "ours":
+        return number(getattr(entry, source, None))
     if entry.status != "done":
         return entry.status
     if entry.p_value is not None:
@@ -226,16 +238,12 @@ def ours_as_text(entry: Entry | None) -> str:
     if entry.count is not None:
         return f"{entry.ours:.0f} of {entry.count}"
     error = "" if entry.standard_error is None else f" ± {entry.standard_error:.1f}"
-    return number(entry.ours) + error + (LEVEL if is_level(entry) else "")
-
-
-def is_level(entry: Entry) -> bool:
-    """Whether the entry is the best method of its column, or not apart from it."""
-    return entry.behind is not None and entry.behind <= APART
+    is_level = entry.behind is not None and entry.behind <= APART  # the best of its column, or not apart from it
+    return number(entry.ours) + error + LEVEL * is_level
 
 
 def notes_of(experiment: Experiment, entries: Iterable[Entry]) -> list[str]:
-    """The notes below a table, with one on its errors if it has any."""
+    """List the notes below a table, with one on its errors if it has any."""
     return [*experiment.notes, *([ERRORS] if any(entry.standard_error is not None for entry in entries) else [])]
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases as a mirror of the records: offline unless asked otherwise, and never a reason to fail."""
+"""Weights & Biases as a mirror of the records: offline by default, and never a reason to fail."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -50,6 +50,6 @@ def _start(tracking: Tracking, folder: Path, run_id: str, init: dict[str, Any]) 
 def _guarded(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # whatever fails in a mirror, the record is still written
+    except Exception as error:  # whatever fails here, the record is still written
         log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
         return None

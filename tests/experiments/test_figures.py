@@ -13,11 +13,9 @@ from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.outcomes import packed
 from experiments.output.figures import draw_figure
-from experiments.output.plots.ablation import ablation
-from experiments.output.plots.forms import forms
+from experiments.output.plots.accuracy import ablation, forms, steps
 from experiments.output.plots.ranking import ranking
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
-from experiments.output.plots.steps import steps
 from experiments.record import Record
 from tests.records import make_record, make_summary
 
@@ -34,30 +32,28 @@ def places(records: dict[str, Record | None]) -> list[GridCell]:
     return [GridCell("demo", row, "Net", None, "done", entry) for row, entry in records.items()]
 
 
-@pytest.fixture
-def interpolation() -> Experiment:
+def drawing(figure: str, *rows: str, columns: str = "Net", **fields) -> Experiment:
+    named = {"columns": {column: [] for column in columns.split(", ")}, "rows": {row: [] for row in rows}}
     return Experiment(
-        name="demo", title="A figure", figure="sensitivity_interpolation", columns={"Net": []}, rows={"CoRS": []}
+        name="demo",
+        title="A figure of many words, so many that they take more than a line",
+        figure=figure,
+        **named,
+        **fields,
     )
 
 
-@pytest.fixture
-def prediction() -> Experiment:
-    rows = {"measured": [], "Kronecker": [], "exact": []}
-    return Experiment(name="demo", title="A figure", figure="fisher_prediction", columns={"Net": []}, rows=rows)
-
-
-def assert_drawn(folder, width=1000):
-    """A PDF, and a PNG that is not blank."""
+def drawn(experiment: Experiment, cells: list[GridCell], folder) -> pd.DataFrame:
+    """The plotted values, after a look at the PDF, and at the PNG, which is not blank."""
+    draw_figure(experiment, cells, folder)
     assert (folder / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(folder / "demo.png").convert("L"))
-    assert pixels.shape[1] > width and 0.001 < (pixels < 128).mean() < 0.5
+    assert pixels.shape[1] > 600 and 0.001 < (pixels < 128).mean() < 0.5
+    return pd.read_csv(folder / "demo.csv", dtype={"row": str})
 
 
-def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve(interpolation, tmp_path):
-    draw_figure(interpolation, places({"CoRS": record()}), tmp_path)
-    assert_drawn(tmp_path)
-    values = pd.read_csv(tmp_path / "demo.csv")
+def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve(tmp_path):
+    values = drawn(drawing("sensitivity_interpolation", "CoRS"), places({"CoRS": record()}), tmp_path)
     assert set(values.layer) == set(INTERPOLATED_LAYERS)
     for _, layer in values.groupby("layer"):
         curves = {name: curve.set_index("ratio").error for name, curve in layer.groupby("curve")}
@@ -69,19 +65,18 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve(int
         assert (windows <= between + 1e-12).all()  # a convex curve lies below its chords
 
 
-def test_layers_that_were_not_measured_are_said_so(interpolation, tmp_path):
-    empty = replace(record(), summary=make_summary())
-    for entry in (None, empty):
-        draw_figure(interpolation, places({"CoRS": entry}), tmp_path)
-        assert_drawn(tmp_path)
-        assert pd.read_csv(tmp_path / "demo.csv").empty
+@pytest.mark.parametrize(
+    "name",
+    ["ablation", "cross_moments", "forms", "motivation", "ranking", "sensitivity_interpolation", "steps", "throughput"],
+)
+def test_a_figure_of_nothing_says_so(name, tmp_path):
+    experiment = drawing(name, "A", metrics={"top1": "Top-1"}, ranked_by="top1")
+    assert drawn(experiment, places({"A": None}), tmp_path).empty
 
 
-def test_predictions_are_paired_with_what_was_measured(prediction, tmp_path):
+def test_predictions_are_paired_with_what_was_measured(tmp_path):
     records = {"measured": record(), "Kronecker": record(0.5), "exact": None}
-    draw_figure(prediction, places(records), tmp_path)
-    assert_drawn(tmp_path)
-    values = pd.read_csv(tmp_path / "demo.csv")
+    values = drawn(drawing("fisher_prediction", *records), places(records), tmp_path)
     assert set(values.prediction) == {"Kronecker"} and len(values) == 2 * 9
     assert np.allclose(values.predicted, 0.5 * values.measured)
 
@@ -99,120 +94,69 @@ COUPLING = {
 }
 
 
-@pytest.fixture
-def couplings() -> Experiment:
-    columns = {"Net": [], "Other": []}
-    return Experiment(name="demo", title="A figure", figure="token_couplings", columns=columns, rows={"coupling": []})
-
-
 def one_column(row: str, entry: Record, *missing: str) -> list[GridCell]:
     """A record in the column Net, none in others."""
-    return [
-        GridCell("demo", row, "Net", None, "done", entry),
-        *(GridCell("demo", row, column, None) for column in missing),
-    ]
+    done = GridCell("demo", row, "Net", None, "done", entry)
+    return [done, *(GridCell("demo", row, column, None) for column in missing)]
 
 
-def test_couplings_show_the_map_and_the_tokens_that_vary(couplings, tmp_path):
-    draw_figure(couplings, one_column("coupling", analysed(COUPLING), "Other"), tmp_path)
-    assert_drawn(tmp_path)
-    values = pd.read_csv(tmp_path / "demo.csv")
+def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
+    experiment = drawing("token_couplings", "coupling", columns="Net, Other")
+    values = drawn(experiment, one_column("coupling", analysed(COUPLING), "Other"), tmp_path)
     assert set(values.column) == {"Net"}
     pairs = values.dropna(subset="coupling").pivot(index="token", columns="other", values="coupling")
     assert np.triu(pairs).tolist() == np.triu(COUPLING["coupling"]).tolist()
     tokens = values[values.coupling.isna()].set_index("token")
     assert tokens.distance_correlation[0] == 0.3 and tokens.p_value[1] == 0.2
     assert np.isnan(tokens.distance_correlation[2])
-
-
-@pytest.mark.parametrize("coupling", [[[0.0] * 3] * 3, [[1.0]]])
-def test_a_map_without_any_coupling_is_drawn(couplings, tmp_path, coupling):
-    empty = COUPLING | {"coupling": coupling}
-    draw_figure(couplings, one_column("coupling", analysed(empty), "Other"), tmp_path)
-    assert_drawn(tmp_path)
+    for coupling in ([[0.0] * 3] * 3, [[1.0]]):  # none at all, and a single token
+        cells = one_column("coupling", analysed(COUPLING | {"coupling": coupling}), "Other")
+        assert drawn(experiment, cells, tmp_path).coupling.notna().any()
 
 
 def test_the_motivation_sets_similarity_against_accuracy(tmp_path):
-    rows = {"coupling": [], "KFAC": [], "FACTS": []}
-    experiment = Experiment(name="demo", title="A figure", figure="motivation", columns={"Net": []}, rows=rows)
     similar = analysed(cosine=0.12, cosine_error=0.01, top1=75.0)
-    draw_figure(experiment, places({"coupling": analysed(COUPLING), "KFAC": similar, "FACTS": None}), tmp_path)
-    assert_drawn(tmp_path)
-    estimators = pd.read_csv(tmp_path / "demo.csv").dropna(subset="estimator")
-    (row,) = estimators.to_dict("records")
+    records = {"coupling": analysed(COUPLING), "KFAC": similar, "FACTS": None}
+    (row,) = (
+        drawn(drawing("motivation", *records), places(records), tmp_path).dropna(subset="estimator").to_dict("records")
+    )
     assert (row["estimator"], row["cosine"], row["cosine_error"], row["top1"]) == ("KFAC", 0.12, 0.01, 75.0)
 
 
 def test_cross_moments_are_drawn_layer_by_layer(tmp_path):
-    columns = {"Net": [], "Other": [], "Third": []}
-    experiment = Experiment(name="demo", title="A figure", figure="cross_moments", columns=columns, rows={"FACTS": []})
     ratios = {"operator": 2.0, "operator_error": 0.1, "input_side": 0.4, "grad_side": 0.3}
     record = analysed({"first": ratios | {"loss": -0.2}, "second": ratios})  # the second layer was left dense
-    draw_figure(experiment, one_column("FACTS", record, "Other", "Third"), tmp_path)
-    assert_drawn(tmp_path)
-    values = pd.read_csv(tmp_path / "demo.csv").set_index("layer")
+    experiment = drawing("cross_moments", "FACTS", columns="Net, Other, Third")
+    values = drawn(experiment, one_column("FACTS", record, "Other", "Third"), tmp_path).set_index("layer")
     assert values.loss["first"] == -0.2 and np.isnan(values.loss["second"])
     assert values.operator.tolist() == [2.0, 2.0]
 
 
-def test_an_ablation_shows_every_measured_value_in_the_order_of_its_rows(tmp_path):
-    experiment = Experiment(
-        name="demo",
-        title="A choice of many words, so many that they take more than a line of so narrow a figure",
-        figure="ablation",
-        axis_title="alpha",
-        metrics={"top1": "Top-1"},
-        ranked_by="top1",
-        columns={"Net": []},
-        rows={"0.7": [], "0.1": [], "none": []},
-    )
-    draw_figure(experiment, places({"0.7": analysed(top1=90.0), "0.1": None, "none": analysed(top1=80.0)}), tmp_path)
-    assert_drawn(tmp_path, width=600)
-    values = pd.read_csv(tmp_path / "demo.csv", dtype={"row": str})
+def test_an_ablation_shows_measured_values_in_the_order_of_its_rows_and_turns_long_labels(tmp_path):
+    fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1"}
+    records = {"0.7": analysed(top1=90.0), "0.1": None, "none": analysed(top1=80.0)}
+    values = drawn(drawing("ablation", *records, **fields), places(records), tmp_path)
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 80.0]]
-    draw_figure(experiment, places({"0.7": None}), tmp_path)
-    assert_drawn(tmp_path, width=600)
-    assert pd.read_csv(tmp_path / "demo.csv").empty
-
-
-@pytest.mark.parametrize(
-    ("rows", "rotation"), [(["none", "0.1"], 0), (["none", "median of the batch", *"1234567"], 30)]
-)
-def test_long_labels_of_an_ablation_are_turned(rows, rotation):
-    experiment = Experiment(
-        figure="ablation",
-        metrics={"top1": "Top-1"},
-        ranked_by="top1",
-        columns={"Net": []},
-        rows={row: [] for row in rows},
-    )
-    figure, _ = ablation(experiment, {(row, "Net"): analysed(top1=90.0) for row in rows})
-    labels = figure.axes[0].get_xticklabels()
-    assert {label.get_rotation() for label in labels} == {rotation}
-    assert [label.get_text().replace("\n", " ") for label in labels] == rows
+    for rows, rotation in ((["none", "0.1"], 0), (["none", "median of the batch", *"1234567"], 30)):
+        figure, _ = ablation(drawing("ablation", *rows, **fields), {(row, "Net"): analysed(top1=90.0) for row in rows})
+        labels = figure.axes[0].get_xticklabels()
+        assert {label.get_rotation() for label in labels} == {rotation}
+        assert [label.get_text().replace("\n", " ") for label in labels] == rows
 
 
 def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
     rates = {"dense": 100.0, "compressed": 150.0, "residual": 120.0}
-    speeds = {
-        name: {"throughput": rate, "spread": 0.1, "latency": 0.01, "load": 0.1, "memory": None}
-        for name, rate in rates.items()
-    }
+    rest = {"spread": 0.1, "latency": 0.01, "load": 0.1, "memory": None}
+    speeds = {name: {"throughput": rate, **rest} for name, rate in rates.items()}
     timed = replace(record(), analysis={"speeds": speeds, "missing": {"two_of_four": "no such GPU"}})
-    experiment = Experiment(name="demo", title="A figure", figure="throughput", columns={"Net": []}, rows={"A": []})
-    draw_figure(experiment, places({"A": timed}), tmp_path)
-    assert_drawn(tmp_path)
-    values = pd.read_csv(tmp_path / "demo.csv").set_index("network")
+    values = drawn(drawing("throughput", "A"), places({"A": timed}), tmp_path).set_index("network")
     assert values.ratio.to_dict() == {"dense": 1.0, "residual": 1.2, "compressed": 1.5}
-
-    draw_figure(experiment, places({"A": None}), tmp_path)
-    assert pd.read_csv(tmp_path / "demo.csv").empty
 
 
 def test_forms_keep_their_colour_where_few_methods_were_timed(tmp_path):
     """PELA is not: FACTS must not take its colour on the right."""
-    rows = {"PELA": [], "PELA, pivoted": [], "FACTS": [], "FACTS, pivoted": []}
-    experiment = Experiment(name="pivoted", title="Forms", figure="forms", columns={"40 %": [], "80 %": []}, rows=rows)
+    rows = ("PELA", "PELA, pivoted", "FACTS", "FACTS, pivoted")
+    experiment = drawing("forms", *rows, columns="40 %, 80 %")
     records = {}
     for (number, row), (column, ratio) in itertools.product(enumerate(rows), (("40 %", 0.4), ("80 %", 0.8))):
         metrics = {"gflops": ratio, "top1": 80.0 + number, **({"speedup": 1 / ratio} if "FACTS" in row else {})}
@@ -227,14 +171,7 @@ def test_forms_keep_their_colour_where_few_methods_were_timed(tmp_path):
 
 def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     columns = {f"{network}, {ratio} %": [] for network in ("A", "B") for ratio in (60, 30)}
-    experiment = Experiment(
-        name="beyond",
-        title="",
-        figure="steps",
-        columns=columns,
-        rows={"Dense": [], "FACTS": [], "CoRS": []},
-        unranked=["Dense"],
-    )
+    experiment = replace(drawing("steps", "Dense", "FACTS", "CoRS", unranked=["Dense"]), columns=columns)
     records = {
         (row, column): make_record(metrics={"gflops": float(column[3:5]), "top1": 80.0 - number})
         for (number, row), column in itertools.product(enumerate(experiment.rows), columns)
@@ -258,13 +195,9 @@ def judged(num_right: int, minutes: float, size: int = 200) -> Record:
 def ranked() -> tuple[Experiment, dict]:
     """A slow best, a quick one just behind it, one that is neither, and one that has no record of the second column."""
     lines = {"Dense": (200, 0), "best": (180, 9), "quick": (179, 1), "poor": (100, 2), "half": (190, 1)}
-    rows: dict[str, list[str]] = {row: [] for row in lines}
-    experiment = Experiment(
-        name="demo", title="Rivals", figure="ranking", ranked_by="top1", columns={"A": [], "B": []}, rows=rows
-    )
-    experiment.metrics, experiment.unranked = {"top1": "Top-1"}, ["Dense"]
+    fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1", "unranked": ["Dense"]}
     records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"}
-    return experiment, {**records, ("half", "B"): None}
+    return drawing("ranking", *lines, columns="A, B", **fields), {**records, ("half", "B"): None}
 
 
 def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ranked):
@@ -293,29 +226,3 @@ def test_a_row_that_took_no_time_is_ranked_but_not_on_the_line(ranked):
     _, methods = ranking(experiment, records)
     assert methods.method.tolist() == ["Dense", "best", "quick", "poor"] and methods.minutes.isna().sum() == 1
     assert methods.on_front.tolist() == [False, True, True, False]
-
-
-def test_an_interval_of_a_rank_need_not_hold_it(ranked):
-    """A lead of one image in each of four columns, all on images of their own, is lost in nearly every draw."""
-    experiment, _ = ranked
-    experiment.columns, experiment.rows = {column: [] for column in "ABCD"}, {row: [] for row in "uvwxyz"}
-    records = {}
-    for k, row in enumerate(experiment.rows):
-        for number, column in enumerate(experiment.columns):
-            right = torch.ones(200, dtype=torch.bool)
-            right[20 * k : 20 * k + (20 if k else 19)] = False
-            right = right[torch.randperm(200, generator=torch.Generator().manual_seed(number))]
-            outcomes = {"top1": packed(right)}
-            records[row, column] = make_record(metrics={"top1": 90.0}, outcomes=outcomes, seconds={"search": 60})
-    figure, methods = ranking(experiment, records)
-    best = methods.iloc[0]
-    assert best["method"] == "u" and best["rank"] == 1 < best.rank_low
-    segments = [segment for lines in figure.axes[0].collections for segment in lines.get_segments()]
-    assert [segment[:, 0].tolist() for segment in segments] == methods[["rank_low", "rank_high"]].to_numpy().tolist()
-
-
-def test_a_ranking_of_nothing_says_so(ranked, tmp_path):
-    experiment, records = ranked
-    draw_figure(experiment, [GridCell("demo", *place, None) for place in records], tmp_path)
-    assert_drawn(tmp_path)
-    assert pd.read_csv(tmp_path / "demo.csv").empty

@@ -3,20 +3,17 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 import facts
 from experiments.cell import Cell
 from experiments.instantiation import instantiate
 from experiments.paper import paper_values
 from experiments.rivals.refit.randomized_svd import RandomizedSVD
-from facts.calibration.selection import select_layers
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import ASVD, FLAR, FWSVD, PELA, SVDLLM
 from facts.refit import Blockwise
 from facts.search import ASVDSearch, FLARSearch, Uniform
-from tests.networks import UNIFORM, image_batches, make_model, make_swin, relative_error
 
 MEASURED = ASVDSearch(ratios=(0.4, 0.5, 0.6, 0.7, 0.8, 0.9))
 METHODS = {
@@ -93,74 +90,3 @@ def test_dense_networks_and_uniform_ranks_cost_what_the_readme_says(config_of, c
             gflops = 30.0 if (row, column) == ("Baseline", "MambaVision-B") else round(cost.flops / 1e9, 1)
             assert published[row, column, "gflops"] == gflops
             assert published[row, column, "mparams"] == round(cost.params / 1e6, 1)
-
-
-def mixed_batches(shape):
-    """Batches of four whose targets are probabilities, as CutMix makes them; each image has two classes."""
-    generator = torch.Generator().manual_seed(2)
-    batches = []
-    for images, labels in image_batches([4, 4, 4], shape=shape):
-        share = torch.rand(len(labels), 1, generator=generator, dtype=torch.float64)
-        one, other = (nn.functional.one_hot(each, 4).double() for each in (labels, labels.roll(1)))
-        batches.append((images, share * one + (1 - share) * other))
-    return batches
-
-
-def largest_inputs(model, layers, inputs):
-    """The largest magnitude of each input of each layer over a batch."""
-    seen = {name: [] for name in layers}
-
-    def remember(name):
-        return lambda layer, args: seen[name].append(args[0].flatten(0, -2).abs())
-
-    hooks = [layer.register_forward_pre_hook(remember(name)) for name, layer in layers.items()]
-    model(inputs)
-    for hook in hooks:
-        hook.remove()
-    return {name: torch.cat(values).max(dim=0).values for name, values in seen.items()}
-
-
-def scales_of_asvd(model, layers, batches, alpha=1.0):
-    """Sums over batches."""
-    largest = [largest_inputs(model, layers, inputs) for inputs, _ in batches]
-    return {name: sum(batch[name] for batch in largest) ** alpha + 1e-6 for name in layers}
-
-
-def scales_of_fwsvd(model, layers, batches, alpha=0.5, floor=1e-6):
-    """The root of the mean squared gradient of each batch's mean loss, to the power alpha."""
-    squares = dict.fromkeys(layers, 0)
-    for inputs, targets in batches:
-        model.zero_grad()
-        nn.CrossEntropyLoss()(model(inputs), targets).backward()
-        for name, layer in layers.items():
-            squares[name] = squares[name] + layer.weight.grad.square().mean(dim=0)
-    return {name: (square / len(batches)).sqrt() ** alpha + floor for name, square in squares.items()}
-
-
-def truncated(weight, scale, rank):
-    """The leading part of the scaled weight, with the scale divided out."""
-    u, s, vh = torch.linalg.svd(weight * scale, full_matrices=False)
-    return u[:, :rank] * s[:rank] @ vh[:rank] / scale
-
-
-@pytest.mark.parametrize(("make", "shape"), [(make_model, (3, 8, 8)), (make_swin, (3, 16, 16))])
-@pytest.mark.parametrize(
-    ("row", "scales_of", "tolerance"),
-    [
-        ("ASVD", scales_of_asvd, 1e-9),  # rounding
-        ("FW-SVD", scales_of_fwsvd, 1e-3),  # theirs adds 1e-6, which is nothing beside gradients of 1e-3 and more
-        ("FW-SVD", lambda *args: scales_of_fwsvd(*args, floor=0), 1e-7),  # roots of roots magnify rounding
-    ],
-    ids=["ASVD", "FW-SVD", "FW-SVD without a floor"],
-)
-def test_layers_are_those_of_their_formulas(config_of, row, scales_of, tolerance, make, shape):
-    """Exact SVDs on both sides; tests/rivals has the draws."""
-    model, batches = make().eval(), mixed_batches(shape)
-    layers = select_layers(model).layers
-    estimator = instantiate(config_of(row, "DeiT-B").estimator)
-    result = facts.compress(model, batches, estimator=estimator, ratio=0.5, **UNIFORM)
-    scales = scales_of(model, layers, batches)
-    for name, layer in layers.items():
-        weight = torch.matmul(*result.model.get_submodule(name).factors())
-        expected = truncated(layer.weight.detach(), scales[name].detach(), result.plan[name])
-        assert relative_error(weight, expected) < tolerance, name

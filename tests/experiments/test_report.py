@@ -1,4 +1,4 @@
-"""The report: everything that a results folder holds, and why the rest is not there."""
+"""The report: everything that a results folder holds, and why the rest is not there; in a browser, and by its parts."""
 
 import re
 import shutil
@@ -12,28 +12,29 @@ from hydra import initialize_config_dir
 
 from experiments.config import CONF, Experiment
 from experiments.grid import every_experiment
-from experiments.output.report import write_report
-from experiments.output.report.experiment_result import read_result
-from experiments.output.report.plans import full_ranks, plan_tables
+from experiments.output.report.charts import SERIES
+from experiments.output.report.page import write_report
 from experiments.output.results import report_on_all
 from experiments.output.tables import ERRORS
-from experiments.record import published_records
 from experiments.report import main
-from tests.results_folder import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
+from tests.browser import WIDTHS, chromium
+from tests.records import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
 RESULTS = Path(CONF).parent / "results/mini"
+STYLE = Path(CONF).parent / "experiments/output/report/templates/style.css"
 
 
 class Page(HTMLParser):
     """The texts of a page's tables by id, line by line, and what it would load."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.tables: dict[str, list[list[str]]] = {}
         self.loads: list[str] = []
         self.words: list[str] = []
         self._cell = False
-        self.feed(text)
+        self.feed(path.read_text())
+        self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
@@ -55,153 +56,119 @@ class Page(HTMLParser):
         if self._cell:
             self._lines[-1][-1] += data.strip()
 
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
 
 def written(folder: Path, experiments: list[Experiment] = EXPERIMENTS) -> Page:
     write_report(experiments, {}, folder)
-    return Page((folder / "report.html").read_text())
+    return Page(folder / "report.html")
 
 
-@pytest.fixture
-def page(tmp_path) -> Page:
-    write_results(tmp_path)
-    return written(tmp_path)
+def rows(page: Page, name: str) -> dict[str, list[str]]:
+    return {line[0]: line[1:] for line in page.tables[f"table-{name}"]}
 
 
-def test_every_table_is_there_with_ours_and_the_papers(page):
-    assert {"table-demo_40", "table-demo_50", "table-demo_ablation"} <= page.tables.keys()
-    heads, rows = page.tables["table-demo_50"][:3], {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
-    assert heads[0] == ["Method", "Net", "Other"]
-    assert heads[1] == ["GFLOPs", "Top-1", "Search [min]"] * 2
-    assert heads[2] == ["ours", "paper"] * 4
-    assert rows[PLAIN] == ["1.0", "10.0", "61.5± 2.4", "56.5", "", "1.0", "", "61.5± 2.4", "", ""]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    write_results(folder)
+    return folder
 
 
-def test_the_best_methods_are_marked_and_the_differences_counted(page):
+@pytest.fixture(scope="module")
+def page(folder) -> Page:
+    return written(folder)
+
+
+def test_tables_show_ours_the_papers_and_the_best(page):
     """C is level with D; the original, which is none of the methods, is not compared."""
-    rows = {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
-    shown = [rows[row][2] for row in ("Baseline", "B", "C", "D", BOTH)]
-    assert shown == ["98.0± 0.7", "9.2± 1.5", "99.5± 0.4*", "100.0± 0.0*", "90.0± 1.5"]
-    assert re.fullmatch(r"1(\.0)? \(n=5, p=\S+\)", rows["Ranking agreement"][2])
-    assert rows["Ranking agreement"][7] == ""  # the paper has no number for this network
-    assert [rows["Pairs apart"][column] for column in (2, 7)] == ["9 of 10", "5 of 6"]
+    assert page.tables["table-demo_50"][0] == ["", "Net", "Other"]
+    shown = rows(page, "demo_50")
+    assert shown["Method"] == ["GFLOPs", "paper", "Top-1", "paper", "Search [min]"] * 2
+    assert shown[PLAIN] == ["1.0", "10.0", "61.5± 2.4", "56.5", "", "1.0", "", "61.5± 2.4", "", ""]
+    best = [shown[row][2] for row in ("Baseline", "B", "C", "D", BOTH)]
+    assert best == ["98.0± 0.7", "9.2± 1.5", "99.5± 0.4*", "100.0± 0.0*", "90.0± 1.5"]
+    assert re.fullmatch(r"1(\.0)? \(n=5, p=\S+\)", shown["Spearman"][2]) and shown["Spearman"][7] == ""
+    assert [shown["Pairs apart"][column] for column in (2, 7)] == ["9 of 10", "5 of 6"]
+    assert rows(page, "agreement") == {"experiment": ["Net"], "demo_40": ["1.00"], "demo_50": ["1.00"]}
     assert ERRORS in page.text and "A note on mini & <others>." in page.text
+    assert "Spearman" not in rows(page, "demo_ablation") and rows(page, "demo_ablation")["Pairs apart"] == ["0 of 1"]
 
 
-def test_a_table_of_two_methods_has_no_agreement(page):
-    rows = {line[0]: line[1:] for line in page.tables["table-demo_ablation"][2:]}
-    assert "Ranking agreement" not in rows and rows["Pairs apart"] == ["0 of 1"]
-    assert set(rows) == {"0.5", "none", "Pairs apart"}
+def test_what_is_missing_is_listed_with_the_reason(page):
+    missing = {(name, state, cells): why for name, state, why, cells in page.tables["table-missing"]}
+    assert missing["demo_50", "n.a.", "B, Other"] == REASON
+    assert missing["demo_50", "failed", "Failing, Net; Failing, Other"] == "ValueError: 3 < 4 & no luck"
+    later = missing["demo_50", "missing", "Later, Net; Later, Other"]
+    assert later == "not run yet: python -m experiments.reproduce experiment=demo_50"
+    assert ("demo_maps", "missing", "figure") in missing
+    shown = rows(page, "demo_50")
+    assert (shown["Failing"][0], shown["Later"][0], shown["B"].count("n.a.")) == ("failed", "missing", 3)
+    assert "done 24 failed 4 missing 4 n.a. 2 cells in 3 tables 34" in page.text
 
 
-def test_differences_are_shown_where_the_data_are_the_papers(tmp_path):
+def test_plans_seconds_and_provenance(page):
+    layers = rows(page, "demo_50-plan-1")
+    assert [layers[layer] for layer in LAYERS] == [["5/20"], ["10/20"], ["15/20"], ["dense"]]
+    heads, *lines = page.tables["table-experiments"]
+    (seconds,) = (dict(zip(heads, line, strict=True)) for line in lines if line[0] == "demo_50")
+    assert list(seconds.values())[1:] == ["13", "22", "16.5", "2.8"]
+    assert set(rows(page, "estimators")) == {"estimator", "FACTS", "none"}
+    assert "torch" in rows(page, "provenance")
+
+
+def test_nothing_is_loaded_nothing_escapes_and_charts_follow_the_scheme(page, folder):
+    assert all(target.startswith(("#", "data:")) for target in page.loads)
+    html = (folder / "report.html").read_text()
+    assert "<plain>" not in html and "<none>" not in html and "A &lt;plain&gt; &amp; simple" in html
+    assert "url(http" not in html and "@import" not in html and "<code>mini</code> &amp; &lt;others&gt;" in html
+    assert html.count("<img src=") == 1 and 'alt="An ablation"' in html
+    assert html.count("<svg") == 3  # two networks against FLOPs, and one profile that all cells share
+    assert "currentColor" in html and "#010203" not in html
+    before = (folder / "report.html").read_bytes()
+    written(folder)
+    assert (folder / "report.html").read_bytes() == before
+
+
+def test_differences_and_values_of_another_source(tmp_path):
     write_results(tmp_path, comparable=True)
-    page = written(tmp_path)
-    assert page.tables["table-demo_50"][2] == ["ours", "paper", "difference"] * 4
-    rows = {line[0]: line[1:] for line in page.tables["table-demo_50"][3:]}
-    assert rows[PLAIN][:6] == ["1.0", "10.0", "−9.0", "61.5± 2.4", "56.5", "+5.0"]
-    assert "no difference is computed" not in page.text
-
-
-def test_values_of_another_source_are_called_by_it(tmp_path):
-    write_results(tmp_path)
     other = replace(EXPERIMENTS[1], published_in="README")
     page = written(tmp_path, [EXPERIMENTS[0], other])
-    assert page.tables["table-demo_40"][2] == ["ours", "paper"] * 4
-    assert page.tables["table-demo_50"][2] == ["ours", "README"] * 4
-    assert "correlation with the README by" in page.text
+    shown = rows(page, "demo_50")
+    assert shown["Method"][:3] == ["GFLOPs", "README", "difference"]
+    assert shown[PLAIN][:6] == ["1.0", "10.0", "−9.0", "61.5± 2.4", "56.5", "+5.0"]
+    assert "correlation with the README's by" in page.text and "without a difference" not in page.text
     before, _, after = page.text.rpartition("Tables beyond the paper")
     assert "Tables of the paper" in before and other.title in after and EXPERIMENTS[0].title not in after
 
 
-def test_what_is_missing_is_said_with_the_reason(page):
-    rows = {tuple(line[:2]): line[2:] for line in page.tables["table-missing"][1:]}
-    assert rows["demo 50", "n.a."] == ["B, Other", REASON]
-    assert rows["demo 50", "failed"] == ["Failing, Net; Failing, Other", "ValueError: 3 < 4 & no luck"]
-    assert rows["demo 50", "missing"] == [
-        "Later, Net; Later, Other",
-        "not run yet:python -m experiments.reproduce experiment=demo_50",
-    ]
-    assert rows["demo maps", "missing"][0] == "the figure"
-    states = {line[0]: line for line in page.tables["table-demo_50"]}
-    assert [states[row][1] for row in ("Failing", "Later")] == ["failed", "missing"]
-    assert states["B"].count("n.a.") == 3
-    assert "done 24 failed 4 missing 4 not applicable 2 cells in 3 tables 34" in page.text
-
-
-def test_packages_that_are_missing_are_named_with_the_command(tmp_path, without_module):
-    without_module("lm_eval")
-    experiment = Experiment(
-        name="words",
-        title="Words",
-        task="language",
-        metrics={"x": "X"},
-        ranked_by="x",
-        columns={"N": []},
-        rows={"A": []},
-    )
-    (gap,) = read_result(experiment, {}, tmp_path).gaps
-    assert gap.reason == "lm_eval not installed: `make install-llm`"
-
-
-def test_nothing_is_loaded_and_nothing_escapes(page, tmp_path):
-    assert all(target.startswith(("#", "data:")) for target in page.loads)
-    html = (tmp_path / "report.html").read_text()
-    assert "<plain>" not in html and "<none>" not in html and "A &lt;plain&gt; &amp; simple" in html
-    assert "url(http" not in html and "@import" not in html
-    assert "<code>mini</code> &amp; &lt;others&gt;" in html
-
-
-def test_figures_and_charts_are_in_the_page(page, tmp_path):
-    html = (tmp_path / "report.html").read_text()
-    assert html.count("<img src=") == 1 and 'alt="An ablation"' in html
-    assert html.count("<svg") == 3  # two networks against FLOPs, and one profile that all cells share
-    assert "currentColor" in html and "#010203" not in html and "#0072b2" not in html.partition("</style>")[2]
-
-
-def test_bars_are_ranks_over_full_ranks(tmp_path):
-    write_results(tmp_path)
-    result = read_result(EXPERIMENTS[1], {}, tmp_path)
-    for full, shares in ((full_ranks(result.records.values()), (0.25, 0.5, 0.75, 1)), ({}, (1 / 3, 2 / 3, 1, 1))):
-        plan, other = plan_tables(result, full)
-        assert (plan.network, plan.methods, other.network) == ("Net", [BOTH], "Other")
-        assert tuple(plan.layers) == LAYERS
-        assert tuple(bar.share for (bar,) in plan.layers.values()) == pytest.approx(shares)
-        assert plan.relative == (not full)
-
-
-def test_seconds_are_summed_over_cells(page):
-    heads, *lines = page.tables["table-seconds-1"]
-    seconds = {line[0]: dict(zip(heads[1:], line[1:], strict=True)) for line in lines}
-    assert seconds["demo 50"] == {
-        "cells": "13",
-        "search [s]": "16.5",
-        "evaluation [s]": "2.8",
-        "repaired factors": "22",
-    }
-    assert {line[0] for line in page.tables["table-seconds-2"][1:]} == {"FACTS", "none"}
-
-
-def test_without_records_tables_stay_and_the_rest_is_said(tmp_path):
+def test_without_records_the_tables_stay(tmp_path):
     write_results(tmp_path, records=False)
     page = written(tmp_path)
-    assert page.tables["table-demo_50"][4][3] == "61.5± 2.4"
-    assert "The records of 28 cells are not in records/" in page.text
+    assert rows(page, "demo_50")[PLAIN][2] == "61.5± 2.4" and "table-provenance" not in page.tables
     assert "No record with a sensitivity profile is here." in page.text
-    assert "its record is not here: run it again to see why" in page.text
-    assert "No record of a cell is here." in (tmp_path / "report.md").read_text()
+    assert "no record: run it again to see why" in page.text
+    assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
 
 
-def test_the_same_folder_gives_the_same_page(tmp_path):
-    write_results(tmp_path)
-    texts = []
-    for _ in range(2):
-        written(tmp_path)
-        texts.append((tmp_path / "report.html").read_bytes())
-    assert texts[0] == texts[1]
+def luminance(color: str) -> float:
+    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(*colors: str) -> float:
+    dark, light = sorted(map(luminance, colors))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [1, 2], ids=["light", "dark"])
+def test_text_and_lines_stand_out_by_the_rules_of_wcag(scheme):
+    declared = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", STYLE.read_text())
+    colors = {name: each[scheme - 1] for name, *each in declared}
+    grounds = [colors[name] for name in ("ground", "panel", "bar")]
+    assert min(contrast(colors["ink"], ground) for ground in grounds) >= 4.5
+    texts = [colors[name] for name in ("soft", "accent", "done", "failed", "missing")]
+    assert min(contrast(text, ground) for text in texts for ground in grounds[:2]) >= 4.5
+    assert min(contrast(line, colors["ground"]) for line in SERIES) >= 3
 
 
 @pytest.mark.system
@@ -211,31 +178,58 @@ def test_every_experiment_is_reported_whichever_ran(tmp_path):
     with initialize_config_dir(CONF, version_base="1.3"):
         report_on_all(folder)
         experiments = every_experiment()
-    page = Page((folder / "report.html").read_text())
+    page = Page(folder / "report.html")
     short = (folder / "report.md").read_text()
-    assert "[report.html](report.html)" in short
+    assert "[report.html](report.html)" in short and "| FACTS" in short
     for experiment in experiments:
         assert experiment.title in short
         assert (f"table-{experiment.name}" in page.tables) == bool(experiment.metrics)
-    assert page.tables["table-fisher_estimators"][0][1:3] == ["token-local", "act-grad coupling"]
-    tables = "".join(path.read_text() for path in (folder / "tables").glob("*.csv"))
-    published = {record.fingerprint for each in experiments for record in published_records(each.name, folder)}
-    cells = re.search(r"^(\d+) cells, the last one on", short, re.MULTILINE)
-    assert cells and int(cells[1]) == sum(fingerprint in tables for fingerprint in published) > 300
-    figures = {line[0] for line in page.tables["table-missing"][1:] if "the figure" in line[2]}
-    assert figures == {experiment.name.replace("_", " ") for experiment in experiments if experiment.figure}
+    assert rows(page, "fisher_estimators")["Method"][:2] == ["token-local", "act-grad coupling"]
+    figures = {line[0] for line in page.tables["table-missing"][1:] if line[3] == "figure"}
+    assert figures == {experiment.name for experiment in experiments if experiment.figure}
 
 
 @pytest.mark.system
-def test_the_command_writes_the_report_anew_from_what_is_there(tmp_path, monkeypatch, capsys):
+def test_the_command_rewrites_the_report(tmp_path, monkeypatch, capsys):
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     monkeypatch.setattr(sys, "argv", ["report", f"results={tmp_path}", *quiet])
-    with pytest.raises(
-        SystemExit, match=r"no folder .*mini: choose another with results=, or run experiments.reproduce"
-    ):
+    with pytest.raises(SystemExit, match=r"no folder .*mini: choose another with results=, or run"):
         main()
     (tmp_path / "mini").mkdir()
     main()
     path = tmp_path / "mini/report.html"
     assert capsys.readouterr().out.strip() == str(path)
-    assert "python -m experiments.reproduce experiment=model_sizes" in Page(path.read_text()).text
+    assert "python -m experiments.reproduce experiment=model_sizes" in Page(path).text
+
+
+@pytest.mark.system
+def test_in_a_browser_it_sorts_switches_its_scheme_and_fits_every_screen(page, folder):
+    """No error is reported and nothing fetched; empty cells stay last, and a third click restores the order."""
+    troubles: list[str] = []
+    address = (folder / "report.html").as_uri()
+    with chromium() as browser:
+        for width, height in WIDTHS.items():
+            tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark")
+            tab.on("console", lambda message: troubles.append(message.text))
+            tab.on("pageerror", lambda error: troubles.append(str(error)))
+            tab.on("request", lambda asked: asked.url.startswith((address, "data:")) or troubles.append(asked.url))
+            tab.goto(address)
+            tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            assert all(shown.is_visible() for shown in tab.locator("table").all())
+        heading = tab.locator("#table-demo_50 th[scope=col]").nth(3)
+        values = "[...document.querySelectorAll('#table-demo_50 tbody tr')].map((row) => row.cells[3].innerText)"
+        before, seen = tab.evaluate(values), {}
+        for _ in range(3):
+            heading.locator("button").press("Enter")
+            seen[heading.get_attribute("aria-sort")] = tab.evaluate(values)
+        done = ["9.2 ± 1.5", "61.5 ± 2.4", "90.0 ± 1.5", "98.0 ± 0.7", "99.5 ± 0.4*", "100.0 ± 0.0*"]
+        last = ["failed", "missing"]
+        assert seen == {"ascending": [*done, *last], "descending": [*reversed(done), *last], "none": before}
+        ground = "getComputedStyle(document.body).backgroundColor"
+        grounds = [tab.evaluate(ground)]
+        for _ in range(2):
+            tab.locator("#scheme").click()
+            grounds.append(tab.evaluate(ground))
+        assert grounds[0] == grounds[2] != grounds[1]
+    assert troubles == []

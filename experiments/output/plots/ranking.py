@@ -2,12 +2,11 @@
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
 from experiments.outcomes import mean_ranks, unpacked
-from experiments.output.plots.style import BLUE, GREY, VERMILION, WIDTH, Records, say
+from experiments.output.plots.style import BLUE, GREY, VERMILION, Records, panels, say
 
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -18,48 +17,54 @@ COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minu
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
-    Ranks have the 95 % intervals of a bootstrap that draws the test images anew, the same for all methods, and for
+    Ranks have the 95 % intervals of a bootstrap that resamples the test images, the same for all methods, and for
     all columns with as many images. An interval need not hold its rank: a narrow lead is lost in most draws. Blue are
     the best method and those whose rank is not apart from its: the interval of the difference holds zero. The line
     joins methods such that none is both faster and more accurate, each with its place.
     """
     methods = ranked(experiment, records)
-    figure = Figure(figsize=(WIDTH, max(2.6, 0.9 + INCHES_A_ROW * len(methods))), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
     left.set(xlabel="mean rank, 95 % interval")
     right.set(xlabel="minutes, mean", ylabel=f"{experiment.metrics[experiment.ranked_by]} [%], mean", xscale="log")
     if methods.empty:
         say(left)
         say(right)
         return figure, methods
-    draw_ranks(left, methods)
-    draw_front(right, methods)
+    for is_level, color in ((True, BLUE), (False, GREY)):
+        own = methods[methods.level == is_level]
+        left.hlines(own.index, own.rank_low, own.rank_high, color=color, linewidth=0.8)
+        left.plot(own["rank"], own.index, "o", color=color)
+        right.plot(own.minutes, own.accuracy, "o", color=color)
+    labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
+    left.set_yticks(range(len(methods)), labels, fontsize=6)
+    left.invert_yaxis()
+    left.margins(y=0.02)
+    front = methods[methods.on_front].sort_values("minutes")
+    right.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
+    for place, method in zip(front.index + 1, front.itertuples(), strict=True):
+        right.annotate(place, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=6)
     return figure, methods
 
 
 def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
-    """A line for each method with outcomes in every column, the best rank first."""
+    """Rank the methods that have outcomes in every column, the best first."""
     metric = experiment.ranked_by
     lines = {row: [records.get((row, column)) for column in experiment.columns] for row in experiment.rows}
     known = {row: [record for record in line if record and metric in record.outcomes] for row, line in lines.items()}
-    whole = {
-        row: line
-        for row, line in known.items()
-        if len(line) == len(experiment.columns) and row not in experiment.unranked
-    }
+    methods = [row for row in experiment.rows if row not in experiment.unranked]
+    whole = {row: known[row] for row in methods if len(known[row]) == len(experiment.columns)}
     if not whole:
         return pd.DataFrame(columns=COLUMNS)
-    outcomes = [
-        np.array([unpacked(record.outcomes[metric]) for record in column])
-        for column in zip(*whole.values(), strict=True)
-    ]
+    columns = zip(*whole.values(), strict=True)
+    outcomes = [np.array([unpacked(record.outcomes[metric]) for record in column]) for column in columns]
     sizes = [column.shape[1] for column in outcomes]
     draws = {size: resamples(size) for size in sizes}
     (ranks,) = mean_ranks(outcomes, [np.ones((1, size)) for size in sizes])
     drawn = mean_ranks(outcomes, [draws[size] for size in sizes])
     low, high = np.percentile(drawn, INTERVAL, axis=0)
     ahead = np.percentile(drawn - drawn[:, [ranks.argmin()]], INTERVAL[0], axis=0)
-    methods = pd.DataFrame(
+    minutes = [[record.values.get("total_minutes", np.nan) for record in line] for line in whole.values()]
+    table = pd.DataFrame(
         {
             "method": list(whole),
             "rank": ranks,
@@ -67,37 +72,14 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
             "rank_high": high,
             "level": ahead <= 0,
             "accuracy": [np.mean([record.metrics[metric] for record in line]) for line in whole.values()],
-            "minutes": [
-                np.mean([record.values.get("total_minutes", np.nan) for record in line]) for line in whole.values()
-            ],
+            "minutes": np.mean(minutes, axis=1),
         }
     ).sort_values(["rank", "minutes"], ignore_index=True)
-    timed = methods.fillna({"minutes": np.inf})  # the original takes none
+    timed = table.fillna({"minutes": np.inf})  # the original takes none
     by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
-    return methods.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+    return table.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
 
 
 def resamples(size: int) -> np.ndarray:
-    """How often each test image is drawn, `[draws, size]`."""
+    """Draw how often each test image is taken, `[draws, size]`."""
     return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=NUM_DRAWS)
-
-
-def draw_ranks(axes: Axes, methods: pd.DataFrame) -> None:
-    for level, color in ((True, BLUE), (False, GREY)):
-        own = methods[methods.level == level]
-        axes.hlines(own.index, own.rank_low, own.rank_high, color=color, linewidth=0.8)
-        axes.plot(own["rank"], own.index, "o", color=color, markersize=3)
-    labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
-    axes.set_yticks(range(len(methods)), labels, fontsize=6)
-    axes.invert_yaxis()
-    axes.margins(y=0.02)
-
-
-def draw_front(axes: Axes, methods: pd.DataFrame) -> None:
-    for level, color in ((True, BLUE), (False, GREY)):
-        own = methods[methods.level == level]
-        axes.plot(own.minutes, own.accuracy, "o", color=color, markersize=3)
-    front = methods[methods.on_front].sort_values("minutes")
-    axes.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
-    for place, method in zip(front.index + 1, front.itertuples(), strict=True):
-        axes.annotate(place, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=6)

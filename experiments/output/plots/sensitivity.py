@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, VERMILION, WIDTH, Records, joined, say
+from experiments.output.plots.style import BLACK, BLUE, VERMILION, Records, joined, panels, say
 from experiments.record import Record
 from facts.cost.ranks import candidate_ranks
 from facts.search import interpolate_profile
@@ -17,9 +17,9 @@ INTERPOLATED_LAYERS = ("blocks.1.attn.proj", "blocks.1.attn.qkv")
 def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot measured errors of two layers, their interpolation by windows, and one cubic spline through them."""
     (record,) = records.values()
-    figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
+    figure, every = panels(len(INTERPOLATED_LAYERS), 2.6)
     curves = []
-    for axes, layer in zip(figure.subplots(1, len(INTERPOLATED_LAYERS)), INTERPOLATED_LAYERS, strict=True):
+    for axes, layer in zip(every, INTERPOLATED_LAYERS, strict=True):
         axes.set(title=layer, xlabel="ratio that remains", ylabel="KL divergence [nat]")
         measured = np.array(record.profile[layer]) if record and record.profile else np.empty((0, 3))
         if not len(measured):
@@ -36,7 +36,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
         }
         formats = (("s--", BLUE, 2.5), ("-", VERMILION, 0), ("o", BLACK, 4))
         for (name, (x, y)), (line, color, size) in zip(drawn.items(), formats, strict=True):
-            axes.plot(x, y, line, color=color, markersize=size, linewidth=0.9, label=name)
+            axes.plot(x, y, line, color=color, markersize=size, label=name)
             curves.append(pd.DataFrame({"layer": layer, "curve": name, "ratio": x, "error": y}))
         axes.axhline(0, color=BLACK, linewidth=0.5)
         axes.legend()
@@ -46,10 +46,9 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
 def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot errors predicted to second order against measured ones, one point a layer and ratio."""
     truth, *predictions = experiment.rows
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    figure, every = panels(len(experiment.columns), 3.2)
     points = []
-    panels = figure.subplots(1, len(experiment.columns), squeeze=False)[0]
-    for axes, column in zip(panels, experiment.columns, strict=True):
+    for axes, column in zip(every, experiment.columns, strict=True):
         axes.set(title=column, xscale="log", yscale="log")
         axes.set(xlabel="measured KL divergence [nat]", ylabel="predicted [nat]")
         measured = _errors(records[truth, column])

@@ -1,4 +1,4 @@
-"""Shared style of all figures: colours that the colour-blind can distinguish, sizes, and records by row and column."""
+"""Shared style of all figures: colours that the colour-blind can distinguish, sizes, and values of records."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +18,22 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.4,
     "grid.linestyle": "--",
+    "lines.linewidth": 0.9,
+    "lines.markersize": 3,
     "pdf.fonttype": 42,
 }
 WIDTH = 6.9  # inches: two columns of the paper
 
 Records = dict[tuple[str, str], Record | None]
 Drawing = Callable[[Experiment, Records], tuple[Figure, pd.DataFrame]]
+
+
+def panels(
+    columns: int, height: float, rows: int = 1, width: float = WIDTH, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with panels side by side; sizes are in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
 def say(axes: Axes, what: str = "not measured") -> None:
@@ -34,3 +44,18 @@ def say(axes: Axes, what: str = "not measured") -> None:
 def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """Join the plotted values into one table; empty if nothing was measured."""
     return pd.concat(parts)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
+    """Collect metrics by row and column, one line a record; NaN where a record lacks one."""
+    found = [(*place, *map(record.metrics.get, metrics)) for place, record in records.items() if record]
+    return pd.DataFrame(found, columns=["row", "column", *metrics])
+
+
+def share_legend(figure: Figure, columns: int) -> None:
+    """Put one legend of all panels below them."""
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)

@@ -1,7 +1,8 @@
-"""Images per second as bars, by device, beside those of the original network."""
+"""Images per second as bars, by device, with their ratio to the original network's."""
 
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, WIDTH, Records, say
+from experiments.output.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, Records, panels, say
 from experiments.paper import paper_values
 from experiments.record import Record
 from facts.cost.speed import Speed
@@ -33,74 +34,59 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     Where a device cannot run a network, a note says so. The paper's bars are hatched.
     """
     columns = dict.fromkeys(column for _, column in records)
-    figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
-    values: list[dict] = []
-    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+    places = [(row, column) for column in columns for row, own in records if own == column]
+    bars = pd.DataFrame([bar for place in places for bar in _bars(experiment, *place, records[place])], columns=COLUMNS)
+    figure, every = panels(len(columns), 2.4)
+    for axes, column in zip(every, columns, strict=True):
         axes.set(title=column, ylabel="images / s", yscale="log")
-        groups = {
-            row: _bars(experiment, row, column, record) for (row, own), record in records.items() if own == column
-        }
-        groups = {row: bars for row, bars in groups.items() if bars}
-        for place, (row, bars) in enumerate(groups.items()):
-            _draw(axes, place, bars, is_measured=records[row, column] is not None)
-            values += [{"row": row, "column": column, "network": name, **bar} for name, bar in bars.items() if bar]
+        groups = dict(list(bars[bars.column == column].groupby("row", sort=False)))
+        for place, (row, group) in enumerate(groups.items()):
+            _draw(axes, place, group, hatch=None if records[row, column] else PUBLISHED)
         if not groups:
             say(axes)
         axes.set_xticks(range(len(groups)), groups, fontsize=6)
         axes.margins(y=0.15)
-    known = [name for name in BARS if any(value["network"] == name for value in values)]
-    handles = [Patch(color=BARS[name][1], label=BARS[name][0]) for name in known]
-    if any(record is None for record in records.values()) and known:
+    measured = bars.dropna(subset="throughput")
+    handles = [
+        Patch(color=color, label=label) for name, (label, color) in BARS.items() if name in set(measured.network)
+    ]
+    if handles and None in records.values():
         handles.append(Patch(facecolor="white", edgecolor=BLACK, hatch=PUBLISHED, label="the paper's"))
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=6, frameon=False)
-    return figure, pd.DataFrame(values, columns=COLUMNS)
+    return figure, measured
 
 
-def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> dict[str, dict]:
-    """Speed and ratio by network; empty for one that the device cannot run."""
-    speeds = _speeds(record) if record else _published(experiment, row, column)
+def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> Iterable[dict[str, Any]]:
+    """List the speeds of a device's networks with their ratios; those that it cannot run have none."""
+    if record and "speeds" in record.analysis:
+        speeds = record.analysis["speeds"]
+    else:  # published, or of a record that came without the values of its analysis
+        paper = {
+            metric: value for (*place, metric), value in paper_values(experiment.name).items() if place == [row, column]
+        }
+        found = record.metrics if record else paper
+        speeds = {name: {"throughput": found[name + THROUGHPUT]} for name in BARS if name + THROUGHPUT in found}
     missing = record.analysis.get("missing", {}) if record else {}
-    bars = {}
-    for name in (name for name in BARS if name in speeds or name in missing):
+    for name in BARS:
+        place = {"row": row, "column": column, "network": name}
         base = speeds.get(BASES.get(name, "dense"))
-        ratio = speeds[name]["throughput"] / base["throughput"] if name in speeds and base else None
-        bars[name] = {} if name in missing else {**speeds[name], "ratio": ratio}
-    return bars
+        if name in missing:
+            yield place
+        elif name in speeds:
+            ratio = speeds[name]["throughput"] / base["throughput"] if base else None
+            yield {**place, **speeds[name], "ratio": ratio}
 
 
-def _draw(axes: Axes, place: int, bars: dict[str, dict], is_measured: bool) -> None:
+def _draw(axes: Axes, place: int, bars: pd.DataFrame, hatch: str | None) -> None:
     """Draw the group of one device, bars side by side."""
     width = 0.8 / len(bars)
-    for (name, bar), left in zip(bars.items(), _centres(place, len(bars), width), strict=True):
-        if not bar:
+    for number, bar in enumerate(bars.fillna({"spread": 0}).itertuples()):
+        left = place + (number - (len(bars) - 1) / 2) * width
+        if pd.isna(bar.throughput):
             axes.text(left, 0, "n.a.", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=5)
             continue
-        height, error = bar["throughput"], bar.get("spread", 0) * bar["throughput"] / 2
-        hatch = None if is_measured else PUBLISHED
-        axes.bar(left, height, width, color=BARS[name][1], yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3)
-        if bar["ratio"]:
-            axes.annotate(f"{bar['ratio']:.2f}", (left, height), ha="center", va="bottom", fontsize=5)
-
-
-def _centres(place: int, number: int, width: float) -> Iterable[float]:
-    return (place + (index - (number - 1) / 2) * width for index in range(number))
-
-
-def _speeds(record: Record) -> dict[str, dict]:
-    """In full, or, of a record that came without the values of its analysis, the throughput alone."""
-    if "speeds" in record.analysis:
-        return record.analysis["speeds"]
-    return {
-        name.removesuffix(THROUGHPUT): {"throughput": value}
-        for name, value in record.metrics.items()
-        if name.endswith(THROUGHPUT)
-    }
-
-
-def _published(experiment: Experiment, row: str, column: str) -> dict[str, dict]:
-    return {
-        metric.removesuffix(THROUGHPUT): {"throughput": value}
-        for (own, other, metric), value in paper_values(experiment.name).items()
-        if (own, other) == (row, column) and metric.endswith(THROUGHPUT)
-    }
+        error, color = bar.spread * bar.throughput / 2, BARS[bar.network][1]
+        axes.bar(left, bar.throughput, width, color=color, yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3)
+        if pd.notna(bar.ratio):
+            axes.annotate(f"{bar.ratio:.2f}", (left, bar.throughput), ha="center", va="bottom", fontsize=5)

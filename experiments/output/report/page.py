@@ -1,103 +1,100 @@
-"""The report as one HTML file that loads nothing."""
+"""The report, from a results folder alone: `report.html`, one file that loads nothing, and the short `report.md`."""
 
 import re
 from base64 import b64encode
-from collections import Counter
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from experiments.config import Experiment
 from experiments.output.report.charts import pareto_charts, sensitivity_charts
-from experiments.output.report.experiment_result import ExperimentResult, distinct
-from experiments.output.report.plans import full_ranks, plan_tables
-from experiments.output.report.provenance import Provenance, seconds_by_estimator, seconds_by_experiment
-from experiments.output.tables import LEVEL, Entry, in_paper, is_level, ours_as_text
-from experiments.output.tables import number as rounded
+from experiments.output.report.results import Result, gaps_of, provenance, read_result, timings
+from experiments.output.tables import RANK_CORRELATION, Entry, Properties, arrange, as_text, in_paper, notes_of
+from facts.utils.files import replacing
 
-SOURCES = ("ours", "paper", "difference")
 MINUS = "\N{MINUS SIGN}"
 
 
-@dataclass(frozen=True)
-class Group:
-    """A metric's columns under one heading: ours, the paper's and their difference, if known."""
-
-    metric: str
-    title: str
-    sources: list[str]
-
-
-def page(results: list[ExperimentResult], profile: str) -> str:
-    """Render the whole document."""
-    records = distinct(results)
+def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
+    """Write both files in `folder`; `properties` are of an experiment's table, by name."""
+    results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
+    loader, escaping = PackageLoader("experiments.output.report"), select_autoescape()
     environment = Environment(
-        loader=PackageLoader("experiments.output.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals["level"] = LEVEL
-    environment.tests["level"] = is_level
-    environment.filters |= {
-        "number": number,
-        "shown": shown,
-        "code": code,
-        "metric": metric_title,
-        "embedded": embedded,
-    }
-    full = full_ranks(records)
-    return environment.get_template("page.html").render(
-        profile=profile,
-        parts=parts(results),
-        results=results,
-        counts=Counter(cell.status for result in results for cell in result.cells.values()),
-        compared=any(result.compared for result in results),
-        groups={result.experiment.name: groups(result) for result in results},
-        plans={result.experiment.name: plan_tables(result, full) for result in results},
-        pareto=pareto_charts(results),
-        sensitivities=sensitivity_charts(results),
-        num_records=len(records),
-        num_unread=len({e.fingerprint for o in results for e in o.cells.values() if e.fingerprint}) - len(records),
-        provenance=Provenance.of(records) if records else None,
-        timings=[seconds_by_experiment(results), seconds_by_estimator(records)] if records else [],
-    )
+    functions: list[Callable[..., Any]] = [agreement, gaps_of, notes_of, parts, plans_of, provenance, table_of, timings]
+    functions += [pareto_charts, sensitivity_charts]
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.filters |= {"code": code, "metric": metric_title, "base64": b64encode}
+    distinct = {record.fingerprint: record for result in results for record in result.records.values()}
+    records = sorted(distinct.values(), key=lambda record: record.time)
+    compared = any(entry.difference is not None for result in results for entry in result.entries.values())
+    content = {"profile": folder.name, "results": results, "records": records, "compared": compared}
+    for name in ("report.md", "report.html"):
+        page = environment.get_template(name).render(content)
+        with replacing(folder / name) as path:
+            path.write_text(page, encoding="utf-8")
 
 
-def parts(results: list[ExperimentResult]) -> dict[str, list[ExperimentResult]]:
+def parts(results: list[Result]) -> dict[str, list[Result]]:
     """Group the experiments under headings, the paper's tables first."""
-    tables = [result for result in results if result.experiment.metrics]
-    chosen = {
-        "Tables of the paper": [result for result in tables if is_of_the_paper(result)],
-        "Tables beyond the paper": [result for result in tables if not is_of_the_paper(result)],
-        "Figures": [result for result in results if not result.experiment.metrics],
-    }
+    chosen: dict[str, list[Result]] = {"Tables of the paper": [], "Tables beyond the paper": [], "Figures": []}
+    for result in results:
+        published = result.experiment.published_in == "paper" and in_paper(result.entries.values())
+        table = "Tables of the paper" if published else "Tables beyond the paper"
+        chosen[table if result.experiment.metrics else "Figures"].append(result)
     return {heading: members for heading, members in chosen.items() if members}
 
 
-def is_of_the_paper(result: ExperimentResult) -> bool:
-    return result.experiment.published_in == "paper" and in_paper(result.entries.values())
+def table_of(result: Result) -> pd.DataFrame:
+    """Arrange an experiment's entries as cells of HTML, each with its exact value to sort by."""
+    experiment = result.experiment
+
+    def show(entry: Entry | None, source: str) -> str:
+        if source == "ours" and entry and entry.status != "done":
+            return Markup('<a class="{0}" href="#missing"><data value="">{0}</data></a>').format(entry.status)
+        value = getattr(entry, source, None)
+        if entry is None or value is None:
+            return ""
+        text = "+" * (source == "difference" and value > 0) + as_text(entry, source).replace("-", MINUS)
+        shown, sign, error = text.partition(" ±")
+        kind = "ranked" if source == "ours" and entry.metric == experiment.ranked_by else source
+        cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
+        return cell.format(kind, value, shown, sign + error)
+
+    return arrange(experiment, result.entries.values(), result.properties, experiment.metrics, show)
 
 
-def groups(result: ExperimentResult) -> list[Group]:
-    """The headings under each of a table's columns; without a value of the paper there is no column for it."""
-    found = []
-    for metric, title in result.experiment.metrics.items():
-        entries = [entry for (_, _, name), entry in result.entries.items() if name == metric]
-        known = [source for source in SOURCES if any(getattr(entry, source) is not None for entry in entries)]
-        found.append(Group(metric, title, ["ours", *(source for source in known if source != "ours")]))
-    return found
+def agreement(results: list[Result]) -> pd.DataFrame:
+    """Show Spearman's correlation of our ranking of the methods with the published one, by experiment and network."""
+    found: dict[str, dict[str, Markup]] = defaultdict(dict)
+    for result in results:
+        for entry in result.entries.values():
+            if entry.row == RANK_CORRELATION and entry.ours is not None:
+                found[result.experiment.name][entry.column] = _bar(entry.ours, f"{entry.ours:.2f}".replace("-", MINUS))
+    return pd.DataFrame.from_dict(found, "index", dtype=object).rename_axis("experiment").fillna("")
 
 
-def number(value: float | None) -> str:
-    return rounded(value).replace("-", MINUS)
+def plans_of(result: Result) -> dict[str, pd.DataFrame]:
+    """Show the ranks that searches gave to layers, by network and method, as bars if the full ranks are known."""
+    plans: dict[str, dict[str, dict[str, Markup]]] = defaultdict(dict)
+    for (row, column), record in result.records.items():
+        if record.plan and not record.config["search"]["_target_"].endswith(".Uniform"):
+            full = {layer: round(points[-1][0] / points[-1][1]) for layer, points in record.profile.items()}
+            bars = plans[column][row] = {}
+            for layer, rank in record.plan.items():
+                whole = full.get(layer)
+                bars[layer] = _bar(rank / whole, f"{rank}/{whole}") if rank and whole else _bar(1, str(rank or "dense"))
+    return {column: pd.DataFrame(bars, dtype=object).rename_axis("layer").fillna("") for column, bars in plans.items()}
 
 
-def shown(entry: Entry | None) -> str:
-    """A table's view of one of its own entries."""
-    return ours_as_text(entry).replace("-", MINUS)
+def _bar(share: float, text: str) -> Markup:
+    return Markup('<data class="bar" value="{0:.4f}" style="--share:{0:.4f}">{1}</data>').format(share, text)
 
 
 def code(text: str) -> Markup:
@@ -109,8 +106,3 @@ def metric_title(title: str) -> Markup:
     """Mark up `^` and `_` as in TeX: mAP^b_50."""
     raised = re.sub(r"\^(\w)", r"<sup>\1</sup>", str(escape(title)))
     return Markup(re.sub(r"_(\w+)", r"<sub>\1</sub>", raised))
-
-
-def embedded(figure: Path) -> str:
-    """A PNG as a data URL."""
-    return f"data:image/png;base64,{b64encode(figure.read_bytes()).decode()}"

@@ -1,25 +1,16 @@
 "use strict";
 
-const scheme = document.querySelector("#scheme");
-scheme.addEventListener("click", () => {
-  const root = document.documentElement;
-  const dark = getComputedStyle(root).colorScheme === "dark" ||
-    (root.style.colorScheme === "" && matchMedia("(prefers-color-scheme: dark)").matches);
-  root.style.colorScheme = dark ? "light" : "dark";
+const root = document.documentElement;
+const prefersDark = matchMedia("(prefers-color-scheme: dark)").matches;
+document.querySelector("#scheme").addEventListener("click", () => {
+  const isDark = root.style.colorScheme ? root.style.colorScheme === "dark" : prefersDark;
+  root.style.colorScheme = isDark ? "light" : "dark";
 });
 
-const wide = matchMedia("(min-width: 75rem)");
-const unfold = () => { document.querySelector("#contents").open = wide.matches; };
-wide.addEventListener("change", unfold);
-unfold();
-
-const valueOf = (row, column) => {
-  const cell = row.cells[column];
-  return cell.dataset.value ?? cell.textContent.trim();
-};
+const valueOf = (cell) => cell.querySelector("data")?.value ?? cell.textContent.trim();
 
 // Numbers by value, words by the alphabet, what is empty last either way.
-const compare = (sign) => ([a], [b]) => {
+const compare = (a, b, sign) => {
   if (a === "" || b === "") return (a === "") - (b === "");
   const difference = Number(a) - Number(b);
   return sign * (Number.isNaN(difference) ? a.localeCompare(b, "en", { numeric: true }) : difference);
@@ -28,18 +19,20 @@ const compare = (sign) => ([a], [b]) => {
 // A first click sorts upwards, a second downwards, a third puts the rows back.
 const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
 
-for (const table of document.querySelectorAll("table.sortable")) {
-  const body = table.tBodies[0];
-  const original = [...body.rows];
-  const headings = table.querySelectorAll("th[data-column]");
-  for (const heading of headings) {
-    heading.querySelector("button").addEventListener("click", () => {
+for (const table of document.querySelectorAll("table")) {
+  const original = [...table.tBodies[0].rows];
+  const headings = [...table.querySelectorAll("th[scope=col]")];
+  headings.forEach((heading, column) => {
+    const button = document.createElement("button");
+    button.append(...heading.childNodes);
+    heading.append(button);
+    heading.ariaSort = "none";
+    button.addEventListener("click", () => {
       const order = NEXT[heading.ariaSort];
-      for (const other of headings) other.ariaSort = "none";
-      heading.ariaSort = order;
-      const keyed = original.map((row) => [valueOf(row, heading.dataset.column), row]);
-      if (order !== "none") keyed.sort(compare(order === "ascending" ? 1 : -1));
-      body.append(...keyed.map(([, row]) => row));
+      for (const other of headings) other.ariaSort = other === heading ? order : "none";
+      const sign = { none: 0, ascending: 1, descending: -1 }[order];
+      const sorted = original.toSorted((a, b) => sign && compare(valueOf(a.cells[column]), valueOf(b.cells[column]), sign));
+      table.tBodies[0].append(...sorted);
     });
-  }
+  });
 }

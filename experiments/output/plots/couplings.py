@@ -1,6 +1,4 @@
-"""Couplings between tokens and within tokens, as in the paper's motivation."""
-
-from typing import Any
+"""Couplings between tokens and within tokens, as in the paper's motivation, and the terms that the method drops."""
 
 import numpy as np
 import pandas as pd
@@ -9,11 +7,32 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, GREY, VERMILION, WIDTH, Records, joined, say
+from experiments.output.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    WIDTH,
+    Records,
+    joined,
+    metrics_of,
+    panels,
+    say,
+    share_legend,
+)
 from experiments.record import Record
 
 SIGNIFICANT = 0.05
 COLUMNS = ["column", "token", "other", "coupling", "distance_correlation", "p_value"]
+CROSS_COLUMNS = ["column", "layer", "operator", "operator_error", "input_side", "grad_side", "loss"]
+KINDS = {
+    "operator": ("Fisher", "o", BLUE),
+    "input_side": ("E[DᵀD]", "^", VERMILION),
+    "grad_side": ("E[DDᵀ]", "s", GREEN),
+    "loss": ("loss of the truncation", "x", ORANGE),
+}
 
 
 def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
@@ -34,11 +53,34 @@ def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
     """Plot the couplings of one layer (first row), and the similarity of estimators against accuracy."""
     (column,) = experiment.columns
     row, *estimators = experiment.rows
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    first, second, third = figure.subplots(1, 3)
+    figure, (first, second, third) = panels(3, 2.9)
     values = _draw_map(first, records[row, column], column) + _draw_tokens(second, records[row, column], column)
-    values += _draw_similarity(third, {name: records[name, column] for name in estimators}, column)
+    values += _draw_similarity(third, {(name, column): records[name, column] for name in estimators})
     return figure, joined(values, [*COLUMNS, "estimator", "cosine", "cosine_error", "top1"])
+
+
+def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel a network."""
+    (row,) = experiment.rows
+    num_rows = 1 + (len(experiment.columns) > 2)
+    figure, every = panels(-(-len(experiment.columns) // num_rows), 0.8 + 1.8 * num_rows, num_rows)
+    found = []
+    for axes, column in zip(every, experiment.columns, strict=False):
+        axes.set(title=column, xlabel="layer, in order", ylabel="cross-token / token-local")
+        record = records[row, column]
+        if not (record and record.analysis):
+            say(axes)
+            continue
+        layers = pd.DataFrame.from_dict(record.analysis, orient="index").rename_axis("layer").reset_index()
+        for kind, (label, marker, color) in KINDS.items():
+            if kind in layers:
+                axes.plot(layers.index, layers[kind], marker, color=color, label=label)
+        axes.axhline(0, color=BLACK, linewidth=0.5)
+        found.append(layers.assign(column=column).reindex(columns=CROSS_COLUMNS))
+    for axes in every[len(experiment.columns) :]:
+        axes.set_visible(False)
+    share_legend(figure, len(KINDS))
+    return figure, joined(found, CROSS_COLUMNS)
 
 
 def _draw_map(axes: Axes, record: Record | None, title: str) -> list[pd.DataFrame]:
@@ -72,33 +114,22 @@ def _draw_tokens(axes: Axes, record: Record | None, title: str) -> list[pd.DataF
     tokens = tokens.rename_axis("token").reset_index().assign(column=title)
     sure = tokens.p_value < SIGNIFICANT
     for part, color in ((sure, BLUE), (~sure, GREY)):
-        axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color, markersize=3)
+        axes.plot(tokens.token[part], tokens.distance_correlation[part], "x", color=color)
     mean = tokens.distance_correlation.mean()
-    axes.axhline(mean, color=BLACK, linestyle="--", linewidth=0.9)
+    axes.axhline(mean, color=BLACK, linestyle="--")
     axes.set_title(f"mean {mean:.2f}; grey: p ≥ {SIGNIFICANT}", fontsize=7)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
     return [tokens.reindex(columns=COLUMNS)]
 
 
-def _draw_similarity(axes: Axes, records: dict[str, Record | None], column: str) -> list[pd.DataFrame]:
+def _draw_similarity(axes: Axes, records: Records) -> list[pd.DataFrame]:
     axes.set(xlabel="cosine to the empirical Fisher", ylabel="top-1 [%]")
     axes.margins(x=0.5, y=0.1)
-    points: list[dict[str, Any]] = [
-        {
-            "column": column,
-            "estimator": name,
-            **{key: record.metrics[key] for key in ("cosine", "cosine_error", "top1")},
-        }
-        for name, record in records.items()
-        if record and "cosine" in record.metrics
-    ]
-    if not points:
+    points = metrics_of(records, "cosine", "cosine_error", "top1").dropna().rename(columns={"row": "estimator"})
+    if points.empty:
         say(axes)
         return []
-    for point in points:
-        axes.errorbar(
-            point["cosine"], point["top1"], xerr=point["cosine_error"], fmt="o", color=VERMILION, markersize=3
-        )
-        place: dict[str, Any] = {"xytext": (4, -2), "textcoords": "offset points", "fontsize": 6}
-        axes.annotate(point["estimator"], (point["cosine"], point["top1"]), **place)
-    return [pd.DataFrame(points)]
+    axes.errorbar(points.cosine, points.top1, xerr=points.cosine_error, fmt="o", color=VERMILION)
+    for point in points.itertuples():
+        axes.annotate(point.estimator, (point.cosine, point.top1), (4, -2), textcoords="offset points", fontsize=6)
+    return [points]

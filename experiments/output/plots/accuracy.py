@@ -1,0 +1,106 @@
+"""Accuracy against a choice of a method, or against cost."""
+
+from itertools import cycle
+from textwrap import fill
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.config import Experiment
+from experiments.output.plots.style import (
+    BLACK,
+    BLUE,
+    CURVES,
+    GREEN,
+    ORANGE,
+    VERMILION,
+    WIDTH,
+    Records,
+    metrics_of,
+    panels,
+    say,
+    share_legend,
+)
+
+CHARACTERS_OF_LABEL = 10  # in a line
+CHARACTERS_OF_AXIS = 50  # if labels of one width take more, they are turned
+TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+PIVOTED = ", pivoted"
+COSTS = {"gflops": "GFLOPs of the network", "time": "time of a batch, original = 1"}
+
+
+def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot the ranked metric of every row, one curve a column."""
+    metric = experiment.ranked_by
+    figure, (axes,) = panels(1, 2.4, width=WIDTH / 2)
+    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%]")
+    values = metrics_of(records, metric).dropna()
+    if values.empty:
+        say(axes)
+    formats = cycle((("o-", BLUE), ("^-", VERMILION), ("s-", GREEN), ("D-", ORANGE)))
+    for column, (line, color) in zip(experiment.columns, formats, strict=False):
+        own = values[values.column == column].set_index("row")[metric].reindex(experiment.rows)
+        axes.plot(range(len(own)), own, line, color=color, label=column)
+    labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
+    widest = max(len(line) for label in labels for line in label.splitlines())
+    axes.set_xticks(range(len(labels)), labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
+    axes.margins(x=0.08)
+    axes.legend()
+    return figure, values
+
+
+def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot top-1 against GFLOPs, a panel for each network and a curve for each method.
+
+    Methods that are not ranked, such as the original, are a line across the panel.
+    """
+    points = metrics_of(records, "gflops", "top1").dropna()
+    points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
+    points = points.rename(columns={"row": "method"})
+    networks = dict.fromkeys(column.partition(",")[0] for column in experiment.columns)
+    colors = dict(zip((row for row in experiment.rows if row not in experiment.unranked), cycle(CURVES)))
+    figure, every = panels(len(networks), 3.4)
+    for axes, network in zip(every, networks, strict=True):
+        axes.set(title=network, xlabel="GFLOPs")
+        own = points[points.network == network]
+        if own.empty:
+            say(axes)
+        for method, curve in own.groupby("method", sort=False):
+            if method in colors:
+                curve = curve.sort_values("gflops")
+                axes.plot(curve.gflops, curve.top1, "o-", color=colors[method], label=method)
+            else:
+                axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
+    every[0].set_ylabel("top-1 [%]")
+    share_legend(figure, 2)
+    return figure, points
+
+
+def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot top-1 against FLOPs, and against measured time where it was measured; a curve a method and form."""
+    lines = [
+        (row.removesuffix(PIVOTED), *(record.config[key] for key in ("form", "ratio")), *_costs(record.metrics))
+        for (row, _), record in records.items()
+        if record
+    ]
+    points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1"])
+    colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
+    figure, every = panels(len(COSTS), 3.2, sharey=True)
+    for axes, (cost, label) in zip(every, COSTS.items(), strict=True):
+        axes.set(xlabel=label)
+        measured = points.dropna(subset=[cost, "top1"])
+        if measured.empty:
+            say(axes)
+        for method, curves in measured.groupby("method", sort=False):
+            for form, line in (("plain", "o--"), ("pivoted", "s-")):
+                curve = curves[curves.form == form].sort_values("ratio")
+                axes.plot(curve[cost], curve.top1, line, color=colors[method], label=f"{method}, {form}")
+    every[0].set_ylabel("top-1 [%]")
+    share_legend(figure, 3)
+    return figure, points
+
+
+def _costs(metrics: dict[str, float]) -> list[float | None]:
+    speedup = metrics.get("speedup")
+    return [metrics.get("gflops"), speedup and 1 / speedup, metrics.get("top1")]
