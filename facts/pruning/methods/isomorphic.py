@@ -11,9 +11,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
-from facts.pruning.vit import check_vit, note_embedding, token_parameters
+from facts.pruning.vit import TOKENS, check_vit, update_sizes
 from facts.utils.extras import needing
-from facts.utils.options import Share, options
+from facts.utils.options import Count, Share, options
 
 STEPS = 1000  # of the pruned fraction in its search
 MOST = 950  # of them at most: torch-pruning refuses to empty a layer
@@ -31,8 +31,8 @@ class Isomorphic(Pruner):
 
     heads: Share = 1.0
     head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would leave the heads alone too
-    round_to: Annotated[int, Field(ge=1)] = 2
-    num_batches: Annotated[int, Field(ge=1)] = 50
+    round_to: Count = 2
+    num_batches: Count = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
@@ -51,7 +51,7 @@ class Isomorphic(Pruner):
         model = copy.deepcopy(original)
         for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
             parameter.grad = source.grad  # copies have none
-        attentions = [block.attn for block in model.blocks]
+        attentions, tokens = [block.attn for block in model.blocks], [getattr(model, name, None) for name in TOKENS]
         pruner = library.BasePruner(
             model,
             next(model.parameters()).new_zeros(1, *input_shape[-3:]),
@@ -65,7 +65,7 @@ class Isomorphic(Pruner):
             prune_num_heads=True,
             round_to=self.round_to,
             ignored_layers=[getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name)],
-            unwrapped_parameters=[(parameter, parameter.ndim - 1) for parameter in token_parameters(model)],
+            unwrapped_parameters=[(token, token.ndim - 1) for token in tokens if token is not None],
             in_channel_groups={},  # the default is one dictionary for all pruners, which keeps their layers alive
             out_channel_groups={},
         )
@@ -76,7 +76,7 @@ class Isomorphic(Pruner):
                 attention.attn_dim = attention.proj.in_features
                 attention.head_dim = attention.attn_dim // attention.num_heads
                 attention.scale = attention.head_dim**-0.5
-        note_embedding(model)
+        update_sizes(model)
         model.zero_grad()
         return model
 
