@@ -83,15 +83,12 @@ def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
                 f"the quantization does not fit this {type(model).__name__}: {name!r} is no weight of a linear layer, "
                 "or is named twice; load the network that was quantized"
             )
-        weight = matrices(layer)[attribute]
+        weight = matrices(layer)[attribute].detach()
         d_out, d_in = weight.shape
-        by_eight = quantization.weights == "int8"
-        stored = weight.new_empty(
-            d_out, d_in if by_eight else ceil(d_in / 2), dtype=torch.int8 if by_eight else torch.uint8
-        )
+        width, dtype = (d_in, torch.int8) if quantization.weights == "int8" else (ceil(d_in / 2), torch.uint8)
         scales = weight.new_empty(d_out, ceil(d_in / (quantization.group_size or d_in)))
-        parametrization = QuantizedWeight(quantization.weights, quantization.group_size, d_in, scales.detach())
-        quantize_weight(layer, attribute, stored.detach(), parametrization)
+        parametrization = QuantizedWeight(quantization.weights, quantization.group_size, d_in, scales)
+        quantize_weight(layer, attribute, weight.new_empty(d_out, width, dtype=dtype), parametrization)
     return model
 
 
@@ -114,8 +111,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
 
 def quantization_of(model: nn.Module) -> Quantization | None:
     """Quantization of a network, or None."""
-    weights = quantized_weights(model)
-    if not weights:
+    if not (weights := quantized_weights(model)):
         return None
     first = next(iter(weights.values()))
     return Quantization(weights=first.weights, group_size=first.group_size, tensors=tuple(weights))
