@@ -50,8 +50,11 @@ def test_a_network_of_timm(main):
 
 def test_your_own_network_of_timm_and_photos(main, monkeypatch, tmp_path):
     """A network of Hugging Face's, but with random weights."""
-    network = timm.create_model("test_vit", num_classes=2)
-    monkeypatch.setattr("timm.create_model", lambda *args, **kwargs: network)
+    real = timm.create_model
+    network = real("test_vit", num_classes=2)
+    monkeypatch.setattr(
+        "timm.create_model", lambda *args, pretrained=False, **kwargs: network if pretrained else real(*args, **kwargs)
+    )
     for number in range(16):
         path = tmp_path / f"photos/{'cats' if number % 2 else 'dogs'}/{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +85,6 @@ def test_a_language_model(main, tmp_path):
 
 
 def test_the_plot_of_a_comparison_from_the_command_line(tmp_path):
-    """As a reader would run it, in a process of its own."""
     command = [sys.executable, EXAMPLES / "pareto_plot.py", "--out", "curves"]
     subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     points = pd.read_csv(tmp_path / "curves/points.csv")
