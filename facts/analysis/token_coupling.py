@@ -68,8 +68,7 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
     their K_x; peak memory is about four times that. If all gradients are zero, so is the map.
     """
     num_tokens, num_samples = store.num_tokens, store.num_samples
-    widest = max(num_samples, *store.features.values())
-    rows = max(1, max_bytes // (num_samples * widest * store.like.element_size()))
+    rows = max(1, max_bytes // (num_samples * max(num_samples, store.widest) * store.like.element_size()))
     norms = torch.zeros(num_tokens, num_tokens, dtype=torch.float64)
     for start in with_progress(range(0, num_tokens, rows), "cross-token coupling"):
         end = min(start + rows, num_tokens)

@@ -134,8 +134,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             log.info("waiting for another process, which holds %s", path)
             lock.acquire()
     except OSError as error:
-        where = "choose a folder of your own, on a file system with flock"
-        raise OSError(f"cannot lock {path} ({error.strerror}); {where}") from error
+        message = f"cannot lock {path} ({error.strerror}); choose a folder of your own, on a file system with flock"
+        raise OSError(message) from error
     try:
         yield
     finally:

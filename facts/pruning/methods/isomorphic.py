@@ -3,7 +3,6 @@
 import copy
 from functools import partial
 from itertools import islice
-from types import ModuleType
 from typing import Annotated
 
 from pydantic import Field
@@ -36,26 +35,26 @@ class Isomorphic(Pruner):
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
-        network = check_vit(model)
-        library = load_torch_pruning()
-        network.requires_grad_(True)
+        network = check_vit(model).requires_grad_(True)
+        with needing("pruning", "isomorphic pruning"):
+            import torch_pruning  # noqa: F401 - before the work
         for batch in islice(problem.batches, self.num_batches):
             problem.mean_loss(network, batch).backward()
-        return problem.first_fit(partial(self._pruned, library, network, problem.input_shape), MOST)
+        return problem.first_fit(partial(self._pruned, network, problem.input_shape), MOST)
 
-    def _pruned(
-        self, library: ModuleType, original: VisionTransformer, input_shape: tuple[int, ...], amount: int
-    ) -> VisionTransformer:
+    def _pruned(self, original: VisionTransformer, input_shape: tuple[int, ...], amount: int) -> VisionTransformer:
         """Prune `amount` of `STEPS` from a copy of a network with gradients."""
+        import torch_pruning
+
         fraction = amount / STEPS
         model = copy.deepcopy(original)
         for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
             parameter.grad = source.grad  # copies have none
         attentions, tokens = [block.attn for block in model.blocks], [getattr(model, name, None) for name in TOKENS]
-        pruner = library.BasePruner(
+        pruner = torch_pruning.BasePruner(
             model,
             next(model.parameters()).new_zeros(1, *input_shape[-3:]),
-            library.importance.GroupTaylorImportance(),
+            torch_pruning.importance.GroupTaylorImportance(),
             global_pruning=True,
             isomorphic=True,
             pruning_ratio=fraction,
@@ -79,10 +78,3 @@ class Isomorphic(Pruner):
         update_sizes(model)
         model.zero_grad()
         return model
-
-
-def load_torch_pruning() -> ModuleType:
-    """Import torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
-    with needing("pruning", "isomorphic pruning"):
-        import torch_pruning
-    return torch_pruning
