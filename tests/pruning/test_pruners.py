@@ -57,13 +57,12 @@ def test_the_original_is_untouched_and_the_result_runs(name):
 
 
 @pytest.mark.parametrize("pruner", [DISP(num_steps=2), NViT(num_steps=1, steps_between=2, latency_weight=0)])
-def test_the_same_again_whatever_was_drawn_before(pruner):
+def test_results_do_not_depend_on_earlier_draws(pruner):
     problem = make_problem()
-    outputs = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        outputs.append(pruner.prune(problem)(next(iter(problem.batches))[0]))
-    assert outputs[0].equal(outputs[1])
+    images = next(iter(problem.batches))[0]
+    first = pruner.prune(problem)(images)
+    torch.rand(1)
+    assert pruner.prune(problem)(images).equal(first)
 
 
 @every_method
