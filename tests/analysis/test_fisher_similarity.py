@@ -71,9 +71,6 @@ def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypat
         again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), cache=tmp_path))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)
     assert list(tmp_path.rglob("FisherProducts*"))
-
-
-def test_the_layers_are_grouped_in_order():
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
     assert [list(group) for group in groups_within(layers, 7)] == [["3", "4"], ["9"], ["1", "2"]]
 

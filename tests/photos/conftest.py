@@ -1,17 +1,15 @@
-"""Skip these tests without the networks and the photos, and the long ones unless they write results."""
+"""Skip these tests without the networks and the photos, and those that write results unless they are asked to."""
 
 import pytest
 
 from tests.photos.data import DATA, NETWORKS, PHOTOS, load_network, load_photos, weights_of
-
-SHORT = ("test_paper_profile.py", "test_rivals.py")  # all others take ten minutes and more each
 
 
 def pytest_collection_modifyitems(config, items):
     for item in (item for item in items if "tests/photos/" in item.path.as_posix()):
         if not (all(weights_of(network).exists() for network in NETWORKS) and PHOTOS.exists()):
             item.add_marker(pytest.mark.skip(reason=f"no photos and weights in {DATA}"))
-        elif item.path.name not in SHORT and not config.getoption("--write-results"):
+        elif item.path.name != "test_paper_profile.py" and not config.getoption("--write-results"):
             item.add_marker(pytest.mark.skip(reason="takes ten minutes or more: only with --write-results"))
 
 
