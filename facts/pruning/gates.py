@@ -49,12 +49,12 @@ class IndexedBlock(nn.Module):
         return x.index_add(-1, self.mlp_out, processed.to(x.dtype))
 
 
-def indexed(model: VisionTransformer, masks: Sequence[Tensor]) -> VisionTransformer:
-    """Copy the model; each block keeps the features in the masks of its gates."""
+def indexed(model: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
+    """Copy a vision transformer; each block keeps the features in the masks of its gates."""
     copied = copy.deepcopy(model)
-    for number, gates in enumerate(_by_block(masks)):
+    for number, (block, gates) in enumerate(zip(model.blocks, _by_block(masks), strict=True)):
         kept = {place: gate.nonzero().squeeze(1) for place, gate in zip(PLACES, gates, strict=True)}
-        copied.blocks[number] = IndexedBlock(model.blocks[number], kept)
+        copied.blocks[number] = IndexedBlock(block, kept)
     return copied
 
 

@@ -37,11 +37,10 @@ class DISP(Pruner):
     seed: Annotated[int, Field(ge=0)] = 0
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        network = check_vit(model)
-        logits = self._train(problem, network)
+        logits = self._train(problem, check_vit(model))
         orders = removal_order(dict(enumerate(logits))).values()
         most = sum(map(len, logits)) - len(logits)
-        return problem.first_fit(lambda amount: indexed(network, [order >= amount for order in orders]), most)
+        return problem.first_fit(lambda amount: indexed(model, [order >= amount for order in orders]), most)
 
     def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
         """Train the hypernetwork; return the logits of the gates' features."""
