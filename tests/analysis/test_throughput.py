@@ -15,6 +15,12 @@ from tests.networks import UNIFORM, image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
 IMAGES = image_batches([4])[0][0]
+types = set()
+
+
+def note_types(module, args, output):
+    """A hook that can be pickled."""
+    types.update((args[0].dtype, output.dtype))
 
 
 @pytest.fixture
@@ -55,8 +61,9 @@ def test_residuals_are_added_to_low_rank_layers_and_take_five_percent(model, com
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_network_in_half_precision_gets_its_inputs_in_it(model, compressed, precision):
-    half, types = make_variant("half", model.float(), compressed, {}), set()
-    half.vector.register_forward_hook(lambda module, args, output: types.update((args[0].dtype, output.dtype)))
+    half = make_variant("half", model.float(), compressed, {})
+    half.vector.register_forward_hook(note_types)
+    types.clear()
     found = speeds({"dense": model, "half": half}, IMAGES.float(), QUICK, precision)
     assert found["half"].throughput > 0 and types == {torch.float16}
     assert next(model.parameters()).dtype == torch.float32
