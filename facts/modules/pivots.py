@@ -25,7 +25,7 @@ def pivoted_layer(
     """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, stored in a type, or in theirs.
 
     The leading rows or columns, which need no permutation, are the pivots if the weight's error in the type of the
-    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or half as much again as that of two plain factors.
+    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or 1.5 times the error of two plain factors.
     Otherwise QR with column pivoting chooses them. Of rows and columns, the more exact side is taken. Pivots and
     coefficients are computed in float64.
     """

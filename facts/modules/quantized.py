@@ -32,7 +32,7 @@ class QuantizedWeight(nn.Module):
     """Parametrization of a weight `[d_out, d_in]`: stored integers, times the scale of their group.
 
     Groups are `group_size` neighbours in a row; the last one of a row may be shorter. Integers of eight bits are stored
-    as they are, `[d_out, d_in]`. Those of four are stored plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight
+    as they are, `[d_out, d_in]`. Four-bit integers are stored plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight
     has the type of its `scales`, `[d_out, number of groups]`.
     """
 
@@ -57,7 +57,7 @@ class QuantizedWeight(nn.Module):
 
 
 def packed(integers: Tensor) -> Tensor:
-    """Integers from -8 to 7, `[d_out, d_in]`, as `QuantizedWeight` stores those of four bits."""
+    """Integers from -8 to 7, `[d_out, d_in]`, packed two in a byte, as `QuantizedWeight` stores them."""
     shifted = F.pad(integers + 8, (0, integers.shape[1] % 2)).to(torch.uint8)
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 

@@ -59,7 +59,7 @@ def indexed(model: nn.Module, masks: Sequence[Tensor]) -> nn.Module:
 
 
 def gate_widths(model: VisionTransformer) -> list[int]:
-    """Widths of the gates of all blocks, those of one block in the order of `PLACES`."""
+    """Widths of the gates, block by block, each block's in the order of `PLACES`."""
     d = model.embed_dim
     return [width for block in model.blocks for width in (d, d, d, block.mlp.fc1.out_features, d)]
 

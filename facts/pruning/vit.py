@@ -35,7 +35,7 @@ def slice_parameter(module: nn.Module, name: str, axis: int, kept: Tensor) -> No
 
 
 def update_sizes(model: nn.Module) -> None:
-    """Set the attributes that hold the sizes of layers and of the embedding to those of their parameters."""
+    """Set the sizes that layers and the network keep as attributes from their parameters' shapes."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape

@@ -19,7 +19,7 @@ BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
 class NarrowAttention(nn.Module):
     """timm's attention `[N, T, d] -> [N, T, d]`, with its weights; queries and keys may be narrower than values.
 
-    The scale is that of the original head: pruned dimensions of queries and keys count as zero.
+    The original head's scale stays: pruned dimensions of queries and keys count as zero.
     """
 
     def __init__(self, attention: Attention):
