@@ -15,23 +15,23 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--write-results", action="store_true", help="tests/photos write results/photos anew")
+    parser.addoption("--write-results", action="store_true", help="tests/photos measure and write their results")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """What may take minutes comes first, so that of several workers none is left alone with it at the end."""
+    """Run what may take minutes first, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("system", "external")))
 
 
 def pytest_collection_finish():
-    """What was imported stays: garbage collections, half a second each otherwise, need not look through it again."""
+    """Exclude imports, which stay, from garbage collections, which would take half a second each otherwise."""
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """So does what the tests of a file leave behind: modules and caches of libraries."""
+    """Exclude what the tests of a file leave behind as well: modules and caches of libraries."""
     if nextitem and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
@@ -59,7 +59,7 @@ def one_seed():
 
 @pytest.fixture
 def cell_config(tmp_path: Path):
-    """Composes a configuration of `run` from overrides, on little data, with its results in the test's folder."""
+    """A function that composes a configuration of `run`, on little data, with its results in the test's folder."""
 
     def build(*overrides: str) -> DictConfig:
         with initialize_config_dir(CONF, version_base="1.3"):
@@ -71,6 +71,6 @@ def cell_config(tmp_path: Path):
 
 @pytest.fixture
 def no_comparison(monkeypatch):
-    """Without the last passes of a compression, which compare and time its outputs whatever the cache holds."""
+    """Skip the last passes of a compression, which compare and time its outputs whatever the cache holds."""
     for measurement in ("with_distance", "with_latency"):
         monkeypatch.setattr(f"facts.compression.compress.{measurement}", lambda result, *_: result)

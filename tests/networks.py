@@ -1,4 +1,4 @@
-"""Small networks that use linear layers in every way the library has to understand."""
+"""Small networks that use linear layers in every way that the library has to understand."""
 
 import pytest
 import timm
@@ -191,5 +191,4 @@ def relative_error(actual, expected):
 
 
 def make_three_classes():
-    """The network of `tests.cli`, by a function."""
     return timm.create_model("test_vit", num_classes=3)

@@ -2,12 +2,10 @@
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_moments import CrossMoments
-from facts.analysis.cross_token import cross_token_coupling
-from facts.analysis.dependence import distance_correlations
 from facts.analysis.fisher_similarity import FisherSimilarity
 from facts.analysis.similarity import Estimate, cosine, probe_terms
 from facts.analysis.throughput import Throughput
-from facts.analysis.token_coupling import TokenCoupling
+from facts.analysis.token_coupling import TokenCoupling, cross_token_coupling, distance_correlations
 from facts.analysis.token_store import TokenStore, collect_tokens
 
 __all__ = [

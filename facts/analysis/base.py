@@ -14,11 +14,7 @@ from facts.utils.options import options
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network and the data for an estimator's factors, and other, disjoint data to compare with.
-
-    `held_out` is the same network on that other data. `estimator` and the `compressed` network are None if there are
-    none.
-    """
+    """A network with the data for an estimator's factors, and `held_out`, the same network with disjoint data."""
 
     calibration: Calibration
     held_out: Calibration
@@ -44,14 +40,12 @@ class Findings:
 
 @options
 class Analysis(ABC):
-    """A measurement of one network.
-
-    `needs_factors` if it needs an estimator's factors of the calibration data, `depends_on_device` if its values depend
-    on the hardware.
-    """
+    """A measurement of one network."""
 
     needs_factors: ClassVar[bool] = False
+    """Whether it needs an estimator's factors of the calibration data."""
     depends_on_device: ClassVar[bool] = False
+    """Whether its values depend on the hardware."""
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every analysis has a condition
         """Check, before any work, that the analysis can be made. Raises an error that says what is missing."""
@@ -63,10 +57,10 @@ class Analysis(ABC):
 
 def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
     """Divide the layers' names, in order, into groups of at most `max_weights` weights, or of one larger layer."""
-    group: dict[str, nn.Linear] = {}
-    for name, layer in layers.items():
-        if group and sum(other.weight.numel() for other in group.values()) + layer.weight.numel() > max_weights:
-            yield list(group)
-            group = {}
-        group[name] = layer
-    yield list(group)
+    group: list[str] = []
+    for name in layers:
+        if group and sum(layers[each].weight.numel() for each in (*group, name)) > max_weights:
+            yield group
+            group = []
+        group.append(name)
+    yield group

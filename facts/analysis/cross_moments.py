@@ -93,14 +93,14 @@ class CrossMoments(Analysis):
 
 def _changes(subject: Subject) -> dict[str, Tensor]:
     """ΔW of every layer; zero without a compressed network."""
+    compressed = subject.model if subject.compressed is None else subject.compressed
     return {
-        name: layer.weight.detach()
-        - (layer if subject.compressed is None else subject.compressed.get_submodule(name)).weight.detach()
+        name: layer.weight.detach() - compressed.get_submodule(name).weight.detach()
         for name, layer in subject.layers.items()
     }
 
 
 def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:
-    """`dropped / kept`; 0 if nothing is dropped, even if nothing is kept."""
+    """‖dropped‖_F / ‖kept‖_F; 0 if nothing is dropped, even if nothing is kept."""
     above, below = (torch.linalg.vector_norm(matrix, dtype=torch.float64).item() for matrix in (dropped, kept))
     return above / below if above else 0.0

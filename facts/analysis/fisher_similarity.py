@@ -51,8 +51,7 @@ class FisherSimilarity(Analysis):
                     terms[name] = probe_terms(products, probes, factors)
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}; leave it out") from error
-        layers = {name: cosine([layer]) for name, layer in terms.items()}
-        mean = cosine(terms.values())
+        mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
         return Findings(
             {"cosine": mean.value, "cosine_error": mean.standard_error},
             {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},

@@ -1,29 +1,73 @@
-"""Throughput of a compressed network on this device."""
+"""Throughput of a compressed network on this device, and of other ways to make its layers cheaper."""
 
+import copy
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Annotated
+from typing import Literal
 
-from pydantic import Field
+import torch
+from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.analysis.variants import VARIANTS, Variant
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
+from facts.modules.forms import FORMS
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.networks import noise
-from facts.utils.options import options
+from facts.utils.options import Count, options
+
+Variant = Literal["residual", "half", "two_of_four"]
+RESIDUAL_SHARE = 0.05  # of the layer's parameters (MemViT, as the paper's supplement reads it)
+
+
+class WithResidual(nn.Module):
+    """The sum of a low-rank layer and a smaller one (MemViT; Azizi et al., 2024)."""
+
+    def __init__(self, main: LowRankLayer, rank: int):
+        super().__init__()
+        self.main = main
+        weight = next(main.parameters())
+        left, right = weight.new_ones(main.out_features, rank), weight.new_ones(rank, main.in_features)
+        self.residual = LowRankLinear(left, right)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.main(x) + self.residual(x)
+
+
+def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
+    """Make a variant, of the compressed network for `residual`, else of the original.
+
+    Raises `NotImplementedError` if the device has no 2:4 sparse format.
+    """
+    network = copy.deepcopy(compressed) if name == "residual" else copy.deepcopy(model).half()
+    device = next(model.parameters()).device
+    if name == "two_of_four" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise NotImplementedError("2:4 sparsity needs an NVIDIA GPU of compute capability 8.0 or newer")
+    for each in layers:
+        layer = network.get_submodule(each)
+        if name == "residual" and isinstance(layer, LowRankLayer):
+            rank = FORMS["plain"].rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
+            network.set_submodule(each, WithResidual(layer, rank))
+        elif name == "two_of_four":  # without the two smallest of every four weights in a row
+            groups = layer.weight.detach().unflatten(1, (-1, 4))
+            keep = torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, groups.abs().topk(2).indices, True)
+            sparse = torch.sparse.to_sparse_semi_structured((groups * keep).flatten(1))
+            layer.weight = nn.Parameter(sparse, requires_grad=False)
+    return network
 
 
 @options
 class Throughput(Analysis):
-    """Samples per second of the compressed network, of the original, and of other `variants`, which take turns.
+    """Samples per second of the compressed network, the original and other `variants`, which take turns.
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, and
-    `two_of_four` makes its layers 2:4 sparse. A variant that the device cannot run is left out; the values hold the
-    reason. `speedup` is that of the compressed network over the original, `two_of_four_speedup` that of 2:4 sparsity
-    over `half`; `latency_ms` is the time of one batch in the compressed network.
+    `two_of_four` makes its layers 2:4 sparse; the weights of variants are meaningless. A variant that the device cannot
+    run is left out; the values hold the reason. `speedup` is the compressed network's over the original,
+    `two_of_four_speedup` is 2:4 sparsity's over `half`; `latency_ms` is the time of one batch in the compressed
+    network.
     """
 
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Count
     timing: TimingPolicy = TimingPolicy()
     compiled: bool = False
     variants: tuple[Variant, ...] = ()
@@ -36,7 +80,7 @@ class Throughput(Analysis):
             networks["compressed"] = subject.compressed
             for name in self.variants:
                 try:
-                    networks[name] = VARIANTS[name](subject.model, subject.compressed, subject.layers)
+                    networks[name] = make_variant(name, subject.model, subject.compressed, subject.layers)
                 except NotImplementedError as reason:
                     missing[name] = str(reason)
         inputs, _ = next(iter(subject.held_out.data or ()))

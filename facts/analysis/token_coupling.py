@@ -1,16 +1,24 @@
-"""Two structures that estimators keep or drop, at one layer: coupling between tokens, and within each token."""
+"""Two structures that estimators keep or drop, at one layer: coupling between tokens, and within each token.
+
+Source: the paper's supplement on the comparison of estimators.
+"""
 
 from statistics import fmean
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.analysis.cross_token import cross_token_coupling
-from facts.analysis.dependence import distance_correlations, load_dcorr
-from facts.analysis.token_store import collect_tokens
+from facts.analysis.token_store import TokenStore, collect_tokens
 from facts.calibration.selection import select_layers
 from facts.estimators import Estimator
+from facts.utils.extras import needing
 from facts.utils.options import options
+from facts.utils.progress import with_progress
+
+GRAM_BYTES = 2**27
+MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-square limit
 
 
 @options
@@ -26,7 +34,7 @@ class TokenCoupling(Analysis):
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:
         select_layers(model, [self.layer])
-        load_dcorr()
+        _load_dcorr()
 
     def run(self, subject: Subject) -> Findings:
         self.check(subject.model, subject.estimator)
@@ -50,3 +58,52 @@ class TokenCoupling(Analysis):
             "p_value": p_values,
         }
         return Findings(metrics, values)
+
+
+def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tensor:
+    """The map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F over the mean of its diagonal, in float64 on the CPU.
+
+    K_x^(t,s) `[N, N]` holds the inner products of token t's inputs in one sample with token s's in another, K_g those
+    of the output gradients. Several rows t are computed at once, with at most `max_bytes` for their vectors and for
+    their K_x; peak memory is about four times that. If all gradients are zero, so is the map.
+    """
+    num_tokens, num_samples = store.num_tokens, store.num_samples
+    rows = max(1, max_bytes // (num_samples * max(num_samples, store.widest) * store.like.element_size()))
+    norms = torch.zeros(num_tokens, num_tokens, dtype=torch.float64)
+    for start in with_progress(range(0, num_tokens, rows), "cross-token coupling"):
+        end = min(start + rows, num_tokens)
+        inputs, grads = (store.read(kind, start, end).flatten(0, 1) for kind in ("inputs", "grads"))
+        for other in range(start, num_tokens):
+            last = min(end, other + 1)  # the map is symmetric
+            used = slice((last - start) * num_samples)
+            products = inputs[used] @ store.read("inputs", other, other + 1)[0].T
+            products *= grads[used] @ store.read("grads", other, other + 1)[0].T
+            norms[start:last, other] = torch.linalg.vector_norm(products.view(last - start, -1), dim=1).cpu()
+    norms += norms.triu(1).T
+    diagonal = norms.diagonal().mean()
+    return norms / diagonal if diagonal > 0 else norms
+
+
+def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[float | None]]:
+    """Distance correlation of x_t and g_t over samples, and its p-value, for every token.
+
+    hyppo's `Dcorr` with its defaults: the unbiased estimate of the squared correlation (Székely and Rizzo, 2014), which
+    is about 0 for independent variables, and the chi-square p-value. None for a token whose inputs or gradients are the
+    same in every sample. Raises `ValueError` for fewer than 21 samples, `ModuleNotFoundError` without hyppo.
+    """
+    dcorr = _load_dcorr()
+    if store.num_samples < MIN_SAMPLES:
+        raise ValueError(f"distance correlation needs at least {MIN_SAMPLES} samples, got {store.num_samples}")
+    found: list[tuple[float | None, float | None]] = []
+    for token in with_progress(range(store.num_tokens), "distance correlation"):
+        x, g = (store.read(kind, token, token + 1)[0].double().cpu().numpy() for kind in ("inputs", "grads"))
+        varies = np.ptp(x, axis=0).any() and np.ptp(g, axis=0).any()
+        correlation, p_value = map(float, dcorr().test(x, g)) if varies else (None, None)
+        found.append((correlation, p_value))
+    return [correlation for correlation, _ in found], [p_value for _, p_value in found]
+
+
+def _load_dcorr() -> type:
+    with needing("analysis", "distance correlation"):
+        from hyppo.independence import Dcorr
+    return Dcorr

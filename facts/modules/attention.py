@@ -10,10 +10,9 @@ from facts.modules.linear import linear_layer
 
 
 class LinearAttention(nn.Module):
-    """`nn.MultiheadAttention` with its four products as calls of linear layers.
+    """`nn.MultiheadAttention` with its four products as calls of linear layers; arguments, results and weights alike.
 
-    Arguments, results and weights are those of the original. `can_be_linear` selects the originals: keys and values as
-    wide as queries, with none added.
+    `can_be_linear` selects the originals: keys and values as wide as queries, with none added.
     """
 
     in_proj_bias = None  # keeps PyTorch's encoder layers from their fused path, which calls no layer
@@ -74,9 +73,8 @@ class LinearAttention(nn.Module):
         """Mask to add to the scores `[N, heads, T, S]`; a boolean mask excludes where it is true."""
         masks = []
         if attn_mask is not None:  # [T, S], or [N * heads, T, S]
-            masks.append(
-                _added(attn_mask, q) if attn_mask.ndim == 2 else _added(attn_mask, q).unflatten(0, q.shape[:2])
-            )
+            mask = _added(attn_mask, q)
+            masks.append(mask if mask.ndim == 2 else mask.unflatten(0, q.shape[:2]))
         if key_padding_mask is not None:  # [N, S], or [S]
             masks.append(_added(key_padding_mask, q).reshape(len(q), 1, 1, -1))
         return sum(masks[1:], masks[0]) if masks else None

@@ -23,26 +23,30 @@ class Form(ABC):
     def layer(
         self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        """The layer with the weight `left [d_out, k] @ right [k, d_in]` in place of a dense one, in its type.
+        """Make the layer with the weight `left [d_out, k] @ right [k, d_in]` in place of a dense one, in its type.
 
         It will run in the autocast type `precision`, and is exact enough there.
         """
 
     @abstractmethod
     def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
-        """A layer of the dense one's size, type and bias whose weights mean nothing, for timing."""
+        """Make a layer of the dense one's size, type and bias whose weights mean nothing, for timing."""
 
     @abstractmethod
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         """Weights of a layer, and multiply-accumulates for each vector."""
 
-    @abstractmethod
     def full_rank(self, d_out: int, d_in: int) -> int:
         """The largest rank at which the layer costs no more than the dense one."""
+        return self._largest_rank(d_out, d_in, d_out * d_in)
 
-    @abstractmethod
     def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
         """The rank whose cost is at most `ratio` of the layer's, but at least 1 (paper, section 5.1)."""
+        return max(1, self._largest_rank(d_out, d_in, math.floor(Fraction(str(ratio)) * d_out * d_in)))
+
+    def _largest_rank(self, d_out: int, d_in: int, allowed: int) -> int:
+        ranks = range(1, min(d_out, d_in) + 1)
+        return bisect_right(ranks, allowed, key=lambda rank: self.num_weights(d_out, d_in, rank))
 
 
 class Plain(Form):
@@ -58,9 +62,6 @@ class Plain(Form):
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in)
-
-    def full_rank(self, d_out: int, d_in: int) -> int:
-        return d_out * d_in // (d_out + d_in)
 
     def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
         return max(1, int(self.full_rank(d_out, d_in) * ratio))
@@ -84,13 +85,6 @@ class Pivoted(Form):
 
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
         return rank * (d_out + d_in - rank)
-
-    def full_rank(self, d_out: int, d_in: int) -> int:
-        return min(d_out, d_in)
-
-    def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
-        allowed, ranks = math.floor(Fraction(str(ratio)) * d_out * d_in), range(1, min(d_out, d_in) + 1)
-        return max(1, bisect_right(ranks, allowed, key=lambda rank: self.num_weights(d_out, d_in, rank)))
 
 
 def _filled(layer: LowRankLayer) -> LowRankLayer:

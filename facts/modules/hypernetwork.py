@@ -32,5 +32,5 @@ def seeded_hypernetwork(widths: Sequence[int], seed: int) -> HyperNetwork:
 
 
 def rounded(soft: Tensor) -> Tensor:
-    """Round a mask between 0 and 1; its gradient is that of the mask itself (straight through)."""
+    """Round a mask between 0 and 1; gradients pass as through the mask itself (straight through)."""
     return (soft > 0.5).to(soft) + soft - soft.detach()

@@ -36,15 +36,14 @@ class PivotedLinear(LowRankLayer):
         order: Tensor | None = None,
     ):
         super().__init__()
-        inner = coefficients.shape[1 if side == "rows" else 0]
-        if side not in ("rows", "columns") or basis.shape[0 if side == "rows" else 1] != inner:
+        shapes = (basis.shape, coefficients.shape[::-1])
+        (inner, width), (self.rank, others) = shapes if side == "rows" else (shape[::-1] for shape in shapes)
+        if side not in ("rows", "columns") or inner != self.rank:
             raise ValueError(
                 f"side must be rows or columns, got {side!r}, and basis {list(basis.shape)} and coefficients "
                 f"{list(coefficients.shape)} must share their rank"
             )
-        self.side = side
-        self.rank, others = coefficients.shape if side == "columns" else coefficients.shape[::-1]
-        sizes = self.rank + others, basis.shape[1 if side == "rows" else 0]
+        self.side, sizes = side, (self.rank + others, width)
         self.out_features, self.in_features = sizes if side == "rows" else sizes[::-1]
         self.basis, self.coefficients = own_parameter(basis), own_parameter(coefficients)
         self.bias = None if bias is None else own_parameter(bias)

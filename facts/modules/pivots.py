@@ -25,7 +25,7 @@ def pivoted_layer(
     """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, stored in a type, or in theirs.
 
     The leading rows or columns, which need no permutation, are the pivots if the weight's error in the type of the
-    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or half as much again as that of two plain factors.
+    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or 1.5 times the error of two plain factors.
     Otherwise QR with column pivoting chooses them. Of rows and columns, the more exact side is taken. Pivots and
     coefficients are computed in float64.
     """
@@ -40,9 +40,8 @@ def pivoted_layer(
         return relative_error(first @ second, exact / (sizes[0] * sizes[1]))
 
     def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
-        layers = [side(choice, left, right, bias, dtype) for side in (_by_rows, _by_columns)]
-        errors = [error(layer.factors()) for layer in layers]
-        return min(errors), layers[errors.index(min(errors))]
+        layers = _by_rows(choice, left, right, bias, dtype), _by_columns(choice, left, right, bias, dtype)
+        return min(((error(layer.factors()), layer) for layer in layers), key=lambda pair: pair[0])
 
     least, layer = better_side(_leading)
     if least > max(LEADING_ERROR, 1.5 * error((left, right))):
@@ -73,25 +72,21 @@ def relative_error(weight: Tensor, exact: Tensor) -> float:
 
 
 def _by_rows(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PivotedLinear:
-    coefficients, first = choice(_isometric(left, right))
-    basis = left[_pivots(first, len(right))] @ right
+    coefficients, pivots, first = _chosen(choice, left, right)
     order = None if first is None else first.argsort()
-    return PivotedLinear("rows", basis.to(dtype), coefficients.to(dtype), bias, order)
+    return PivotedLinear("rows", (left[pivots] @ right).to(dtype), coefficients.to(dtype), bias, order)
 
 
 def _by_columns(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PivotedLinear:
-    coefficients, first = choice(_isometric(right.T, left.T))
-    basis = left @ right[:, _pivots(first, len(right))]
-    return PivotedLinear("columns", basis.to(dtype), coefficients.T.to(dtype), bias, first)
+    coefficients, pivots, first = _chosen(choice, right.T, left.T)
+    return PivotedLinear("columns", (left @ right[:, pivots]).to(dtype), coefficients.T.to(dtype), bias, first)
 
 
-def _isometric(left: Tensor, right: Tensor) -> Tensor:
-    """Rows `[d_out, k]` with the inner products of the rows of `left @ right`."""
-    return left @ torch.linalg.qr(right.T, mode="r").R.T
-
-
-def _pivots(first: Tensor | None, rank: int) -> slice | Tensor:
-    return slice(rank) if first is None else first[:rank]
+def _chosen(choice: Choice, left: Tensor, right: Tensor) -> tuple[Tensor, slice | Tensor, Tensor | None]:
+    """Coefficients, the pivots among the rows of `left @ right`, and the permutation, if any, that has them first."""
+    rank = len(right)
+    coefficients, first = choice(left @ torch.linalg.qr(right.T, mode="r").R.T)  # rows with the same inner products
+    return coefficients, slice(rank) if first is None else first[:rank], first
 
 
 def _leading(rows: Tensor) -> tuple[Tensor, None]:

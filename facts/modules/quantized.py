@@ -31,9 +31,9 @@ class Quantization:
 class QuantizedWeight(nn.Module):
     """Parametrization of a weight `[d_out, d_in]`: stored integers, times the scale of their group.
 
-    Groups are `group_size` neighbours in a row; the last one of a row may be shorter. Integers of eight bits are stored
-    as they are, `[d_out, d_in]`. Those of four are stored plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight
-    has the type of its `scales`, `[d_out, number of groups]`.
+    Groups are `group_size` neighbours in a row; the last one of a row may be shorter. Eight-bit integers are stored as
+    they are, `[d_out, d_in]`; four-bit ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type
+    of its `scales`, `[d_out, number of groups]`.
     """
 
     scales: Tensor
@@ -57,7 +57,7 @@ class QuantizedWeight(nn.Module):
 
 
 def packed(integers: Tensor) -> Tensor:
-    """Integers from -8 to 7, `[d_out, d_in]`, as `QuantizedWeight` stores those of four bits."""
+    """Integers from -8 to 7, `[d_out, d_in]`, packed two in a byte, as `QuantizedWeight` stores them."""
     shifted = F.pad(integers + 8, (0, integers.shape[1] % 2)).to(torch.uint8)
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 
@@ -83,15 +83,12 @@ def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
                 f"the quantization does not fit this {type(model).__name__}: {name!r} is no weight of a linear layer, "
                 "or is named twice; load the network that was quantized"
             )
-        weight = matrices(layer)[attribute]
+        weight = matrices(layer)[attribute].detach()
         d_out, d_in = weight.shape
-        by_eight = quantization.weights == "int8"
-        stored = weight.new_empty(
-            d_out, d_in if by_eight else ceil(d_in / 2), dtype=torch.int8 if by_eight else torch.uint8
-        )
+        width, dtype = (d_in, torch.int8) if quantization.weights == "int8" else (ceil(d_in / 2), torch.uint8)
         scales = weight.new_empty(d_out, ceil(d_in / (quantization.group_size or d_in)))
-        parametrization = QuantizedWeight(quantization.weights, quantization.group_size, d_in, scales.detach())
-        quantize_weight(layer, attribute, stored.detach(), parametrization)
+        parametrization = QuantizedWeight(quantization.weights, quantization.group_size, d_in, scales)
+        quantize_weight(layer, attribute, weight.new_empty(d_out, width, dtype=dtype), parametrization)
     return model
 
 
@@ -114,8 +111,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
 
 def quantization_of(model: nn.Module) -> Quantization | None:
     """Quantization of a network, or None."""
-    weights = quantized_weights(model)
-    if not weights:
+    if not (weights := quantized_weights(model)):
         return None
     first = next(iter(weights.values()))
     return Quantization(weights=first.weights, group_size=first.group_size, tensors=tuple(weights))

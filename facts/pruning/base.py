@@ -5,12 +5,13 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
+import torch
 from torch import Tensor, nn
 
 from facts.calibration.prepare import Calibration
@@ -21,14 +22,15 @@ from facts.utils.options import options
 
 PrunedCost = Literal["params", "flops"]
 Pruned = TypeVar("Pruned", bound=nn.Module)
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class PruningProblem:
     """A network and the `ratio` of its `cost` (of the whole network, by the paper's rule) that may remain.
 
-    `calibration` is the network with its data and loss; FLOPs are counted for `input_shape`. Raises `ValueError` for a
-    ratio or a cost that is not allowed, and without data.
+    `calibration` holds the network, its data and its loss; FLOPs are counted for `input_shape`. Raises `ValueError` for
+    an invalid ratio or cost, and without data.
     """
 
     calibration: Calibration
@@ -53,11 +55,9 @@ class PruningProblem:
         return self.calibration.data or ()
 
     def spent(self, model: nn.Module) -> int:
-        if self.cost == "params":
-            return count_params(model)
-        flops = count_cost(model, self.input_shape).flops
-        assert flops is not None  # the shape is known
-        return flops
+        spent = count_params(model) if self.cost == "params" else count_cost(model, self.input_shape).flops
+        assert spent is not None  # the shape is known
+        return spent
 
     @property
     def num_tokens(self) -> int:
@@ -74,9 +74,9 @@ class PruningProblem:
         return math.floor(Fraction(str(self.ratio)) * self.dense)
 
     def first_fit(self, pruned: Callable[[int], Pruned], most: int, budget: int | None = None) -> Pruned:
-        """Find the first `pruned(amount)`, for amounts up to `most`, that keeps to the budget; larger ones cost less.
+        """Return the first `pruned(amount)`, for amounts up to `most`, within the budget; larger amounts cost less.
 
-        Raises `ValueError` if even the largest does not keep to it.
+        Raises `ValueError` if even the largest amount exceeds it.
         """
         budget = self.budget if budget is None else budget
         amount = bisect_left(range(most + 1), True, key=lambda amount: self.spent(pruned(amount)) <= budget)
@@ -99,12 +99,19 @@ class PruningProblem:
             return self.calibration.loss(model(inputs), targets) / batch_size(inputs)
 
 
+def removal_order(scores: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
+    """Place of each unit of each group in one order, from 0: smallest score first; the largest of each group last."""
+    staying = [score.index_fill(0, score.argmax(), float("inf")) for score in scores.values()]
+    order = torch.cat(staying).argsort(stable=True)
+    return dict(zip(scores, order.argsort().split([len(score) for score in staying]), strict=True))
+
+
 @options
 class Pruner(ABC):
     """A way to narrow a network."""
 
     def prune(self, problem: PruningProblem) -> nn.Module:
-        """Make a copy in evaluation mode that keeps to the budget; unchanged if the network does already.
+        """Return a copy within the budget, in evaluation mode; an unchanged copy if the network is within it already.
 
         Raises `ValueError` for a network that the method does not support and for a budget that it cannot reach.
         """

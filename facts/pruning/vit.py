@@ -1,10 +1,10 @@
-"""Networks that can be pruned: plain and distilled vision transformers of timm."""
+"""Networks that can be pruned, plain and distilled vision transformers of timm; and narrower parameters for them."""
 
 import re
 
 from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 LAYERS = r"patch_embed\.proj|blocks\.\d+\.(norm[12]|attn\.(qkv|proj)|mlp\.fc[12])|norm|fc_norm|head|head_dist"
@@ -27,11 +27,21 @@ def check_vit(model: nn.Module) -> VisionTransformer:
     return model
 
 
-def token_parameters(model: VisionTransformer) -> list[nn.Parameter]:
-    """Parameters added to the patches' embeddings or put beside them; the last axis is the embedding."""
-    return [getattr(model, name) for name in TOKENS if getattr(model, name, None) is not None]
+def slice_parameter(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
+    """Keep the entries `kept` of one axis of a parameter, if the module has it."""
+    if (parameter := getattr(module, name)) is not None:
+        sliced = parameter.detach().index_select(axis, kept.to(parameter.device))
+        setattr(module, name, nn.Parameter(sliced, requires_grad=parameter.requires_grad))
 
 
-def note_embedding(model: VisionTransformer) -> None:
-    """Update the attributes that hold the width of the embedding."""
-    model.embed_dim = model.num_features = model.head_hidden_size = len(model.patch_embed.proj.weight)
+def update_sizes(model: nn.Module) -> None:
+    """Set the sizes that layers and the network keep as attributes from their parameters' shapes."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.Conv2d):
+            module.out_channels = len(module.weight)
+        elif isinstance(module, nn.LayerNorm):
+            module.normalized_shape = tuple(module.weight.shape)
+        elif isinstance(module, VisionTransformer):
+            module.embed_dim = module.num_features = module.head_hidden_size = len(module.patch_embed.proj.weight)

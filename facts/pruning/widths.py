@@ -5,14 +5,39 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from facts.pruning.slicing import slice_parameter
-from facts.pruning.vit import TOKENS, note_embedding
+from facts.pruning.vit import TOKENS, slice_parameter, update_sizes
 
 EMBEDDING = "embedding"
 BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
+
+
+class NarrowAttention(nn.Module):
+    """timm's attention `[N, T, d] -> [N, T, d]`, with its weights; queries and keys may be narrower than values.
+
+    The original head's scale stays: pruned dimensions of queries and keys count as zero.
+    """
+
+    def __init__(self, attention: Attention):
+        super().__init__()
+        self.num_heads, self.scale = attention.num_heads, attention.scale
+        self.qkv, self.attn_drop = attention.qkv, attention.attn_drop
+        self.proj, self.proj_drop = attention.proj, attention.proj_drop
+        self.key_dim = self.value_dim = attention.head_dim
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        keys, values = self.num_heads * self.key_dim, self.num_heads * self.value_dim
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).split([keys, keys, values], dim=-1)
+        )
+        drop = self.attn_drop.p if self.training else 0.0
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask, drop, is_causal, scale=self.scale)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
 
 @dataclass(frozen=True)
@@ -27,6 +52,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Width:
+    """Number of units, and where their parameter entries are."""
+
     size: int
     places: list[Place]
 
@@ -38,28 +65,24 @@ def widths_of(model: VisionTransformer) -> dict[str, Width]:
     """
     widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
     for number, block in enumerate(model.blocks):
-        prefix = f"blocks.{number}"
-        attn, hidden = block.attn, torch.arange(block.mlp.fc1.out_features)
-        heads, keys, values = (torch.arange(size) for size in (attn.num_heads, attn.key_dim, attn.value_dim))
-        of_keys, of_values = (heads.repeat_interleave(len(dims)) for dims in (keys, values))
-        no_keys, no_values = -torch.ones_like(of_keys.repeat(2)), -torch.ones_like(of_values)
-        of_block = {
-            "heads": [
-                *_outputs(f"{prefix}.attn.qkv", attn.qkv, torch.cat([of_keys, of_keys, of_values])),
-                Place(f"{prefix}.attn.proj", "weight", 1, of_values),
-            ],
-            "key_dims": _outputs(f"{prefix}.attn.qkv", attn.qkv, torch.cat([keys.repeat(2 * len(heads)), no_values])),
-            "value_dims": [
-                *_outputs(f"{prefix}.attn.qkv", attn.qkv, torch.cat([no_keys, values.repeat(len(heads))])),
-                Place(f"{prefix}.attn.proj", "weight", 1, values.repeat(len(heads))),
-            ],
-            "hidden": [
-                *_outputs(f"{prefix}.mlp.fc1", block.mlp.fc1, hidden),
-                Place(f"{prefix}.mlp.fc2", "weight", 1, hidden),
-            ],
-        }
-        for name, places in of_block.items():
-            widths[f"{prefix}.{name}"] = Width(int(places[0].units.max()) + 1, places)
+        prefix, attn = f"blocks.{number}", block.attn
+        sizes = (attn.num_heads, attn.key_dim, attn.value_dim, block.mlp.fc1.out_features)
+        heads, keys, values, hidden = (torch.arange(size) for size in sizes)
+        head_of_key, head_of_value = (heads.repeat_interleave(len(dims)) for dims in (keys, values))
+        no_key, no_value = -torch.ones_like(head_of_key.repeat(2)), -torch.ones_like(head_of_value)
+        value_of_head = values.repeat(len(heads))
+        units = (  # of the outputs of the first layer, and of the inputs of the second
+            (torch.cat([head_of_key, head_of_key, head_of_value]), head_of_value),
+            (torch.cat([keys.repeat(2 * len(heads)), no_value]), None),
+            (torch.cat([no_key, value_of_head]), value_of_head),
+            (hidden, hidden),
+        )
+        layers = [("attn.qkv", "attn.proj")] * 3 + [("mlp.fc1", "mlp.fc2")]
+        for name, size, (first, second), (outputs, inputs) in zip(BLOCK_WIDTHS, sizes, layers, units, strict=True):
+            places = _outputs(f"{prefix}.{first}", block.get_submodule(first), outputs)
+            if inputs is not None:
+                places.append(Place(f"{prefix}.{second}", "weight", 1, inputs))
+            widths[f"{prefix}.{name}"] = Width(size, places)
     return widths
 
 
@@ -107,17 +130,5 @@ def without(model: VisionTransformer, widths: Mapping[str, Width], kept: Mapping
     for number, block in enumerate(model.blocks):
         heads, key_dims, value_dims, _ = (int(kept[f"blocks.{number}.{name}"].sum()) for name in BLOCK_WIDTHS)
         block.attn.num_heads, block.attn.key_dim, block.attn.value_dim = heads, key_dims, value_dims
-    note_sizes(model)
+    update_sizes(model)
     return model
-
-
-def note_sizes(model: VisionTransformer) -> None:
-    """Update the attributes that hold the widths of the layers."""
-    note_embedding(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, nn.Conv2d):
-            module.out_channels = len(module.weight)
-        elif isinstance(module, nn.LayerNorm):
-            module.normalized_shape = tuple(module.weight.shape)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,18 +23,17 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder that becomes `path` if the block succeeds and is removed if it fails.
+    """Yield a temporary file in the same folder that becomes `path` if the block succeeds and is removed if it fails.
 
     Raises `OSError` that says what to do if the disk is full.
     """
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
         try:
+            temporary.touch()
             yield temporary
             _to_disk(temporary)
-            temporary.chmod(0o666 & ~_umask())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -41,10 +41,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """Yield `path` in a temporary folder beside it, for a writer of several files that `path` refers to.
+    """Yield `path` in a temporary folder next to it, for a writer of several files that `path` refers to.
 
-    If the block succeeds, all files move beside `path`, `path` last; if it fails, they are removed. Raises `OSError`
-    that says what to do if the folder cannot be written or the disk is full.
+    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed. Raises
+    `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
@@ -88,12 +88,6 @@ def _error_number(error: OSError | SafetensorError) -> int | None:
         return error.errno
     match = re.search(r"os error (\d+)", str(error))
     return int(match[1]) if match else None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class ScratchFolder:
@@ -140,8 +134,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             log.info("waiting for another process, which holds %s", path)
             lock.acquire()
     except OSError as error:
-        where = "choose a folder of your own, on a file system with flock"
-        raise OSError(f"cannot lock {path} ({error.strerror}); {where}") from error
+        message = f"cannot lock {path} ({error.strerror}); choose a folder of your own, on a file system with flock"
+        raise OSError(message) from error
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the zero-cross-moment assumption drops, against dense Fishers."""
+"""Cross-token terms that the zero-cross-moment assumption drops, against dense Fishers."""
 
 import pytest
 import torch
@@ -70,13 +70,10 @@ def test_the_loss_along_the_change(found, layer):
     assert findings.values[layer]["loss"] == pytest.approx((whole / local - 1).item(), rel=1e-7, abs=1e-9)
 
 
-def test_without_a_compressed_network_there_is_no_loss():
-    findings = CrossMoments(num_probes=2).run(subject(make_model(), image_batches([3])))
-    assert set(findings.metrics) == {"cross_operator", "cross_input_side", "cross_grad_side"}
-
-
-def test_a_layer_left_dense_has_no_loss(found):
+def test_only_compressed_layers_have_a_loss():
     model, batches = make_model(), image_batches([3])
+    findings = CrossMoments(num_probes=2).run(subject(model, batches))
+    assert set(findings.metrics) == {"cross_operator", "cross_input_side", "cross_grad_side"}
     compressed = facts.compress(model, batches, layers=["tokens"]).model
     findings = CrossMoments(num_probes=2).run(subject(model, batches, compressed))
     assert [name for name, ratios in findings.values.items() if "loss" in ratios] == ["tokens"]

@@ -1,23 +1,41 @@
+"""Variants of a network, and speeds in turns."""
+
 import pytest
 import torch
 
 import facts
 from facts.analysis import Subject, Throughput
+from facts.analysis.throughput import make_variant
+from facts.calibration.selection import select_layers
+from facts.cost.count import count_params
+from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
-from tests.networks import image_batches
+from facts.modules.lowrank import LowRankLinear
+from tests.networks import UNIFORM, image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)
+IMAGES = image_batches([4])[0][0]
+types = set()
+
+
+def note_types(module, args, output):
+    """A hook that can be pickled."""
+    types.update((args[0].dtype, output.dtype))
+
+
+@pytest.fixture
+def compressed(model):
+    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8), **UNIFORM).model
 
 
 def findings(model, compressed, **fields):
-    held_out = facts.prepare(model.float(), image_batches([2], dtype=torch.float32))
+    held_out = facts.prepare(model, image_batches([2], dtype=next(model.parameters()).dtype))
     subject = Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
     return Throughput(batch_size=4, timing=QUICK, **fields).run(subject)
 
 
-def test_the_network_that_was_made_beside_the_original(model):
-    small = facts.compress(model.float(), estimator="pela", ratio=0.5).model
-    found = findings(model, small, variants=("residual", "half", "two_of_four"))
+def test_findings_with_variants(model, compressed):
+    found = findings(model.float(), compressed.float(), variants=("residual", "half", "two_of_four"))
     rates = {name: speed["throughput"] for name, speed in found.values["speeds"].items()}
     assert found.metrics["speedup"] == pytest.approx(rates["compressed"] / rates["dense"])
     assert found.metrics["latency_ms"] == pytest.approx(4000 / rates["compressed"])
@@ -29,3 +47,43 @@ def test_the_network_that_was_made_beside_the_original(model):
 def test_an_original_alone(model):
     found = findings(model, None, variants=("residual",))
     assert found.metrics["speedup"] == 1 and set(found.values["speeds"]) == {"dense"}
+
+
+def test_residuals_are_added_to_low_rank_layers_and_take_five_percent(model, compressed):
+    layers = select_layers(model).layers
+    network = make_variant("residual", model, compressed, layers)
+    assert network(IMAGES).isfinite().all() and not torch.equal(network(IMAGES), compressed(IMAGES))
+    shapes = [layers[name].weight.shape for name in layers if isinstance(compressed.get_submodule(name), LowRankLinear)]
+    added = sum(max(1, int(0.05 * (shape.numel() // sum(shape)))) * sum(shape) for shape in shapes)
+    assert added and count_params(network) - count_params(compressed) == added
+    assert not any("residual" in name for name, _ in compressed.named_modules())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_network_in_half_precision_gets_its_inputs_in_it(model, compressed, precision):
+    half = make_variant("half", model.float(), compressed, {})
+    half.vector.register_forward_hook(note_types)
+    types.clear()
+    found = speeds({"dense": model, "half": half}, IMAGES.float(), QUICK, precision)
+    assert found["half"].throughput > 0 and types == {torch.float16}
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_network_in_a_format_that_no_file_holds_is_timed_without_a_file(model):
+    class Own(torch.Tensor):
+        pass
+
+    model.vector.weight = torch.nn.Parameter(model.vector.weight.detach().as_subclass(Own))
+    found = speeds({"own": model}, IMAGES, QUICK)["own"]
+    assert found.throughput > 0 and found.load is None and found.memory is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_speeds_of_networks(model, compressed, compiled, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda network, dynamic: network)  # tested elsewhere, and slow
+    model.train()
+    found = speeds({"a": model, "b": compressed}, IMAGES, QUICK, compiled=compiled)
+    assert list(found) == ["a", "b"]
+    for speed in found.values():
+        assert min(speed.throughput, speed.latency, speed.load) > 0 and speed.spread >= 0 and speed.memory is None
+    assert model.training

@@ -53,14 +53,13 @@ def test_one_sequence_without_a_batch():
         assert relative_error(actual, expected) < 1e-13
 
 
-def test_dropout_is_that_of_training():
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_is_that_of_training(need_weights):
     attention = LinearAttention(nn.MultiheadAttention(DIM, HEADS, dropout=0.5, batch_first=True))
     x = torch.randn(N, T, DIM)
-    for need_weights in (False, True):
-        first, second = (attention.train()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
-        assert not first.equal(second)
-        first, second = (attention.eval()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
-        assert first.equal(second)
+    for mode in (True, False):
+        first, second = (attention.train(mode)(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+        assert first.equal(second) != mode
 
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8}], ids=str)
@@ -87,31 +86,27 @@ class Encoder(nn.Module):
         return self.head(x.mean(dim=1 if self.batch_first else 0))
 
 
-class TestEncoder:
-    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-    def test_all_its_layers_are_compressed(self):
-        """In evaluation PyTorch would take a way that reads weights and calls no layer."""
-        model = Encoder(batch_first=True).eval()
-        x = torch.randn(4, T, DIM)
-        result = facts.compress(model, [(x, torch.tensor([0, 1, 2, 0]))], estimator="pela", ratio=0.5)
-        assert len(result.plan) == 2 * 6
-        calls = []
-        for name in result.plan:
-            result.model.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
-        hooked = result.model(x)
-        assert len(calls) == 12
-        for name in result.plan:
-            result.model.get_submodule(name)._forward_hooks.clear()
-        with torch.no_grad():
-            assert relative_error(result.model(x), hooked) < 1e-6  # float32, kernels with and without gradients
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_all_layers_of_an_encoder_are_compressed():
+    """In evaluation PyTorch would take a path that reads weights and calls no layer."""
+    model, x = Encoder(batch_first=True).eval(), torch.randn(4, T, DIM)
+    result = facts.compress(model, [(x, torch.tensor([0, 1, 2, 0]))], estimator="pela", ratio=0.5)
+    assert len(result.plan) == 2 * 6
+    with torch.no_grad():
+        expected = result.model(x)
+    calls = []
+    for name in result.plan:
+        result.model.get_submodule(name).register_forward_hook(lambda *_: calls.append(1))
+    assert relative_error(result.model(x), expected) < 1e-6  # float32, kernels with and without gradients
+    assert len(calls) == 12
 
-    def test_tokens_before_samples_are_not_mistaken_for_them(self):
-        model = Encoder(batch_first=False).eval()
-        x = torch.randn(T, T, DIM)  # as many samples as tokens
-        result = facts.compress(model, [(x, torch.zeros(T, dtype=torch.int64))], ratio=0.5)
-        assert all(".self_attn." in name for name in result.plan)
-        reason = "its inputs do not have the samples for their first axis"
-        assert result.skipped["encoder.layers.0.linear1"] == result.skipped["encoder.layers.1.linear2"] == reason
+
+def test_tokens_before_samples_are_not_mistaken_for_them():
+    model, x = Encoder(batch_first=False).eval(), torch.randn(T, T, DIM)  # as many samples as tokens
+    result = facts.compress(model, [(x, torch.zeros(T, dtype=torch.int64))], ratio=0.5)
+    assert all(".self_attn." in name for name in result.plan)
+    reason = "its inputs do not have the samples for their first axis"
+    assert result.skipped["encoder.layers.0.linear1"] == result.skipped["encoder.layers.1.linear2"] == reason
 
 
 def test_torchvision():

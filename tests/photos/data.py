@@ -1,9 +1,9 @@
 """Published networks, a ViT-Tiny and a DeiT-Tiny, and real ImageNet photos, which are no part of the project."""
 
 import csv
-from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import timm
 import torch
 from PIL import Image
@@ -23,16 +23,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 BATCH = 40
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The network, 500 photos to calibrate on, since minutes count, 650 to judge by, and a cache for all tests."""
-
-    model: torch.nn.Module
-    calibration: list
-    validation: list
-    cache: Path
-
-
 def weights_of(network):
     return DATA / network / f"{NETWORKS[network][0]}_fp16.safetensors"
 
@@ -43,13 +33,14 @@ def load_network(network):
     return model
 
 
-def load_photos(split, resize, start=0, every=1, network="vit_tiny"):
+def load_photos(split, start=0, every=1, network="vit_tiny"):
     """Batches `(images [N, 3, 224, 224], labels [N])` of every so many photos of one split, from one of them on."""
     with (PHOTOS / "labels.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["file"].startswith(f"{split}/")][start::every]
+    resize = [transforms.Resize(256, InterpolationMode.BICUBIC)] if split == "calibration" else []
     prepare = transforms.Compose(
         [
-            *([transforms.Resize(256, InterpolationMode.BICUBIC)] if resize else []),
+            *resize,  # validation photos are stored at this size
             transforms.CenterCrop(224),
             transforms.ToImage(),
             transforms.ToDtype(torch.float32, scale=True),
@@ -67,10 +58,20 @@ def top1(model, batches):
     return 100 * right / sum(len(labels) for _, labels in batches)
 
 
-def write_table(table, file, text, formats):
-    """A table on the screen, as CSV, and as Markdown below its text; `file` is without an ending."""
+def write_table(rows, columns, file, text):
+    """Print a table, write it to `results` as CSV, and as Markdown below its text; return it.
+
+    `columns` maps names to the formats of floats; `file` has no ending.
+    """
+    table = pd.DataFrame(rows, columns=list(columns))
     print(table.to_string(index=False))
-    with replacing(file.with_suffix(".csv")) as path:
+    with replacing(RESULTS / f"{file}.csv") as path:
         table.to_csv(path, index=False)
-    with replacing(file.with_suffix(".md")) as path:
-        path.write_text(f"{text}\n\n{table.to_markdown(index=False, floatfmt=formats)}\n")
+    write_page(table, columns, file, text)
+    return table
+
+
+def write_page(table, columns, file, text):
+    with replacing(RESULTS / f"{file}.md") as path:
+        markdown = table[list(columns)].to_markdown(index=False, floatfmt=tuple(columns.values()))
+        path.write_text(f"{text}\n\n{markdown}\n")

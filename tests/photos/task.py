@@ -29,7 +29,7 @@ class Photos(Classification):
         return self._seen(model, self.num_sensitivity, start=1)
 
     def evaluation(self, model):
-        return load_photos("validation", resize=False, network=preprocessed_for(model))
+        return load_photos("validation", network=preprocessed_for(model))
 
     def analysis(self, model):
         raise NotImplementedError
@@ -40,7 +40,7 @@ class Photos(Classification):
     def _seen(self, model, number, start):
         """So many photos, evenly over the classes; the steps are even, so that those from 0 and from 1 differ."""
         every = NUM_PHOTOS // number // 2 * 2
-        return load_photos("calibration", resize=True, start=start, every=every, network=preprocessed_for(model))
+        return load_photos("calibration", start=start, every=every, network=preprocessed_for(model))
 
 
 def preprocessed_for(model):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 
-import pandas as pd
 import pytest
 import torch
 
@@ -24,13 +23,21 @@ from facts.moments.losses import kl_divergence
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult
 from facts.search.sensitivity.measured import Sensitivity
-from tests.photos.data import RESULTS, load_network, load_photos, top1, write_table
+from tests.photos.data import load_network, load_photos, top1, write_table
 
 pytestmark = pytest.mark.external
 
 RATIO, GROUP = 0.7, 8
 DRAWS = {8: 8, 32: 8, 128: 4, 496: 1}  # photos, and how often so many are drawn; there are 496
 ALLOWED = 1.05
+COLUMNS = {"search": "", "photos": "", "draw": "", "distance": ".4f", "top1": ".1f"}
+TEXT = (
+    "# Photos that CoRS compares outputs on, deit_tiny_patch16_224\n\n"
+    f"FACTS from 500 photos, pivoted layers with {RATIO} of their FLOPs. Each draw is of other photos than those. "
+    "`distance` is the mean KL divergence from the original's outputs on 160 photos that no draw has, `top1` in "
+    "percent on 650 validation photos, of which the dense network has {dense:.1f}. Written by "
+    "`tests/photos/test_num_sensitivity.py`, which states the rule for the default."
+)
 
 
 @dataclass(frozen=True)
@@ -44,21 +51,18 @@ class Problem(Search):
         return SearchResult(dict.fromkeys(problem.layers, 8))
 
 
-@pytest.fixture(scope="module")
-def draws():
-    """Distance from the original and top-1 of each draw's network."""
+def test_fewer_photos_leave_some_draws_farther():
+    """By the rule the default is 512, of which there are 496 here."""
     load = partial(load_photos, network="deit_tiny")
-    model, calibration = load_network("deit_tiny"), load("calibration", True, 0, 2)
-    validation = load("validation", False)
-    images, labels = (torch.cat(parts) for parts in zip(*load("calibration", True, 1, 2), strict=True))
+    model, calibration, validation = load_network("deit_tiny"), load("calibration", 0, 2), load("validation")
+    images, labels = (torch.cat(parts) for parts in zip(*load("calibration", 1, 2), strict=True))
     groups = list(zip(images.split(GROUP), labels.split(GROUP), strict=True))[: max(DRAWS) // GROUP]
     compared = [inputs for inputs, _ in calibration[:4]]
     kept: list = []
     facts.compress(model, calibration, search=Problem(kept), ratio=RATIO)
-    (problem,), cors = kept, CoRS()
+    (problem,), cors, rows = kept, CoRS(), []
     ranks = problem.ranks_of_ratios(cors.ratios)
     measured = [Sensitivity(replace(problem, sensitivity=[group], cache=None)).profile(ranks) for group in groups]
-    rows = []
 
     def add(name, num_photos, number, plan):
         small = apply_plan(problem.model, problem.decompositions, plan, problem.form)
@@ -73,22 +77,8 @@ def draws():
             }
             offered = {name: cors._interpolated(ranks[name], errors[name]) for name in ranks}
             add("CoRS", num_photos, number, cors.solve(problem, offered)[0])
-    fisher = replace(problem, sensitivity=groups)
-    add("CoRS-Fisher", max(DRAWS), 0, CoRSFisher().allocate(fisher).plan)
-    table = pd.DataFrame(rows, columns=["search", "photos", "draw", "distance", "top1"])
-    text = (
-        "# Photos that CoRS compares outputs on, deit_tiny_patch16_224\n\n"
-        f"FACTS from 500 photos, pivoted layers with {RATIO} of their FLOPs. Each draw is of other photos than those. "
-        "`distance` is the mean KL divergence from the original's outputs on 160 photos that no draw has, `top1` in "
-        f"percent on 650 validation photos, of which the dense network has {top1(model, validation):.1f}. Written by "
-        "`tests/photos/test_num_sensitivity.py`, which states the rule for the default."
-    )
-    write_table(table, RESULTS / "photos" / "num_sensitivity", text, ("", "", "", ".4f", ".1f"))
-    return table
-
-
-def test_fewer_photos_leave_some_draws_farther(draws):
-    """By the rule the default is 512, of which there are 496 here."""
-    worst = draws[draws.search == "CoRS"].groupby("photos").distance.max()
+    add("CoRS-Fisher", max(DRAWS), 0, CoRSFisher().allocate(replace(problem, sensitivity=groups)).plan)
+    table = write_table(rows, COLUMNS, "photos/num_sensitivity", TEXT.format(dense=top1(model, validation)))
+    worst = table[table.search == "CoRS"].groupby("photos").distance.max()
     good = worst[worst <= ALLOWED * worst[max(DRAWS)]]
     assert good.index.min() == max(DRAWS) <= CoRS.num_samples, worst

@@ -6,7 +6,6 @@
 
 from functools import partial
 
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_model
@@ -15,7 +14,7 @@ import facts
 from facts.cost.onnx_times import onnx_call
 from facts.cost.timing import TimingPolicy
 from tests.openvino_runtime import compiled
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
+from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
 
 pytestmark = pytest.mark.external
 
@@ -46,13 +45,12 @@ def runs_of(model, name, images, folder):
     }
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
+def test_quantized_networks_are_smaller_and_as_good(tmp_path_factory):
     rows = []
     for network in NETWORKS:
         folder, model = tmp_path_factory.mktemp(network), load_network(network)
-        calibration = load_photos("calibration", resize=True, network=network)
-        validation = load_photos("validation", resize=False, network=network)
+        calibration = load_photos("calibration", network=network)
+        validation = load_photos("validation", network=network)
         low_rank = facts.compress(model, calibration, ratio=RATIO)
         networks = {"dense": model, "low-rank": low_rank.model}
         for name, network_or_result in (("dense", model), ("low-rank", low_rank)):
@@ -67,14 +65,10 @@ def table(tmp_path_factory):
             size = (folder / f"{name}.safetensors").stat().st_size / 1e6
             milliseconds = [1000 * times[name, runtime].median for runtime in RUNTIMES]
             rows.append([network, name, size, top1(networks[name], validation), *milliseconds])
-    return pd.DataFrame(rows, columns=[*COLUMNS])
-
-
-def test_quantized_networks_are_smaller_and_as_good(table):
-    write_table(table, RESULTS / "photos" / "quantization", TEXT, tuple(COLUMNS.values()))
-    for _, rows in table.groupby("network"):
-        top1, size = rows.set_index("weights").top1, rows.set_index("weights").MB
-        assert abs(top1["dense, int8"] - top1["dense"]) < 1 and abs(top1["low-rank, int8"] - top1["low-rank"]) < 2
+    for _, found in write_table(rows, COLUMNS, "photos/quantization", TEXT).groupby("network"):
+        accuracy, size = found.set_index("weights").top1, found.set_index("weights").MB
+        assert abs(accuracy["dense, int8"] - accuracy["dense"]) < 1
+        assert abs(accuracy["low-rank, int8"] - accuracy["low-rank"]) < 2
+        assert accuracy["dense, int4"] > accuracy["dense"] - 5
         assert size["dense, int8"] < 0.3 * size["dense"] and size["dense, int4"] < 0.2 * size["dense"]
         assert size["low-rank, int8"] < size["dense, int8"] < size["low-rank"]
-        assert top1["dense, int4"] > top1["dense"] - 5

@@ -4,8 +4,6 @@ import timm
 import torch
 
 import facts
-from experiments.mini.digits import Digits
-from experiments.mini.train import mini_recipe
 from facts.pruning import PruningProblem
 from tests.networks import image_batches
 
@@ -21,9 +19,3 @@ def make_problem(model=None, ratio=0.6, cost="params", batches=None, **settings)
     batches = image_batches([8, 8], dtype=torch.float32) if batches is None else batches
     calibration = facts.prepare(model or make_vit(), batches, input_shape=(3, 8, 8), **settings)
     return PruningProblem(calibration, ratio, (3, 8, 8), cost)
-
-
-def digits_problem(ratio):
-    """The shipped DeiT, calibrated on 64 digits."""
-    model, task = mini_recipe("deit_b").build(), Digits(num_calibration=64, batch_size=16)
-    return PruningProblem(facts.prepare(model, task.calibration(model)), ratio, task.input_shape(model)), task

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from facts.pruning import DISP
-from facts.pruning.gates import distance, draw, gate_widths, gated, remaining_weights
-from facts.pruning.methods.disp_llm import indexed, target_share
+from facts.pruning.gates import draw, gate_widths, gated, indexed, remaining_weights
+from facts.pruning.methods.disp_llm import target_share
 from tests.pruning.problems import make_problem, make_vit
 
 
@@ -13,24 +13,17 @@ def random_masks(model, share=0.6):
     return [torch.rand(width) < share for width in gate_widths(model)]
 
 
-def test_an_indexed_network_is_the_gated_one():
-    model = make_vit()
-    images = torch.randn(3, 3, 8, 8)
+def test_an_indexed_network_computes_what_the_gated_one_does_with_the_weights_that_the_masks_leave():
+    model, images = make_vit(), torch.randn(3, 3, 8, 8)
     masks = random_masks(model)
     with gated(model, masks):
         expected = model(images)
-    torch.testing.assert_close(indexed(model, masks)(images), expected)
+    small = indexed(model, masks)
+    torch.testing.assert_close(small(images), expected)
     assert not model(images).allclose(expected)  # the gates are gone
-
-
-def test_what_the_masks_leave_is_what_the_indexed_network_has():
-    model = make_vit()
-    masks = random_masks(model)
-    blocks = indexed(model, masks).blocks
-    linears = [layer for layer in blocks.modules() if isinstance(layer, torch.nn.Linear)]
-    assert int(remaining_weights(model, [mask.float() for mask in masks])) == sum(
-        layer.weight.numel() for layer in linears
-    )
+    linears = [layer for layer in small.blocks.modules() if isinstance(layer, torch.nn.Linear)]
+    left = remaining_weights(model, [mask.float() for mask in masks])
+    assert int(left) == sum(layer.weight.numel() for layer in linears)
     assert all(layer.weight.shape == (layer.out_features, layer.in_features) for layer in linears)
 
 
@@ -69,8 +62,3 @@ def test_draws_are_binary_with_a_gradient():
     assert mask.detach().mean() == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.03)
     mask.sum().backward()
     assert (logits.grad >= 0).all() and logits.grad.mean() > 0
-
-
-def test_the_distance_is_that_of_the_logarithms():
-    assert distance(torch.tensor(0.5), 0.5) == 0
-    assert distance(torch.tensor(1.0), 0.5) == pytest.approx(float(distance(torch.tensor(0.25), 0.5)))

@@ -28,22 +28,25 @@ def test_useless_structures_go_first():
 
 
 def test_the_whole_network_is_narrower():
-    problem = make_problem(ratio=0.5)
-    pruned = Isomorphic(round_to=2).prune(problem)
+    pruned = Isomorphic(round_to=2).prune(make_problem(ratio=0.5))
     width = pruned.embed_dim
     assert width < 24 and width % 2 == 0
-    assert pruned.pos_embed.shape == (1, 6, width) and pruned.cls_token.shape == pruned.dist_token.shape == (
-        1,
-        1,
-        width,
-    )
+    assert pruned.pos_embed.shape == (1, 6, width)
+    assert pruned.cls_token.shape == pruned.dist_token.shape == (1, 1, width)
     assert pruned.head.in_features == pruned.head_dist.in_features == width
-    for block in pruned.blocks:
-        attention = block.attn
+    for attention in (block.attn for block in pruned.blocks):
         assert attention.attn_dim == attention.num_heads * attention.head_dim == attention.proj.in_features
         assert attention.qkv.out_features == 3 * attention.attn_dim
         assert attention.scale == attention.head_dim**-0.5
-        assert block.mlp.fc1.out_features == block.mlp.fc2.in_features <= 48
+
+
+def test_unfused_attention():
+    """torch-pruning follows the operations themselves."""
+    problem = make_problem()
+    for block in problem.model.blocks:
+        block.attn.fused_attn = False
+    pruned = Isomorphic(round_to=1).prune(problem)
+    assert pruned(next(iter(problem.batches))[0]).isfinite().all()
 
 
 def test_only_the_first_batches_are_read():

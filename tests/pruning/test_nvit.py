@@ -8,8 +8,7 @@ import torch
 from facts.pruning import NViT, block_times
 from facts.pruning.block_times import BlockTimes
 from facts.pruning.methods.nvit import less_latency
-from facts.pruning.narrow_attention import NarrowAttention
-from facts.pruning.widths import importance, widths_of, without
+from facts.pruning.widths import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches
 from tests.pruning.problems import make_problem, make_vit
 
@@ -21,8 +20,17 @@ def narrowable(**arguments):
     return model
 
 
-def all_kept(widths):
-    return {name: torch.ones(width.size, dtype=torch.bool) for name, width in widths.items()}
+def kept_without(widths, name, unit):
+    """Masks that keep all units but one."""
+    kept = {each: torch.ones(width.size, dtype=torch.bool) for each, width in widths.items()}
+    kept[name][unit] = False
+    return kept
+
+
+def with_gradients(model):
+    images, labels = image_batches([8], dtype=torch.float32)[0]
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    return images
 
 
 def test_every_parameter_lies_in_a_width():
@@ -51,12 +59,9 @@ def test_units_without_effect_can_go(width, silence):
         silence(model.blocks[0]).zero_()
         if width.endswith("key_dims"):  # the bias of the query is what is left of it
             model.blocks[0].attn.qkv.bias[:24].unflatten(0, (3, 8))[:, 1] = 0
-    images, labels = image_batches([8, 8], dtype=torch.float32)[0]
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    widths = widths_of(model)
+    images, widths = with_gradients(model), widths_of(model)
     scores = importance(model, widths)[width]
-    kept = all_kept(widths)
-    kept[width][1] = False
+    kept = kept_without(widths, width, 1)
     if not width.endswith("key_dims"):  # the keys that no query meets still have no gradient of their own
         assert scores.argmin() == 1
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))
@@ -64,21 +69,21 @@ def test_units_without_effect_can_go(width, silence):
 
 def test_importance_is_the_squared_sum_of_gradient_times_weight():
     model = narrowable(depth=1)
-    images, labels = image_batches([8, 8], dtype=torch.float32)[0]
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    scores = importance(model, widths_of(model))
+    with_gradients(model)
+    scores = importance(model, widths_of(model))["blocks.0.hidden"]
     mlp = model.blocks[0].mlp
-    parts = [(mlp.fc1.weight, 0), (mlp.fc1.bias, 0), (mlp.fc2.weight, 1)]
-    for unit in (0, 7):
-        total = sum((p.detach() * p.grad).select(axis, unit).sum() for p, axis in parts)
-        assert float(scores["blocks.0.hidden"][unit]) == pytest.approx(float(total**2), rel=1e-4)
+    products = [
+        (mlp.fc1.weight * mlp.fc1.weight.grad).sum(dim=1),
+        mlp.fc1.bias * mlp.fc1.bias.grad,
+        (mlp.fc2.weight * mlp.fc2.weight.grad).sum(dim=0),
+    ]
+    torch.testing.assert_close(scores, sum(products).detach().square(), rtol=1e-4, atol=0)
 
 
 def test_one_channel_of_the_embedding():
     model = narrowable()
     widths = widths_of(model)
-    kept = all_kept(widths)
-    kept["embedding"][3] = False
+    kept = kept_without(widths, "embedding", 3)
     pruned = without(model, widths, kept)
     assert pruned.embed_dim == 23 and pruned(torch.randn(2, 3, 8, 8)).isfinite().all()
     rest = kept["embedding"]

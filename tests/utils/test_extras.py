@@ -25,6 +25,7 @@ def test_a_missing_package_is_named_with_its_extra():
         import no_such_package  # noqa: F401
 
 
+@pytest.mark.system
 def test_a_network_is_compressed_without_what_tables_need():
     done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith("a comparison needs pandas: pip install -e '.[experiments]'")

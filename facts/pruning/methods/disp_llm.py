@@ -1,6 +1,6 @@
 """DISP-LLM: dimension-independent pruning, for vision transformers (Gao et al., 2024)."""
 
-import copy
+import math
 from typing import Annotated
 
 import torch
@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from facts.modules.hypernetwork import seeded_hypernetwork
 from facts.modules.modes import frozen
-from facts.pruning.base import Pruner, PruningProblem
-from facts.pruning.gates import by_block, distance, draw, gate_widths, gated, remaining_weights
-from facts.pruning.indexed_block import IndexedBlock
-from facts.pruning.ranking import turns_to_go
+from facts.pruning.base import Pruner, PruningProblem, removal_order
+from facts.pruning.gates import draw, gate_widths, gated, indexed, remaining_weights
 from facts.pruning.vit import check_vit
-from facts.utils.options import Positive, options
+from facts.utils.options import Count, NotNegative, Positive, options
 from facts.utils.progress import with_progress
 
 
@@ -26,13 +24,13 @@ class DISP(Pruner):
     The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
     `temperature`, straight through, open at first by `offset`. The loss is the task's loss plus `penalty` times
     |log(share / target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits, all gates
-    ranked together, are removed until the budget is met; each gate keeps one. The defaults are those of the published
-    code, except the number of steps.
+    ranked together, are removed until the budget is met; each gate keeps one. All defaults but the number of steps come
+    from the published code.
     """
 
-    num_steps: Annotated[int, Field(ge=1)] = 10_000
+    num_steps: Count = 10_000
     learning_rate: Positive = 1e-3
-    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    weight_decay: NotNegative = 0.05
     penalty: Positive = 16.0
     temperature: Positive = 0.4
     offset: float = 3.0
@@ -40,9 +38,9 @@ class DISP(Pruner):
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         logits = self._train(problem, check_vit(model))
-        turns = turns_to_go(dict(enumerate(logits))).values()
+        orders = removal_order(dict(enumerate(logits))).values()
         most = sum(map(len, logits)) - len(logits)
-        return problem.first_fit(lambda amount: indexed(model, [turn >= amount for turn in turns]), most)
+        return problem.first_fit(lambda amount: indexed(model, [order >= amount for order in orders]), most)
 
     def _train(self, problem: PruningProblem, model: VisionTransformer) -> list[Tensor]:
         """Train the hypernetwork; return the logits of the gates' features."""
@@ -57,7 +55,8 @@ class DISP(Pruner):
             for _, batch in zip(with_progress(range(self.num_steps), "DISP"), problem.endless(), strict=False):
                 masks[:] = [draw(logits, self.offset, self.temperature, generator) for logits in network()]
                 share = remaining_weights(model, masks) / dense
-                loss = problem.mean_loss(model, batch) + self.penalty * distance(share, target)
+                distance = (share.clamp(min=1e-6).log() - math.log(target)).abs()
+                loss = problem.mean_loss(model, batch) + self.penalty * distance
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -74,12 +73,3 @@ def target_share(problem: PruningProblem, num_weights: int) -> float:
             f"{1 - cost / problem.dense:.3f}"
         )
     return 1 - (problem.dense - problem.budget) / cost
-
-
-def indexed(model: nn.Module, masks: list[Tensor]) -> nn.Module:
-    """Copy the model; each block keeps the features in the masks of its gates."""
-    copied = copy.deepcopy(model)
-    for number, (block, gates) in enumerate(zip(model.blocks, by_block(masks), strict=True)):
-        kept = [gate.nonzero().squeeze(1) for gate in gates]
-        copied.blocks[number] = IndexedBlock(block, dict(zip(IndexedBlock.PLACES, kept, strict=True)))
-    return copied

@@ -3,7 +3,6 @@
 import copy
 from functools import partial
 from itertools import islice
-from types import ModuleType
 from typing import Annotated
 
 from pydantic import Field
@@ -11,9 +10,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
-from facts.pruning.vit import check_vit, note_embedding, token_parameters
+from facts.pruning.vit import TOKENS, check_vit, update_sizes
 from facts.utils.extras import needing
-from facts.utils.options import Share, options
+from facts.utils.options import Count, Share, options
 
 STEPS = 1000  # of the pruned fraction in its search
 MOST = 950  # of them at most: torch-pruning refuses to empty a layer
@@ -31,31 +30,31 @@ class Isomorphic(Pruner):
 
     heads: Share = 1.0
     head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would leave the heads alone too
-    round_to: Annotated[int, Field(ge=1)] = 2
-    num_batches: Annotated[int, Field(ge=1)] = 50
+    round_to: Count = 2
+    num_batches: Count = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
-        network = check_vit(model)
-        library = load_torch_pruning()
-        network.requires_grad_(True)
+        network = check_vit(model).requires_grad_(True)
+        with needing("pruning", "isomorphic pruning"):
+            import torch_pruning  # noqa: F401 - before the work
         for batch in islice(problem.batches, self.num_batches):
             problem.mean_loss(network, batch).backward()
-        return problem.first_fit(partial(self._pruned, library, network, problem.input_shape), MOST)
+        return problem.first_fit(partial(self._pruned, network, problem.input_shape), MOST)
 
-    def _pruned(
-        self, library: ModuleType, original: VisionTransformer, input_shape: tuple[int, ...], amount: int
-    ) -> VisionTransformer:
+    def _pruned(self, original: VisionTransformer, input_shape: tuple[int, ...], amount: int) -> VisionTransformer:
         """Prune `amount` of `STEPS` from a copy of a network with gradients."""
+        import torch_pruning
+
         fraction = amount / STEPS
         model = copy.deepcopy(original)
         for parameter, source in zip(model.parameters(), original.parameters(), strict=True):
             parameter.grad = source.grad  # copies have none
-        attentions = [block.attn for block in model.blocks]
-        pruner = library.BasePruner(
+        attentions, tokens = [block.attn for block in model.blocks], [getattr(model, name, None) for name in TOKENS]
+        pruner = torch_pruning.BasePruner(
             model,
             next(model.parameters()).new_zeros(1, *input_shape[-3:]),
-            library.importance.GroupTaylorImportance(),
+            torch_pruning.importance.GroupTaylorImportance(),
             global_pruning=True,
             isomorphic=True,
             pruning_ratio=fraction,
@@ -65,7 +64,7 @@ class Isomorphic(Pruner):
             prune_num_heads=True,
             round_to=self.round_to,
             ignored_layers=[getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name)],
-            unwrapped_parameters=[(parameter, parameter.ndim - 1) for parameter in token_parameters(model)],
+            unwrapped_parameters=[(token, token.ndim - 1) for token in tokens if token is not None],
             in_channel_groups={},  # the default is one dictionary for all pruners, which keeps their layers alive
             out_channel_groups={},
         )
@@ -76,13 +75,6 @@ class Isomorphic(Pruner):
                 attention.attn_dim = attention.proj.in_features
                 attention.head_dim = attention.attn_dim // attention.num_heads
                 attention.scale = attention.head_dim**-0.5
-        note_embedding(model)
+        update_sizes(model)
         model.zero_grad()
         return model
-
-
-def load_torch_pruning() -> ModuleType:
-    """Import torch-pruning. Raises `ModuleNotFoundError` that says what to install."""
-    with needing("pruning", "isomorphic pruning"):
-        import torch_pruning
-    return torch_pruning

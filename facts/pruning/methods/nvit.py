@@ -1,22 +1,20 @@
 """NViT: latency-aware iterative pruning (Yang et al., 2023)."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from facts.pruning.base import Pruner, PruningProblem
+from facts.pruning.base import Pruner, PruningProblem, removal_order
 from facts.pruning.block_times import BlockTimes
-from facts.pruning.narrow_attention import NarrowAttention
-from facts.pruning.ranking import turns_to_go
 from facts.pruning.vit import check_vit
-from facts.pruning.widths import Width, importance, widths_of, without
+from facts.pruning.widths import NarrowAttention, Width, importance, widths_of, without
 from facts.utils.batches import batch_size
-from facts.utils.options import Count, options
+from facts.utils.options import Count, NotNegative, options
 from facts.utils.progress import with_progress
 
 
@@ -32,8 +30,8 @@ class NViT(Pruner):
 
     num_steps: Count = 20
     steps_between: Count = 25
-    learning_rate: Annotated[float, Field(ge=0)] = 1e-4
-    latency_weight: Annotated[float, Field(ge=0)] = 0.01
+    learning_rate: NotNegative = 1e-4
+    latency_weight: NotNegative = 0.01
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         network = check_vit(model).requires_grad_(True)
@@ -44,9 +42,10 @@ class NViT(Pruner):
         for step in with_progress(range(1, self.num_steps + 1), "NViT"):
             widths = widths_of(network)
             scores = self._train(problem, network, widths, islice(batches, self.steps_between))
-            turns = turns_to_go(less_latency(scores, times.savings(widths), self.latency_weight))
+            order = removal_order(less_latency(scores, times.savings(widths), self.latency_weight))
+            most = sum(width.size - 1 for width in widths.values())  # each width keeps one unit
             target = problem.dense - (problem.dense - problem.budget) * step // self.num_steps
-            network = remove(problem, network, widths, turns, target)
+            network = problem.first_fit(partial(_without_first, network, widths, order), most, target)
         return network
 
     def _train(
@@ -78,15 +77,7 @@ def less_latency(scores: Mapping[str, Tensor], savings: Mapping[str, float], wei
     return dict(zip(scores, regularised.split([len(score) for score in scores.values()]), strict=True))
 
 
-def remove(
-    problem: PruningProblem,
-    model: VisionTransformer,
-    widths: Mapping[str, Width],
-    turns: Mapping[str, Tensor],
-    target: int,
+def _without_first(
+    model: VisionTransformer, widths: Mapping[str, Width], order: Mapping[str, Tensor], amount: int
 ) -> VisionTransformer:
-    """Remove as few units as possible, by their turns, until the model costs at most `target`; each width keeps one."""
-    most = sum(width.size - 1 for width in widths.values())
-    return problem.first_fit(
-        lambda amount: without(model, widths, {name: turn >= amount for name, turn in turns.items()}), most, target
-    )
+    return without(model, widths, {name: places >= amount for name, places in order.items()})

@@ -1,3 +1,5 @@
+"""Low-rank layers of both forms and every layout, against the dense product."""
+
 import shutil
 
 import pytest
@@ -9,17 +11,18 @@ from facts.modules.forms import FORMS
 from facts.modules.pivots import pivoted_layer
 from tests.networks import relative_error
 
-LAYOUTS = ("rows", "columns", "scattered rows", "scattered columns")
+PIVOTED = ("rows", "columns", "scattered rows", "scattered columns")
+every_layout = pytest.mark.parametrize("layout", ("plain", *PIVOTED))
 
 
 def make_layer(layout="rows", dtype=torch.float64, bias=True):
     """A 7 x 5 layer of rank 3."""
     torch.manual_seed(0)
     dense = nn.Linear(5, 7, bias=bias, dtype=dtype)
-    layer = PivotedLinear.empty(dense, 3, layout)
+    layer = LowRankLinear.empty(dense, 3) if layout == "plain" else PivotedLinear.empty(dense, 3, layout)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
-    if layer.order is not None:
+    if getattr(layer, "order", None) is not None:
         layer.order.copy_(torch.randperm(len(layer.order)))
     return layer
 
@@ -30,8 +33,8 @@ def factors(d_out=40, d_in=24, rank=10, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (2, 3, 4, 5), (0, 5)])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 4, 5), (0, 5)])
+@every_layout
 def test_multiplies_by_its_weight_for_any_leading_shape(layout, shape, bias):
     layer = make_layer(layout, bias=bias)
     x = torch.randn(shape, dtype=torch.float64)
@@ -41,7 +44,7 @@ def test_multiplies_by_its_weight_for_any_leading_shape(layout, shape, bias):
         torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", PIVOTED)
 def test_weight_is_made_of_pivots_and_combinations_of_them(layout):
     """Row by row: the pivots are the basis, every other is a sum of them."""
     layer = make_layer(layout)
@@ -57,13 +60,60 @@ def test_weight_is_made_of_pivots_and_combinations_of_them(layout):
         torch.testing.assert_close(weight[places[row]], combination)
 
 
-def test_reads_like_a_linear_layer():
-    layer = make_layer("scattered rows")
-    assert (layer.in_features, layer.out_features, layer.rank, layer.num_weights) == (5, 7, 3, 3 * (7 + 5 - 3))
-    assert layer.num_weights == layer.basis.numel() + layer.coefficients.numel()
-    assert sorted(dict(layer.named_parameters())) == ["basis", "bias", "coefficients"]
-    assert sorted(layer.state_dict()) == ["basis", "bias", "coefficients", "order"]
-    assert repr(layer) == "PivotedLinear(in_features=5, out_features=7, rank=3, bias=True, pivots=scattered rows)"
+@every_layout
+def test_reads_trains_and_loads_like_a_linear_layer(layout):
+    layer, other = make_layer(layout), make_layer(layout, bias=True)
+    form = FORMS["plain" if layout == "plain" else "pivoted"]
+    matrices = [parameter for parameter in layer.parameters() if parameter.ndim == 2]
+    assert (layer.in_features, layer.out_features, layer.rank) == (5, 7, 3)
+    assert layer.num_weights == form.num_weights(7, 5, 3) == sum(matrix.numel() for matrix in matrices)
+    assert "in_features=5, out_features=7, rank=3, bias=True" in repr(layer)
+    nn.init.zeros_(other.bias)
+    other.load_state_dict(layer.state_dict(), strict=True)
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert other(x).equal(layer(x))
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
+
+
+@every_layout
+def test_autocast(layout):
+    layer, x = make_layer(layout, torch.float32), torch.randn(4, 5)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    assert relative_error(output.float(), layer(x)) < 0.02  # some roundings of 0.4 % each
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
+@every_layout
+def test_compiles_without_a_graph_break(backend, layout):
+    layer, x = make_layer(layout), torch.randn(2, 4, 5, dtype=torch.float64)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("make", [LowRankLinear, pivoted_layer])
+def test_parameters_are_its_own_and_laid_out_as_in_a_loaded_file(make):
+    """Training must not change the original's bias; outputs depend on the layout in their last bit."""
+    bias = nn.Parameter(torch.ones(40, dtype=torch.float64))
+    left, right = factors()
+    layer = make(left.T.contiguous().T, right.T.contiguous().T, bias)
+    layer.bias.data.zero_()
+    assert bias.eq(1).all() and layer.bias.requires_grad
+    assert all(parameter.is_contiguous() for parameter in layer.parameters())
+
+
+def test_sides_and_ranks_are_checked():
+    with pytest.raises(ValueError, match=r"left \[7, 3\] and right \[2, 5\] must share their rank"):
+        LowRankLinear(torch.ones(7, 3), torch.ones(2, 5))
+    for side, rank in (("row", 3), ("rows", 2)):
+        with pytest.raises(ValueError, match=rf"rows or columns, got '{side}', and basis \[3, 5\] and coeff"):
+            PivotedLinear(side, torch.ones(3, 5), torch.ones(4, rank))
 
 
 @pytest.mark.parametrize(("d_out", "d_in"), [(40, 24), (24, 40), (24, 24)])
@@ -74,7 +124,6 @@ def test_equals_the_product_at_every_rank(d_out, d_in, rank, dtype):
     left, right = factors(d_out, d_in, rank, dtype)
     layer = pivoted_layer(left, right, torch.randn(d_out, dtype=dtype))
     assert (layer.out_features, layer.in_features, layer.rank) == (d_out, d_in, rank)
-    assert layer.num_weights == FORMS["pivoted"].num_weights(d_out, d_in, rank)
     exact = left.double() @ right.double()
     assert relative_error(layer.weight.double(), exact) < (1e-11 if dtype == torch.float64 else 1e-5)
 
@@ -93,44 +142,35 @@ def test_low_precision_has_at_most_twice_the_error_of_plain_factors(dtype):
 def test_autocast_asks_for_pivots_that_are_exact_in_its_type():
     left, right = factors(200, 120, 60)
     dense = nn.Linear(120, 200)
-    layers = {
-        precision: FORMS["pivoted"].layer(dense, left, right, precision)
-        for precision in (torch.float32, torch.bfloat16)
-    }
-    assert {precision: layer.order is None for precision, layer in layers.items()} == {
-        torch.float32: True,
-        torch.bfloat16: False,
-    }
-    assert all(layer.basis.dtype == torch.float32 for layer in layers.values())
+    full, half = (FORMS["pivoted"].layer(dense, left, right, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert full.order is None and half.order is not None
+    assert full.basis.dtype == half.basis.dtype == torch.float32
     vectors = torch.randn(64, 120)
     exact = vectors.double() @ right.T @ left.T + dense.bias.double()
     plain = FORMS["plain"].layer(dense, left, right)
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        errors = [relative_error(layer(vectors).double(), exact) for layer in (plain, *layers.values())]
+        errors = [relative_error(layer(vectors).double(), exact) for layer in (plain, full, half)]
     assert errors[2] <= 2 * errors[0] < errors[1]
 
 
-def test_dependent_leading_rows_and_columns_give_way_to_others():
+@pytest.mark.parametrize("smallest", [0.0, 1e-20, 1e-9, 1e-4, None])
+def test_dependent_rows_and_products_of_a_lower_rank(smallest):
+    """Pivots give way to others where the leading ones, or all but six, are nothing or almost nothing."""
     left, right = factors()
-    left[:5], right[:, :5] = left[5:10], right[:, 5:10]
-    layer = pivoted_layer(left, right)
-    assert layer.order is not None
-    assert relative_error(layer.weight, left @ right) < 1e-12
-
-
-@pytest.mark.parametrize("smallest", [0.0, 1e-20, 1e-9, 1e-4])
-def test_products_of_a_lower_rank(smallest):
-    """Components that are nothing, or next to nothing, beside the others."""
-    left, right = factors()
-    left[:, 6:] *= smallest
+    if smallest is None:
+        left[:5], right[:, :5] = left[5:10], right[:, 5:10]
+    else:
+        left[:, 6:] *= smallest
     layer = pivoted_layer(left, right)
     assert relative_error(layer.weight, left @ right) < 1e-12
+    assert smallest is not None or layer.order is not None
     assert layer.coefficients.isfinite().all()
-    assert layer.coefficients.abs().max() < 1e3  # not inflated by what is next to nothing
+    assert layer.coefficients.abs().max() < 1e3  # not inflated by what is almost nothing
+    assert pivoted_layer(left * 0, right).weight.eq(0).all()
 
 
 def test_factors_of_very_different_sizes():
-    """As undoing a root of a factor leaves them: pivots are chosen by the product."""
+    """Undoing a root of a factor can leave such factors: pivots are chosen by the product."""
     left, right = factors(dtype=torch.float32)
     scale = torch.logspace(-4, 4, 10)
     layer = pivoted_layer(left * scale, right / scale[:, None])
@@ -147,73 +187,12 @@ def test_factors_beyond_the_range_of_half_precision(dtype):
     assert relative_error(layer.weight.double(), left @ right) < 0.01
 
 
-@pytest.mark.parametrize("side", ["row", "rows"])
-def test_sides_and_ranks_are_checked(side):
-    with pytest.raises(ValueError, match=r"side must be rows or columns, got 'rows?', and basis \[3, 5\] and coeff"):
-        PivotedLinear(side, torch.ones(3, 5), torch.ones(4, 3 if side == "row" else 2))
-
-
-def test_a_weight_of_zeros():
-    left, right = factors()
-    layer = pivoted_layer(left * 0, right)
-    assert layer.weight.eq(0).all()
-
-
-def test_bias_is_its_own():
-    """Training the compressed network must not change the original's bias."""
-    bias = nn.Parameter(torch.ones(40, dtype=torch.float64))
-    layer = pivoted_layer(*factors(), bias)
-    layer.bias.data.zero_()
-    assert bias.eq(1).all()
-    assert layer.bias.requires_grad
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_state_dict_round_trip(layout):
-    layer, other = make_layer(layout), PivotedLinear.empty(nn.Linear(5, 7, dtype=torch.float64), 3, layout)
-    other.load_state_dict(layer.state_dict(), strict=True)
-    x = torch.randn(2, 5, dtype=torch.float64)
-    assert other(x).equal(layer(x))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_reach_every_parameter(layout):
-    layer = make_layer(layout)
-    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_autocast(layout):
-    layer = make_layer(layout, torch.float32)
-    x = torch.randn(4, 5)
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        output = layer(x)
-    assert output.dtype == torch.bfloat16
-    assert relative_error(output.float(), layer(x)) < 0.02  # some roundings of 0.4 % each
-
-
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
-def test_compiles_without_a_graph_break(backend, layout):
-    layer = make_layer(layout)
-    x = torch.randn(2, 4, 5, dtype=torch.float64)
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    with torch.inference_mode():
-        torch.testing.assert_close(compiled(x), layer(x))
-
-
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_stand_in_for_timing_is_laid_out_as_a_layer(name, dtype):
     form, dense = FORMS[name], nn.Linear(24, 40, dtype=dtype)
-    stand_in = form.stand_in(dense, 10)
-    assert stand_in.num_weights == form.num_weights(40, 24, 10)
-    assert isinstance(stand_in, LowRankLinear if name == "plain" else PivotedLinear)
+    stand_in, real = form.stand_in(dense, 10), form.layer(dense, *factors())
+    assert type(stand_in) is type(real) and stand_in.num_weights == real.num_weights
     assert stand_in(torch.ones(2, 24, dtype=dtype)).isfinite().all()
     if name == "pivoted":
-        real = form.layer(dense, *factors())
         assert (stand_in.order is None) == (real.order is None)
