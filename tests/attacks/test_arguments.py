@@ -3,7 +3,6 @@
 To add an attack, add a line.
 """
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -114,7 +113,3 @@ def test_arrays_are_taken_for_tensors(batch):
     assert first.plan == second.plan
     pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
     assert all(one.equal(other) for one, other in pairs)
-
-
-def test_a_number_of_numpy_is_a_number():
-    assert compress(ratio=np.float64(0.5)).plan == compress(ratio=0.5).plan

@@ -39,15 +39,6 @@ def test_the_folder_is_enough(kind, tmp_path):
     assert_same(facts.load_compressed(tmp_path / "again").model, result.model)
 
 
-def test_a_configuration_of_several_classes(tmp_path):
-    fields = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    config = transformers.DeiTConfig(image_size=32, patch_size=8, num_labels=3, **fields)
-    for kind in (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTForImageClassification):
-        result = compressed(kind(config).eval(), IMAGES.shape[1:])
-        facts.save_compressed(result, tmp_path)
-        assert_same(facts.load_compressed(tmp_path).model, result.model)
-
-
 def test_classes_have_any_names_and_number(tmp_path):
     names = {0: "and/or", 1: "C:\\", 2: "__auto_map", **{index: f"https://{index}" for index in range(3, 21_841)}}
     model = make_image_classifier(id2label=names, label2id={name: index for index, name in names.items()})
