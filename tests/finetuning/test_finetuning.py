@@ -119,16 +119,6 @@ def test_a_backbone_can_learn_more_slowly():
     assert list(steps.values()) == pytest.approx([0.001, 0.001], rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_lower_precision_is_near_and_the_weights_stay_float32(precision):
-    fields = {"dtype": torch.float32, "num_epochs": 3}
-    task = Given([4, 4], torch.float32)
-    student, outcome = finetuned(task, precision=precision, **fields)
-    expected = finetuned(task, **fields)[1].losses
-    assert outcome.losses == pytest.approx(expected, rel=0.02) and outcome.losses != expected
-    assert {parameter.dtype for parameter in student.parameters()} == {torch.float32}
-
-
 def test_a_loss_that_is_not_finite_is_an_error():
     task = Given([2, 2])
     task.batches[1][0][0] = torch.nan

@@ -8,7 +8,6 @@ import torch
 import facts
 from facts.models import ImageClassifier
 from facts.modules.networks import run
-from facts.saving.manifest import MANIFEST
 from tests.networks import IMAGE_CLASSIFIERS, make_image_classifier
 from tests.saving.setting import compressed
 
@@ -58,13 +57,3 @@ def test_from_a_file_and_the_weights_of_another_network(tmp_path):
     other = make_image_classifier("swin", num_labels=7).config.to_diff_dict()
     with pytest.raises(ValueError, match=r"does not fit this SwinForImageClassification: 2 tensors differ.*classifier"):
         ImageClassifier(configuration=other, weights=weights).build()
-
-
-def test_a_class_of_your_own_has_no_recipe(tmp_path, caplog):
-    class ViTForImageClassification(transformers.ViTForImageClassification):
-        """The same name with other code."""
-
-    model = ViTForImageClassification(make_image_classifier().config).eval()
-    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
-    assert "will have to be loaded onto a given one" in caplog.text
-    assert json.loads((tmp_path / MANIFEST).read_text())["recipe"] is None
