@@ -63,11 +63,9 @@ def finetune(
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
     weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help.
 
-    Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
-    same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
-    starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
-    weights, unless the recipe bounds the time. Processes started by torchrun share each step's batches. The statistics
-    of BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
+    Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data: a second call with the same
+    untrained student continues at the last one. On a CPU, an interruption does not change a bit of the weights, unless
+    the recipe bounds the time. Processes started by torchrun share each step's batches.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """

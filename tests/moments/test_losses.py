@@ -53,11 +53,11 @@ def test_the_cache_tells_them_from_given_labels(tmp_path):
 
 @pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(reduction="sum"), partial(summed_cross_entropy)])
 def test_losses_without_a_name_can_be_sampled_but_not_cached(loss, tmp_path):
-    batches = image_batches([5])
+    batches, execution = image_batches([5]), facts.Execution(cache=tmp_path)
     named, unnamed = (grams(make_model(), batches, SampledLabels(each)) for each in (summed_cross_entropy, loss))
     assert all(named[name].equal(unnamed[name]) for name in named)
     with pytest.raises(ValueError, match="cache= needs loss= to have a name"):
-        facts.prepare(make_model(), batches, loss=SampledLabels(loss), execution=facts.Execution(cache=tmp_path))
+        facts.prepare(make_model(), batches, loss=SampledLabels(loss), execution=execution).moments([GradGram()])
 
 
 LOGITS = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
