@@ -45,7 +45,7 @@ def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("no_such_module:f", "there is no function 'no_such_module:f' .*: name one as package.module:function"),
+        ("no_such_module:f", "there is no function 'no_such_module:f' .*: give package.module:function"),
         ("builtins:list", "builtins:list returns a list instead of the dense network"),
     ],
 )
