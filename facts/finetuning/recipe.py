@@ -97,13 +97,8 @@ class Finetuning(Steps):
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
     ) -> Scheduler:
         """The learning rates of so many steps, from those at the scheduler's initialisation."""
-        warmups = min(self.num_warmups, total_steps // 5)
-        common: dict[str, Any] = {
-            "warmup_t": warmups,
-            "warmup_prefix": False,
-            "t_in_epochs": False,
-            "initialize": initialize,
-        }
+        common: dict[str, Any] = {"warmup_prefix": False, "t_in_epochs": False, "initialize": initialize}
+        common["warmup_t"] = min(self.num_warmups, total_steps // 5)
         match self.schedule:
             case "steps":
                 decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm's apply a step early

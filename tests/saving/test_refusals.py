@@ -247,7 +247,6 @@ NOT_LINEAR = (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "")
 QUANTIZED = {
     "kind": (put("int2", "quantization", "weights"), rf"{DAMAGED}quantization\."),
     **each("tensor", lambda name: put([name], "quantization", "tensors"), NOT_LINEAR, "is no weight of a linear layer"),
-    "a tensor twice": (put([f"{QKV}.weight"] * 2, "quantization", "tensors"), "or is named twice"),
     "another type": (put("int8", "quantization", "weights"), UNFIT),
     "a group beyond any row": (put(10**30, "quantization", "group_size"), UNFIT),
     "no quantization": (put(None, "quantization"), r"parametrizations\.weight.* is unexpected"),
