@@ -29,13 +29,12 @@ from facts.decomposition.apply import apply_plan
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError, SampledLabels, summed_cross_entropy
-from facts.moments.memory import within_memory
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.batches import batch_size, in_parts, to_device, within_memory
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
@@ -151,7 +150,9 @@ def with_distance(
     with stopwatch() as seconds, stage("comparison"):
         first = [inputs for inputs, _ in data or FirstSamples(calibration.data or (), num_samples)]
         networks, error, execution = (calibration.model, result.model), calibration.output_error, calibration.execution
-        found = within_memory(partial(distance, *networks, first, error, execution.precision), execution.memory)
+        found = within_memory(
+            partial(distance, *networks, first, error, execution.precision), execution.memory.halve_batches
+        )
     return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))
 
 
@@ -171,7 +172,7 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
         return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
 
     with stopwatch() as seconds, stage("latency"):
-        latency = within_memory(timed, execution.memory)
+        latency = within_memory(timed, execution.memory.halve_batches)
     return replace(result, summary=replace(result.summary, latency=latency, seconds=dict(seconds)))
 
 

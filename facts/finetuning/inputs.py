@@ -133,12 +133,8 @@ def _is_one_photo_each(part: Any) -> bool:
 
 
 def random_views(images: Tensor) -> Tensor:
-    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size.
-
-    Both networks see the same view, so no label can be wrong. In float32 at least: half precision has too few bits for
-    positions.
-    """
-    exact = at_least_float32(images)
+    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size."""
+    exact = at_least_float32(images)  # half precision has too few bits for positions
     draws = torch.rand(5, len(exact), dtype=exact.dtype, device=exact.device)
     area, aspect = 1 - (1 - SMALLEST_AREA) * draws[0], ASPECT ** (2 * draws[1] - 1)
     width, height = ((area * by).sqrt().clamp(max=1) for by in (aspect, 1 / aspect))
@@ -151,7 +147,4 @@ def random_views(images: Tensor) -> Tensor:
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    return second is not None and all(
-        one.equal(other) if isinstance(one, Tensor) else one == other
-        for one, other in zip(tree_leaves(first), tree_leaves(second), strict=True)
-    )
+    return second is not None and content_key(*tree_leaves(first)) == content_key(*tree_leaves(second))

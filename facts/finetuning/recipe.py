@@ -33,11 +33,9 @@ class Steps:
     """Fields of `Finetuning` and `Recovery`: the steps of AdamW.
 
     The rate rises to `learning_rate` over `num_warmups` steps, a fifth of all at most. A step takes `accumulate`
-    batches, whatever the number of processes. `block_weight` times the squared errors of the outputs of the blocks with
-    low-rank layers, relative to the original's and summed over blocks, are added to the loss. `minutes` bounds the
-    time: the first steps, and each epoch, tell how many there can be, and the schedule ends with the last.
-    `precision` is the autocast type of both networks, float16 with a scaled loss. A checkpoint is written every
-    `save_every` steps and after each epoch. `seed` determines the order of the data, augmentation and dropout.
+    batches, whatever the number of processes. `block_weight` weighs the relative squared errors of the outputs of the
+    blocks with low-rank layers. `minutes` bounds the time, and the schedule ends with it. `precision` is the autocast
+    type of both networks. A checkpoint is written every `save_every` steps and after each epoch.
     """
 
     minutes: Positive | None = None
@@ -60,16 +58,13 @@ class Steps:
 class Finetuning(Steps):
     """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 
-    From the paper: `learning_rate` for one epoch (8.7e-6; 1e-4 over five epochs for pruned networks), the loss and the
-    absence of warm-up. From DeiT: `alpha`, `temperature`, `weight_decay` and no `clip_grad`. From Isomorphic Pruning's
-    code, whose recipe the paper follows: `min_learning_rate`. That code lowers the rate once an epoch, so a single
-    epoch has a constant rate: for that, set `min_learning_rate` to `learning_rate`.
+    `learning_rate` (8.7e-6 for one epoch; 1e-4 over five for pruned networks) and the loss are the paper's; `alpha`,
+    `temperature` and `weight_decay` DeiT's; `min_learning_rate` is from Isomorphic Pruning's code, which lowers the
+    rate once an epoch: for its single epoch at a constant rate, set `min_learning_rate` to `learning_rate`.
 
-    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a
-    tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
-    multiplies the rate in a part called `backbone`, to protect it while new heads learn. `train_batch_norm` is for
-    networks with layers that were never trained: BatchNorm then normalises by the batch and updates its running
-    statistics. `Steps` describes the other fields.
+    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule, or to a tenth after each of
+    `decay_epochs` with `steps`. `backbone_scale` multiplies the rate in a part called `backbone`. With
+    `train_batch_norm`, for layers that were never trained, BatchNorm updates its statistics.
     """
 
     num_epochs: Count = 1
@@ -102,12 +97,8 @@ class Finetuning(Steps):
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
     ) -> Scheduler:
         """The learning rates of so many steps, from those at the scheduler's initialisation."""
-        common: dict[str, Any] = {
-            "warmup_t": min(self.num_warmups, total_steps // 5),
-            "warmup_prefix": False,
-            "t_in_epochs": False,
-            "initialize": initialize,
-        }
+        common: dict[str, Any] = {"warmup_prefix": False, "t_in_epochs": False, "initialize": initialize}
+        common["warmup_t"] = min(self.num_warmups, total_steps // 5)
         match self.schedule:
             case "steps":
                 decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm's apply a step early
@@ -120,8 +111,8 @@ class Finetuning(Steps):
     def loss(self, lessons: Lessons, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, sums over samples.
 
-        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), a sum over
-        samples as in the paper on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
+        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the paper
+        on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
         """
         matched = low_rank_blocks(student) if self.block_weight else []
         parts = []

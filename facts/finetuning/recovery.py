@@ -30,12 +30,10 @@ HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float1
 class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    The network learns the original's outputs and, weighted by `block_weight`, the outputs of the original's blocks in
-    which a layer is now low-rank. AdamW takes steps of `accumulate` parts of at most `batch_size` samples, which
-    processes of torchrun share; its rate falls along a cosine. With `views`, photos are seen in random crops and flips.
-    `held_back` is the approximate fraction of inputs set aside to judge the network, at least one part. The `precision`
-    `auto` is bfloat16 where the device is faster in it, else float32. A network in half precision is trained in its own
-    type, its weights in float32. `Steps` describes the other fields.
+    A step takes `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
+    are seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the
+    network, at least one part. The `precision` `auto` is bfloat16 where the device is faster in it, else float32. A
+    network in half precision is trained in its own type, its weights in float32.
     """
 
     epochs: Count | None = None
@@ -93,19 +91,6 @@ class Recovery(Steps):
         )
         return (student if after < before else network), summary
 
-    def improve(
-        self, result: CompressionResult, data: Iterable[Any], cache: Path | str | None = None
-    ) -> CompressionResult:
-        """Teach a compressed network. Raises `ValueError` if the result does not hold its original."""
-        if result.original is None:
-            raise ValueError("this result does not hold the network that it was made from: give original=")
-        error = result.output_error or kl_divergence
-        network, recovery = self.teach(result.model, result.original, data, error, cache)
-        if network is result.model:
-            network = copy_with(network)
-        seconds = {**result.summary.seconds, "recovery": recovery.seconds}
-        return replace(result, model=network, summary=replace(result.summary, recovery=recovery, seconds=seconds))
-
 
 def recover(
     result: CompressionResult,
@@ -120,25 +105,31 @@ def recover(
 ) -> CompressionResult:
     """Recover a compressed network's accuracy without labels: it learns the original's outputs on `data`.
 
-    `data` is a loader as in `facts.compress`, often the same one; labels are not read. Its samples come in its own
-    order, the same in every epoch, so shuffle them beforehand. All parameters are trained, for `epochs` (default: 10)
-    or `minutes`, whichever ends first. About a tenth of the data, at least one part of `batch_size`, is held back and
-    tells when to stop: on it the result is never further from the original than before. `original` is the dense network
-    (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the distance
-    of outputs, a sum over samples (default: that of the compression; for a loaded folder, the KL divergence of
-    classes). `cache` is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on
-    a CPU, the result is bit-identical. `options` are the other fields of `facts.Recovery`.
+    `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
+    beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. About a tenth
+    of the data is held back: on it the result is never further from the original than before. `original` is the dense
+    network (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the
+    distance of outputs, a sum over samples (default: that of the compression, or the KL divergence of classes). `cache`
+    is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result
+    is bit-identical. `options` are the other fields of `facts.Recovery`.
 
-    Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, if there is no
-    original, if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if the device's
-    memory is too small.
+    Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, without an original,
+    if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory is too small.
     """
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
-    if original is not None:
-        result = replace(result, original=original)
-    if output_error is not None:
-        result = replace(result, output_error=output_error)
-    return recipe.improve(result, data, cache)
+    original = result.original if original is None else original
+    if original is None:
+        raise ValueError("this result does not hold the network that it was made from: give original=")
+    error = output_error or result.output_error or kl_divergence
+    network, recovery = recipe.teach(result.model, original, data, error, cache)
+    seconds = {**result.summary.seconds, "recovery": recovery.seconds}
+    return replace(
+        result,
+        model=copy_with(network) if network is result.model else network,
+        original=original,
+        output_error=output_error or result.output_error,
+        summary=replace(result.summary, recovery=recovery, seconds=seconds),
+    )
 
 
 def fast_precision(device: torch.device) -> Precision:

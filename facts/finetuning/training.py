@@ -3,8 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
@@ -63,11 +63,9 @@ def finetune(
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
     weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help.
 
-    Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data. A second call with the
-    same untrained student continues at the last checkpoint, or returns at once if training was finished; any other call
-    starts from the beginning and leaves these checkpoints alone. On a CPU, an interruption does not change a bit of the
-    weights, unless the recipe bounds the time. Processes started by torchrun share each step's batches. The statistics
-    of BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
+    Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data: a second call with the
+    same untrained student continues at the last one. On a CPU, an interruption does not change a bit of the weights,
+    unless the recipe bounds the time. Processes started by torchrun share each step's batches.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
@@ -117,7 +115,10 @@ class _Training:
     def run(self) -> Outcome:
         state = self.state
         self._resume()
-        with evaluating(self.teacher), self._in_training(), progress_of("finetuning") as show:
+        with evaluating(self.teacher), ExitStack() as stack, progress_of("finetuning") as show:
+            stack.callback(self.student.train().eval)
+            for norm in self.norms:
+                norm.train(self.recipe.train_batch_norm)
             show(state.steps, state.total_steps)
             if not state.errors:
                 self._judge()
@@ -127,17 +128,6 @@ class _Training:
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
         return Outcome((loss / samples).tolist(), state.seconds, state.errors)
-
-    @contextmanager
-    def _in_training(self) -> Iterator[None]:
-        """Training mode within the block, for BatchNorm only if the recipe trains it; evaluation mode afterwards."""
-        self.student.train()
-        for norm in self.norms:
-            norm.train(self.recipe.train_batch_norm)
-        try:
-            yield
-        finally:
-            self.student.eval()
 
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()

@@ -87,8 +87,7 @@ MIN_BLOCKED_SIZE = 512
 def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | None = None) -> None:
     """`total [d, d] += leftᵀ diag(weights) right`, a symmetric product, for `[..., d]` tensors and `[...]` weights.
 
-    Only the lower blocks are computed: with eight block rows, 56 % of the products. `mirror` fills in the rest once, at
-    the end. Weights are applied block by block, without a copy of the whole tensor.
+    Only the lower blocks are computed, 56 % of the products; `mirror` fills in the rest once, at the end.
     """
     left, right = left.flatten(0, -2), right.flatten(0, -2)
     weights = None if weights is None else weights.reshape(-1, 1)

@@ -30,9 +30,9 @@ class _Call:
 class Capture:
     """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
 
-    Weight gradients are not computed. A layer that is called several times in a forward pass is handed over once, its
-    tokens joined: as soon as its gradients are complete; or, without gradients (the second tensor is None), at the end
-    of the batch. The inputs of a layer in a checkpointed block are captured when the block runs again.
+    A layer that is called several times in a forward pass is handed over once, its tokens joined: as soon as its
+    gradients are complete or, without gradients (the second tensor is None), at the end of the batch. Inputs in a
+    checkpointed block are captured when the block runs again.
     """
 
     def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
@@ -109,12 +109,9 @@ class Capture:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
                 grads.append(split_samples(grad, self.num_samples, name))
             call.inputs = call.output_grad = None  # the hooks of the graph, which lives on, refer to the call
-        with torch.autocast(inputs[0].device.type, enabled=False):  # a block may be running again under autocast
-            self.consume(name, _join(inputs), _join(grads) if self.with_grads else None)
-
-
-def _join(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=1)
+        x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
+        with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
+            self.consume(name, x, g[0] if g else None)
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map_only
 from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy, within_memory
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.statistics import Counts, Moment, file_name
-from facts.utils.batches import shared
+from facts.utils.batches import shared, within_memory
 from facts.utils.cache import Cache
 from facts.utils.files import ScratchFolder
 from facts.utils.stopwatch import waiting
@@ -62,22 +62,16 @@ def collect_moments(
     """Collect the given moments of every layer, or of `only` some, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
-    `precision` is the autocast type of the model's passes (float32 or bfloat16); sums are float32 or better. With
-    `append_one` the inputs are `[x, 1]`, so that each d_in is one more. Memory holds the moments and one batch;
-    `memory` is the policy if that is too much. `cache` must belong to this model, these layers (or `only` some), data,
-    loss and precision; processes that share it take turns, so no moment is collected twice. Under `torchrun` each
-    process takes its share of the batches, and all get all moments. Raises `ValueError` for NaN or infinity in a layer
-    and for a layer that never ran.
+    `precision` is the autocast type of the model's passes; sums are float32 or better. With `append_one` the inputs are
+    `[x, 1]`, so that each d_in is one more. `cache` must belong to this model, layers, data, loss and precision;
+    processes that share it take turns. Under `torchrun` each process takes its share of the batches, and all get all
+    moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
-    scratch = None
-    if cache:
-        folder = cache.folder
-    else:
-        scratch = ScratchFolder()
-        folder = scratch.path
+    scratch = None if cache else ScratchFolder()
+    folder = cache.folder if cache else scratch.path  # type: ignore[union-attr]
     known = _cached(wanted, cache, layers, device)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
@@ -94,7 +88,7 @@ def collect_moments(
                     )
                     return data_pass.run(calibration)
 
-                known |= within_memory(collect, memory)
+                known |= within_memory(collect, memory.halve_batches)
             if cache:
                 for moment in missing:
                     moment.save(cache, known[moment])

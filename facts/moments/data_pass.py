@@ -35,10 +35,10 @@ class DataPass:
     finite: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
     def run(self, own: Iterable[tuple[Any, Any]], first_sample: int = 0, sums: Iterable[Tensor] = ()) -> int:
-        """Run this process's share of the batches (`facts.utils.batches.shared`); then add up `sums` over processes.
+        """Run this process's share of the batches; then add up `sums` over processes.
 
         `first_sample` is the position in the data of the first sample of all processes. Returns the position after
-        their last sample. Raises `ValueError` if the data are empty or a layer's values are not finite.
+        their last. Raises `ValueError` if the data are empty or a layer's values are not finite.
         """
         seen = 0
         with capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:

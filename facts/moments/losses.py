@@ -58,10 +58,7 @@ def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Targets of a language model at each position of `[N, T]`: the next token; nothing at the last position.
-
-    Sequences must not be padded: gradients and moments count every position.
-    """
+    """Targets at each position of unpadded tokens `[N, T]`: the next token; nothing at the last position."""
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 
@@ -116,9 +113,6 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 
 
 def squared_error(original: Tensor, changed: Tensor) -> Tensor:
-    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
-
-    For outputs that are no logits, such as feature maps.
-    """
+    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64."""
     original, changed = original.double().flatten(1), changed.double().flatten(1)
     return ((changed - original).square().sum(dim=1) / original.square().sum(dim=1)).sum()

@@ -1,37 +1,30 @@
 """Policy for the memory of a device: where moments grow, and what passes do if it is short."""
 
-import gc
-import logging
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 
 from facts.moments.checkpointing import blocks_of
-from facts.utils import distributed
+from facts.utils.batches import gathered
 from facts.utils.options import Count, options
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SHARE_OF_MOMENTS = 0.5  # of the free memory; the rest is for the passes
-MAX_PARTS = 64
 
 
 @options
 class MemoryPolicy:
     """Placement of moments, number of layers at a time, and memory of a pass.
 
-    `moments` are on the `device`, in main memory (`host`), or with `auto` on the device until half of its free memory
-    is taken. With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in
-    four, and so on: sums over samples stay the same; sums that a method defines by batch are then over smaller batches.
-    With `checkpoint_blocks` a data pass with gradients keeps no activations within the network's blocks: the backward
-    pass computes them again, which takes a fifth longer; `auto` does so on a CPU, if the layers lie in blocks. One data
-    pass takes `layers_at_once` layers, which are decomposed before the next pass; None takes all.
+    `moments` are on the `device`, in main memory (`host`), or with `auto` on the device up to half of its free memory.
+    With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in four, and so
+    on; sums that a method defines by batch are then over smaller batches. With `checkpoint_blocks` a pass with
+    gradients computes the activations within blocks twice, which takes a fifth longer, instead of keeping them; `auto`
+    does so on a CPU. A data pass takes `layers_at_once` layers, which are decomposed before the next; None takes all.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"
@@ -67,7 +60,7 @@ class MemoryPolicy:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             free = torch.cuda.mem_get_info(device)[0]
-        return min(distributed.all_gather(self.room_of(free)))
+        return min(gathered([self.room_of(free)]))
 
     def room_of(self, free: float) -> float:
         """Share of the free bytes that moments may take."""
@@ -75,25 +68,3 @@ class MemoryPolicy:
 
 
 DEFAULT_POLICY = MemoryPolicy()
-
-
-def within_memory(run: Callable[[int], T], policy: MemoryPolicy) -> T:
-    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
-
-    Raises `MemoryError` that says how to need less.
-    """
-    num_parts = 1
-    while True:
-        try:
-            return distributed.on_all_ranks(partial(run, num_parts))
-        except torch.OutOfMemoryError as error:
-            if not policy.halve_batches or num_parts == MAX_PARTS:
-                raise MemoryError(
-                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
-                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
-                    "MemoryPolicy(halve_batches=True) divide the batches"
-                ) from error
-        num_parts *= 2
-        gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
-        torch.cuda.empty_cache()
-        log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)

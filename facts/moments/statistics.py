@@ -117,6 +117,11 @@ class InputMoment(SymmetricMoment):
         return ((d_in, d_in),)
 
 
+class InputVector(Moment):
+    def shapes(self, d_in, d_out):
+        return ((d_in,),)
+
+
 class GradMoment(SymmetricMoment):
     def shapes(self, d_in, d_out):
         return ((d_out, d_out),)
@@ -141,13 +146,10 @@ class InputGram(InputMoment):
         add_symmetric(total[0], batch.x, batch.x)
 
 
-class InputSum(Moment):
+class InputSum(InputVector):
     """Σ x_t `[n]`."""
 
     needs_grads = False
-
-    def shapes(self, d_in, d_out):
-        return ((d_in,),)
 
     def add(self, total, batch):
         total[0].add_(batch.x.sum(dim=(0, 1)))
@@ -263,11 +265,8 @@ class SampleGradGrams(ScaledGradMoment):
             add_symmetric(outputs, grads.mT, grads.mT, weights[:, None].expand(grads.mT.shape[:2]))
 
 
-class SampleGradEnergy(Moment):
+class SampleGradEnergy(InputVector):
     """Σ_k Σ_i D_k[i, j]² `[n]`: the diagonal of the empirical Fisher, summed over outputs."""
-
-    def shapes(self, d_in, d_out):
-        return ((d_in,),)
 
     def add(self, total, batch):
         total[0].add_(batch.sample_grad_energy.sum(dim=0))
@@ -286,14 +285,11 @@ class InputFourthMoment(Moment):
 
 
 @dataclass(frozen=True)
-class InputMagnitude(Moment):
+class InputMagnitude(InputVector):
     """Σ over batches of mean or max |x| per feature `[n]`; it depends on the batch size."""
 
     statistic: Literal["mean", "max"]
     needs_grads = False
-
-    def shapes(self, d_in, d_out):
-        return ((d_in,),)
 
     def add(self, total, batch):
         magnitude = batch.x.abs().flatten(0, 1)

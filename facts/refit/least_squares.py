@@ -16,9 +16,8 @@ from facts.modules.modes import autocast
 from facts.modules.networks import run
 from facts.moments.batch import at_least_float32
 from facts.moments.capture import capturing
-from facts.moments.memory import within_memory
 from facts.refit.base import RefitProblem
-from facts.utils.batches import batch_size, in_parts, shared, to_device
+from facts.utils.batches import batch_size, in_parts, shared, to_device, within_memory
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def input_grams(problem: RefitProblem, names: list[str]) -> dict[str, InputGrams
                     sums[1].add_(before[name].T @ after[name])
         return {name: InputGrams(*sums) for name, sums in zeros.items()}
 
-    return within_memory(collect, calibration.execution.memory)
+    return within_memory(collect, calibration.execution.memory.halve_batches)
 
 
 def _inputs(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -> dict[str, Tensor]:

@@ -23,10 +23,9 @@ TOLERANCE = 1e-4
 def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:
     """Write the network as ONNX of opset 20: `input [N, ...]` to `output`, for any N, else shaped as `example`.
 
-    `example` is a batch of inputs. On it and on one more sample ONNX Runtime must give PyTorch's outputs, to 1e-4 of
-    the largest; otherwise nothing is written and `ValueError` is raised. Weights above 1.5 GB are stored as
-    `<path>.data`. Raises `ModuleNotFoundError` without `facts[export]`, and `ValueError` for a network that is not in
-    float32.
+    On the batch `example` and on one more sample ONNX Runtime must give PyTorch's outputs, to 1e-4 of the largest;
+    otherwise nothing is written and `ValueError` is raised. Weights above 1.5 GB are stored as `<path>.data`. Raises
+    `ModuleNotFoundError` without `facts[export]`, and `ValueError` for a network that is not in float32.
     """
     refuse_without_onnx()
     model, example = _on_cpu(compressed, example)

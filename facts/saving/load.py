@@ -35,11 +35,10 @@ def load_compressed(
 ) -> CompressionResult:
     """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
-    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face; `revision` is its branch, tag or commit, and
-    `token` gives access to a private one. `model` is the dense network, for a source without a recipe; the result takes
-    over its tensors. In its place, `architecture` may name your own function that builds it, as
-    `package.module:function`. Only data are read: raises `FileNotFoundError` or `ValueError`, before anything is built,
-    if the folder is incomplete, holds a pickle or other code, links outside of itself, or does not fit.
+    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face, with `revision` (branch, tag or commit) and
+    `token`. Without a recipe in it, give the dense network as `model`, whose tensors the result takes over, or a
+    function that builds it as `architecture`, `package.module:function`. Only data are read: raises `FileNotFoundError`
+    or `ValueError`, before anything is built, for a folder that is incomplete, holds code or does not fit.
     """
     if architecture and model is not None:
         raise ValueError("model and architecture both say what the dense network is: give one of them")
@@ -78,9 +77,7 @@ def built_by(architecture: str) -> nn.Module:
     try:
         build = pkgutil.resolve_name(architecture)
     except (ValueError, ImportError, AttributeError) as error:
-        raise ValueError(
-            f"there is no function {architecture!r} ({error}): name one as package.module:function"
-        ) from error
+        raise ValueError(f"there is no function {architecture!r} ({error}): give package.module:function") from error
     if not isinstance(model := build(), nn.Module):
         raise ValueError(f"{architecture} returns a {type(model).__name__} instead of the dense network")
     return model

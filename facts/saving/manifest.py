@@ -47,9 +47,7 @@ class Manifest:
         try:
             manifest = TypeAdapter(cls).validate_json(path.read_bytes())
         except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{folder} holds no {MANIFEST}; give a folder that save_compressed wrote"
-            ) from error
+            raise FileNotFoundError(f"{folder} holds no {MANIFEST}; give one that save_compressed wrote") from error
         except ValidationError as error:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
         theirs = manifest.versions.get("facts", __version__)

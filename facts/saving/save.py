@@ -22,10 +22,9 @@ from facts.utils.version import __version__
 def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    The tokenizer, image processor and generation settings of a network of transformers are written too. If no recipe
-    rebuilds the network, a warning is logged, and the folder can be loaded only with the dense network. `metrics` are
-    measured values, `{"top1": {"original": 72.1, "compressed": 70.3}}`, for the model card, `README.md`, which is
-    renewed unless it was edited. If the process is killed halfway, loading refuses the folder.
+    Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
+    is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
+    for the model card, which is renewed unless it was edited. If the process is killed halfway, loading refuses.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = writable_folder(Path(folder))

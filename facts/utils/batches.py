@@ -1,6 +1,8 @@
-"""Batches of nested tensors: their size, parts and device, and each process's share of them."""
+"""Batches of nested tensors: their size, parts, device and memory, and each process's share of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import gc
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count, zip_longest
 from typing import Any, TypeVar
@@ -13,7 +15,11 @@ from facts.utils import distributed
 from facts.utils.progress import with_progress
 from facts.utils.stopwatch import waiting
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+MAX_PARTS = 64
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -97,3 +103,25 @@ def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
+    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
+
+    Raises `MemoryError` that says how to need less.
+    """
+    num_parts = 1
+    while True:
+        try:
+            return distributed.on_all_ranks(partial(run, num_parts))
+        except torch.OutOfMemoryError as error:
+            if not halve_batches or num_parts == MAX_PARTS:
+                raise MemoryError(
+                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
+                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
+                    "MemoryPolicy(halve_batches=True) divide the batches"
+                ) from error
+        num_parts *= 2
+        gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
+        torch.cuda.empty_cache()
+        log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)

@@ -19,7 +19,6 @@ from facts.utils.files import locked, replacing, writable_folder
 
 log = logging.getLogger(__name__)
 
-
 CHECKSUM = "checksum"  # of names and tensors, in a file's metadata
 
 
@@ -45,7 +44,7 @@ class Cache:
             return None
         except (SafetensorError, UnicodeDecodeError) as error:
             return self._drop(path, str(error))
-        checksum = _checksum(tensors)
+        checksum = content_key(dict(sorted(tensors.items())))
         if (metadata or {}).get(CHECKSUM) != checksum:
             return self._drop(path, "its checksum is another one")
         return tensors, checksum
@@ -62,7 +61,7 @@ class Cache:
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         tensors = {key: tensor.contiguous() for key, tensor in tensors.items()}
         with replacing(self._path(name)) as path:
-            save_file(tensors, path, metadata={CHECKSUM: _checksum(tensors)})
+            save_file(tensors, path, metadata={CHECKSUM: content_key(dict(sorted(tensors.items())))})
 
     def locked(self, name: str) -> AbstractContextManager[None]:
         """Hold the lock file `name` of the folder; the main process does so for all."""
@@ -73,10 +72,6 @@ class Cache:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    return content_key(dict(sorted(tensors.items())))
 
 
 def content_key(*parts: Any) -> str:

@@ -23,10 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file in the same folder that becomes `path` if the block succeeds and is removed if it fails.
-
-    Raises `OSError` that says what to do if the disk is full.
-    """
+    """Yield a temporary file in the same folder that becomes `path` if the block succeeds, and is removed otherwise."""
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
@@ -43,8 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def staging(path: Path) -> Iterator[Path]:
     """Yield `path` in a temporary folder next to it, for a writer of several files that `path` refers to.
 
-    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed. Raises
-    `OSError` that says what to do if the folder cannot be written or the disk is full.
+    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
@@ -116,11 +112,9 @@ class HeldElsewhere(Exception):
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold the lock file `path` for the block, against all processes and machines that share it.
 
-    The lock is the kernel's (`flock`), not the existence of a file: it is released when its process ends, in whatever
-    way, or its machine. Linux forwards it to the server on NFS, CIFS and GPFS, and on Lustre and BeeGFS if they are
-    mounted or set up with user locks. The empty file stays, since removing it would let two processes in at once.
-
-    Raises `HeldElsewhere` if `wait` is false and the lock is held, and `OSError` if the file system has no locks.
+    The lock is the kernel's (`flock`), released however its process ends, also on NFS, CIFS and GPFS, and on Lustre and
+    BeeGFS with user locks. The empty file stays, since removing it would let two processes in at once. Raises
+    `HeldElsewhere` if `wait` is false and the lock is held, and `OSError` if the file system has no locks.
     """
     writable_folder(path.parent)
     # A soft lock instead would outlive a holder that was killed.
@@ -134,8 +128,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             log.info("waiting for another process, which holds %s", path)
             lock.acquire()
     except OSError as error:
-        message = f"cannot lock {path} ({error.strerror}); choose a folder of your own, on a file system with flock"
-        raise OSError(message) from error
+        raise OSError(f"cannot lock {path} ({error.strerror}); choose a folder on a file system with flock") from error
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 class Description(NamedTuple):
-    """Description of a method in its file's docstring: the first line without its source, and the rest."""
+    """A method's docstring: the first line without its source, and the rest."""
 
     summary: str
     details: str

@@ -25,7 +25,6 @@ T = TypeVar("T")
 READING = "reading"
 _END = object()
 
-
 _hidden = False
 
 

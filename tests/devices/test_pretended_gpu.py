@@ -26,9 +26,10 @@ def compressed(model, batches, estimator="facts", **options):
 
 TEXTS = list(torch.randint(64, (3, 2, 12), generator=torch.Generator().manual_seed(0)))
 BATCHES, LARGER = image_batches([4, 4, 4]), image_batches([4, 4], shape=(3, 16, 16))
+HOST, CHECKPOINTED = facts.MemoryPolicy(moments="host", layers_at_once=2), facts.MemoryPolicy(checkpoint_blocks=True)
 WORKS = {name: (make_model, BATCHES, {"estimator": name, "search": "uniform"}) for name in ESTIMATORS} | {
-    "host": (make_vit, LARGER, {"memory": facts.MemoryPolicy(moments="host", layers_at_once=2)}),
-    "measured": (make_vit, LARGER, {"memory": facts.MemoryPolicy(checkpoint_blocks=True), "search": "cors"}),
+    "host": (make_vit, LARGER, {"execution": facts.Execution(memory=HOST)}),
+    "measured": (make_vit, LARGER, {"execution": facts.Execution(memory=CHECKPOINTED), "search": "cors"}),
     "language model": (make_causal_lm, TEXTS, {"form": "plain"}),
 }
 

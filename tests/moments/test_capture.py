@@ -7,9 +7,7 @@ from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
 from facts.moments.capture import capturing
 from facts.moments.losses import summed_cross_entropy
-from facts.utils.batches import batch_size
 from tests.networks import make_model
-from tests.oracles.samples import model_samples
 
 
 class InPlace(nn.Module):
@@ -40,20 +38,6 @@ def test_changes_in_place_do_not_reach_the_moments(with_grads):
         y = model.layer(hidden).detach().requires_grad_()
         (g,) = torch.autograd.grad(summed_cross_entropy((hidden + y.relu()).mean(dim=1), labels), y)
         torch.testing.assert_close(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1))
-
-
-def test_hands_over_each_layer_once_a_batch(model, batches):
-    handed, (images, labels) = [], batches[0]
-    with capturing(model, select_layers(model).layers, lambda name, x, g: handed.append((name, x, g))) as capture:
-        capture.start_batch(len(images))
-        summed_cross_entropy(model(images), labels).backward()
-        capture.finish_batch()
-    samples = model_samples(model, [(images, labels)], summed_cross_entropy)
-    assert sorted(name for name, _, _ in handed) == sorted(select_layers(model).layers)
-    for name, x, g in handed:
-        torch.testing.assert_close(x, torch.stack([sample.X for sample in samples[name][0]]))
-        torch.testing.assert_close(g, torch.stack([sample.G for sample in samples[name][0]]))
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_the_model_is_as_it_was_after_an_error():
@@ -91,8 +75,3 @@ def test_split_samples_keeps_the_rows_of_a_sample_together(shape, num_samples, e
 def test_split_samples_names_the_layer_it_cannot_split(shape):
     with pytest.raises(ValueError, match=r"layer blocks\.0 sees a tensor of shape .* for a batch of 2 samples"):
         split_samples(torch.zeros(shape), 2, "blocks.0")
-
-
-@pytest.mark.parametrize("inputs", [(torch.zeros(3), torch.zeros(1)), [{"a": torch.zeros(3)}]])
-def test_batch_size_is_the_first_axis_of_the_first_tensor(inputs):
-    assert batch_size(inputs) == 3

@@ -3,7 +3,6 @@ import weakref
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
@@ -62,15 +61,13 @@ def test_moments_in_main_memory_are_those_on_the_device():
 
 
 def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
-    model = make_model()
-    layers = select_layers(model).layers
+    layers = select_layers(model := make_model()).layers
     sizes = {name: 8 * layer.out_features**2 for name, layer in layers.items()}
     room = sizes["grid"] + sizes["windows"]
     data_pass = MomentPass(
         model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, tmp_path, room
     )
     kept = {name for name in layers if all(name != other for _, other in data_pass.elsewhere)}
-    assert sum(sizes[name] for name in kept) <= room
     assert kept == {"grid", "windows"}
 
 
@@ -117,27 +114,14 @@ def test_blocks_are_checkpointed_by_themselves_on_a_cpu(make, device, number):
 
 
 class TestLayersAtOnce:
-    def test_groups_hold_all_layers_in_order(self):
-        for policy, expected in (({}, ["abcde"]), ({"layers_at_once": 2}, ["ab", "cd", "e"])):
-            assert MemoryPolicy(**policy).groups("abcde") == [list(group) for group in expected]
-        with pytest.raises(ValidationError, match="layers_at_once"):
-            MemoryPolicy(layers_at_once=0)
-
-    @pytest.mark.parametrize(
-        "estimator",
-        [FACTS(num_iterations=2), GFWSVD(group_size=2), PELA()],
-        ids=lambda estimator: type(estimator).__name__,
-    )
+    @pytest.mark.parametrize("estimator", [FACTS(num_iterations=2), GFWSVD(group_size=2), PELA()])
     @pytest.mark.parametrize("cached", [False, True])
     def test_decompositions_are_those_of_one_pass(self, estimator, cached, tmp_path):
         """From the moments, from the cache's moments, and from the cache's decompositions."""
         model, batches = make_model(), KeyedBatches(image_batches([5, 5, 2]))
         whole = facts.prepare(model, batches).decompositions(estimator)
-        calibration = facts.prepare(
-            model,
-            batches,
-            execution=Execution(memory=MemoryPolicy(layers_at_once=4), cache=tmp_path if cached else None),
-        )
+        execution = Execution(memory=MemoryPolicy(layers_at_once=4), cache=tmp_path if cached else None)
+        calibration = facts.prepare(model, batches, execution=execution)
         results = [calibration.decompositions(estimator)]
         if cached:
             num_reads = batches.num_reads

@@ -14,7 +14,6 @@ from tests.networks import relative_error
 from tests.parallel.together import (
     ACCUMULATE,
     cell_record,
-    energies_on_mixed_images,
     factors_of_all,
     finetuned,
     plans,
@@ -58,11 +57,6 @@ def test_two_processes_give_the_factors_of_one(together, tmp_path):
                 for ours, theirs in zip(found[name][layer], pair, strict=True):
                     assert (ours is None) == (theirs is None)
                     assert ours is None or relative_error(ours, theirs) < (LANCZOS if "gfwsvd" in name else EXACT)
-
-
-def test_two_processes_mix_the_images_that_one_would(together):
-    for layer, expected in energies_on_mixed_images().items():
-        assert relative_error(together["mixed"][layer], expected) < EXACT
 
 
 def test_two_processes_give_the_plans_of_one(together, tmp_path):

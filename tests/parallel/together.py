@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from experiments.config import CONF
@@ -19,7 +18,7 @@ from facts.calibration.selection import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
-from facts.moments import SampleGradEnergy, collect_moments
+from facts.moments import collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.search import CoRSFisher
@@ -58,15 +57,6 @@ def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict[str, dict
         factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
         distributed.all_gather(None)  # a store without a cache lies with the main process
     return {name: {layer: (f.A, f.B) for layer, f in layers.items()} for name, layers in factors.items()}
-
-
-def energies_on_mixed_images() -> dict[str, torch.Tensor]:
-    """By layer, from a loader that shuffles; processes must agree on its order and on the rectangles."""
-    images, labels = (torch.cat(parts) for parts in zip(*image_batches(SIZES), strict=True))
-    loader = DataLoader(TensorDataset(images, labels), batch_size=3, shuffle=True)
-    torch.manual_seed(distributed.rank())
-    moments = facts.prepare(make_model(), facts.CutMix(loader, 4)).moments([SampleGradEnergy()])
-    return {layer: values[SampleGradEnergy()][0] for layer, values in moments.items()}
 
 
 def plans(folder: Path) -> list[dict]:
@@ -134,7 +124,6 @@ def results(folder: Path) -> dict:
             factors_of_all(None, MemoryPolicy(moments="host")),
             factors_of_all(None, Uneven()),
         ],
-        "mixed": energies_on_mixed_images(),
         "plans": plans(folder / "plans"),
         "record": cell_record(folder / "results"),
         "finetuned": [finetuned(folder / "finetuning", accumulate) for accumulate in ACCUMULATE],

@@ -13,7 +13,7 @@ from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.networks import image_batches, make_model
-from tests.saving.setting import MODELS, assert_same, compressed, edit, from_recipe
+from tests.saving.setting import MODELS, assert_same, compressed, from_recipe
 
 LAYERS = {"resnet26": ["fc"]}
 REFUSED = "names no architecture that can be built from JSON; pass the dense network"
@@ -45,9 +45,7 @@ def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("no_such_module:f", "there is no function 'no_such_module:f' .*: name one as package.module:function"),
-        ("tests.networks:nothing", "there is no function 'tests.networks:nothing'"),
-        ("a b", "there is no function 'a b'"),
+        ("no_such_module:f", "there is no function 'no_such_module:f' .*: give package.module:function"),
         ("builtins:list", "builtins:list returns a list instead of the dense network"),
     ],
 )
@@ -66,28 +64,12 @@ def test_a_network_of_another_shape_is_refused_and_left_alone(saved):
     assert not any(isinstance(module, facts.LowRankLinear | facts.PivotedLinear) for module in other.modules())
 
 
-def test_layers_left_dense_over_an_older_network(saved):
-    model, shape = from_recipe()
-    result = compressed(model, shape, ratio=1)
-    facts.save_compressed(result, saved[1])
-    assert_same(facts.load_compressed(saved[1]), result, shape)
-
-
 def test_places_that_cannot_be_read_or_written(saved, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write to the folder"):
         facts.save_compressed(saved[0], tmp_path / "file")
     with pytest.raises(FileNotFoundError, match=r"nowhere is no folder: give one that save_compressed wrote"):
         facts.load_compressed(tmp_path / "nowhere")
-
-
-def test_types_of_numbers_are_kept(tmp_path):
-    result = compressed(*from_recipe())
-    result.model.head.to(torch.float64)
-    facts.save_compressed(result, tmp_path)
-    loaded = facts.load_compressed(tmp_path).model
-    for name, tensor in result.model.state_dict().items():
-        assert loaded.state_dict()[name].dtype == tensor.dtype and loaded.state_dict()[name].equal(tensor)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -105,17 +87,11 @@ def test_buffers_that_are_in_no_file_keep_their_types(tag, given, tmp_path):
     assert all(theirs[name].equal(buffer) for name, buffer in result.model.named_buffers())
 
 
-def test_types_of_buffers_may_be_left_out(saved):
-    edit(saved[1], lambda description: description.pop("buffers"))
-    assert_same(facts.load_compressed(saved[1]), saved[0], (3, 32, 32))
-
-
 @pytest.mark.parametrize(
     ("tag", "options", "shape"),
     [
         ("test_vit", {"drop_path_rate": 0.1, "drop_rate": 0.2, "proj_drop_rate": 0.3}, (3, 160, 160)),
         ("test_vit", {"img_size": [64, 32], "in_chans": 1, "global_pool": "avg"}, (1, 64, 32)),
-        ("test_convnext", {"in_chans": 1, "drop_path_rate": 0.2, "drop_rate": 0.4}, (1, 64, 64)),
         ("resnet26", {"global_pool": "max", "in_chans": 4, "drop_rate": 0.1}, (4, 64, 64)),
     ],
 )
@@ -130,11 +106,7 @@ def test_options_of_timm_in_common_use_come_back(tag, options, shape, tmp_path):
 
 @pytest.mark.parametrize(
     ("tag", "options"),
-    [
-        ("test_vit", {"act_layer": "relu"}),
-        ("test_vit", {"num_heads": 4}),  # which no module prints
-        ("resnet26", {"output_stride": 16}),
-    ],
+    [("test_vit", {"num_heads": 4}), ("resnet26", {"output_stride": 16})],  # the first of which no module prints
 )
 def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog):
     """Names and shapes are the defaults of the network's name, the computation is not."""
@@ -150,32 +122,25 @@ def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog
 @pytest.mark.parametrize("ratio", [0.5, 1])
 def test_1x1_convolutions(ratio, tmp_path):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
-    result = compressed(model, (3, 64, 64), convolutions=True, ratio=ratio)
+    prepared = facts.prepare(model, input_shape=(3, 64, 64), convolutions=True)
+    result = facts.compress(prepared, estimator="pela", ratio=ratio)
     assert any(name.endswith(".linear") for name in result.plan)
     facts.save_compressed(result, tmp_path)
     fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
     assert_same(facts.load_compressed(tmp_path, model=fresh), result, (3, 64, 64))
 
 
-class Shared(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.Linear(64, 64)
-        self.a, self.b = nn.Sequential(layer, nn.GELU()), nn.Sequential(layer, nn.GELU())
-
-    def forward(self, x):
-        return self.b(self.a(x))
-
-
 def test_a_layer_under_two_names(tmp_path):
-    result = compressed(Shared(), (64,))
-    result.model.b[0] = result.model.a[0]
+    def build():
+        layer = nn.Linear(64, 64)
+        return nn.Sequential(layer, nn.GELU(), layer)
+
+    result = compressed(build(), (64,))
+    result.model[2] = result.model[0]
     facts.save_compressed(result, tmp_path)
-    loaded = facts.load_compressed(tmp_path, model=Shared())
+    loaded = facts.load_compressed(tmp_path, model=build())
     assert_same(loaded, result, (64,))
-    assert loaded.model.a[0] is loaded.model.b[0]
+    assert loaded.model[0] is loaded.model[2]
 
 
 def manifest_of(model, shape, folder):

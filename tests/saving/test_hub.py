@@ -53,15 +53,6 @@ def test_a_branch(hub, result):
     assert_same(facts.load_compressed(NAME, revision="half"), result, (3, 32, 32))
 
 
-def test_an_edited_card_is_kept_and_others_are_renewed(hub, result):
-    facts.push_to_hub(result, NAME, token=TOKEN)
-    facts.push_to_hub(result, NAME, token=TOKEN, metrics={"top1": {"compressed": 71.9}})
-    assert b"71.9" in hub.repositories[NAME]["main"]["README.md"]
-    hub.repositories[NAME]["main"]["README.md"] = b"Mine."
-    facts.push_to_hub(result, NAME, token=TOKEN)
-    assert hub.repositories[NAME]["main"]["README.md"] == b"Mine."
-
-
 @pytest.mark.attack
 def test_only_data_is_fetched_and_it_is_validated(hub, result, tmp_path):
     facts.push_to_hub(result, NAME, token=TOKEN)

@@ -8,7 +8,6 @@ import torch
 import facts
 from facts.models import ImageClassifier
 from facts.modules.networks import run
-from facts.saving.manifest import MANIFEST
 from tests.networks import IMAGE_CLASSIFIERS, make_image_classifier
 from tests.saving.setting import compressed
 
@@ -39,15 +38,6 @@ def test_the_folder_is_enough(kind, tmp_path):
     assert_same(facts.load_compressed(tmp_path / "again").model, result.model)
 
 
-def test_a_configuration_of_several_classes(tmp_path):
-    fields = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    config = transformers.DeiTConfig(image_size=32, patch_size=8, num_labels=3, **fields)
-    for kind in (transformers.DeiTForImageClassificationWithTeacher, transformers.DeiTForImageClassification):
-        result = compressed(kind(config).eval(), IMAGES.shape[1:])
-        facts.save_compressed(result, tmp_path)
-        assert_same(facts.load_compressed(tmp_path).model, result.model)
-
-
 def test_classes_have_any_names_and_number(tmp_path):
     names = {0: "and/or", 1: "C:\\", 2: "__auto_map", **{index: f"https://{index}" for index in range(3, 21_841)}}
     model = make_image_classifier(id2label=names, label2id={name: index for index, name in names.items()})
@@ -67,13 +57,3 @@ def test_from_a_file_and_the_weights_of_another_network(tmp_path):
     other = make_image_classifier("swin", num_labels=7).config.to_diff_dict()
     with pytest.raises(ValueError, match=r"does not fit this SwinForImageClassification: 2 tensors differ.*classifier"):
         ImageClassifier(configuration=other, weights=weights).build()
-
-
-def test_a_class_of_your_own_has_no_recipe(tmp_path, caplog):
-    class ViTForImageClassification(transformers.ViTForImageClassification):
-        """The same name with other code."""
-
-    model = ViTForImageClassification(make_image_classifier().config).eval()
-    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
-    assert "will have to be loaded onto a given one" in caplog.text
-    assert json.loads((tmp_path / MANIFEST).read_text())["recipe"] is None

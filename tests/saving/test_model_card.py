@@ -64,11 +64,10 @@ def test_the_code_that_loads_it(has_recipe, result, tmp_path, monkeypatch):
         assert names["network"](inputs).equal(result.model(inputs))
 
 
-@pytest.mark.parametrize("change", [lambda card: card + b"More.", lambda card: card.replace(b"0.5", b"0.6")])
-def test_an_edited_card_is_kept_and_others_are_renewed(change, result, tmp_path):
+def test_an_edited_card_is_kept_and_others_are_renewed(result, tmp_path):
     card_of(result, tmp_path)
     assert "97.25" in card_of(result, tmp_path, METRICS)[1]
-    mine = change((tmp_path / CARD).read_bytes())
+    mine = (tmp_path / CARD).read_bytes().replace(b"0.5", b"0.6")
     (tmp_path / CARD).write_bytes(mine)
     facts.save_compressed(result, tmp_path)
     assert (tmp_path / CARD).read_bytes() == mine

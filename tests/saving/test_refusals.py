@@ -178,7 +178,6 @@ WRONG = (
 )
 MANIFESTS = {
     **each("text", lambda text: write(MANIFEST, text), TEXTS, DAMAGED),
-    "cut short": (changed(MANIFEST, lambda text: text[:-40]), DAMAGED),
     **each("without", drop, FIELDS, rf"{DAMAGED}({'|'.join(FIELDS)}): Field required"),
     **each("wrong", lambda wrong: put(wrong[1], wrong[0]), WRONG, rf"{DAMAGED}({'|'.join(dict(WRONG))})"),
     "newer": (put({"facts": "999.0"}, "versions"), r"by facts 999\.0, and this is .*: pip install -U facts"),
@@ -207,7 +206,6 @@ RECIPES = {
     **each("source", lambda name: put(name, "recipe", "weights"), ("pretrained", "a.pth"), f"{REFUSED}.*'random'"),
     **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is no tag of timm's own, but a repository or a folder"),
     "no tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
-    "no argument": (argument("colour", "red"), r"vit_tiny_patch16_224 cannot be built as it was saved: .*colour"),
     **each("loaded", lambda name: argument(name, {"source": "hub"}), LOADED, "would have timm load something"),
     **each("address", lambda name: argument("act_layer", name), ("https://a.b", ["/etc"]), "and may name no file"),
     **each("size", lambda size: argument(*size), SIZES, f"{REFUSED}|cannot be built|{UNFIT}"),
@@ -235,36 +233,28 @@ HEADERS = {
     **each("header", lambda given: raw_header(*given), WHOLE, f"{NOT_WHOLE}|{UNFIT}|has more than 0 parameters"),
     **each("weights", lambda data: weights(lambda _: data), (b"", b"\1", bytes(100)), NOT_WHOLE),
     "weights cut short": (changed(WEIGHTS, lambda data: data[:-100]), NOT_WHOLE),
-    "bytes behind": (weights(lambda data: data + bytes(16)), NOT_WHOLE),
     "a bit": (changed(WEIGHTS, lambda data: data[:-1] + bytes([data[-1] ^ 1])), "other SHA-256"),
     **each("head", described, DTYPES + SHAPES + OFFSETS, NOT_WHOLE),
     "shape": (described({"shape": [48, 5]}), UNFIT + r"\(48, 5\)"),
     "renamed": (header(lambda head: head.update({"x": head.pop("head.weight")})), UNFIT + "head.weight is missing"),
-    "integers": (tensor("head.bias", torch.Tensor.long), r"head\.bias: torch\.int64 instead of torch\.float32"),
     "NaN": (tensor("head.bias", lambda bias: bias * torch.nan), r"head\.bias holds NaN or infinity"),
 }
 ATTACKS = FILES | MANIFESTS | RECIPES | PLANS | HEADERS
 
 QKV = "blocks.0.attn.qkv"
 STORED, SCALES = f"{QKV}.parametrizations.weight.original", f"{QKV}.parametrizations.weight.0.scales"
-KINDS = (("weights", "int2"), ("group_size", 1), ("group_size", 32.0), ("group_size", True), ("tensors", [3]))
-NOT_LINEAR = (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "pos_embed", f"{QKV}.__class__", "")
+NOT_LINEAR = (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "")
 QUANTIZED = {
-    **each("kind", lambda kind: put(kind[1], "quantization", kind[0]), KINDS, rf"{DAMAGED}quantization\."),
+    "kind": (put("int2", "quantization", "weights"), rf"{DAMAGED}quantization\."),
     **each("tensor", lambda name: put([name], "quantization", "tensors"), NOT_LINEAR, "is no weight of a linear layer"),
-    "a tensor twice": (put([f"{QKV}.weight"] * 2, "quantization", "tensors"), "or is named twice"),
     "another type": (put("int8", "quantization", "weights"), UNFIT),
-    "another group": (put(31, "quantization", "group_size"), UNFIT),
     "a group beyond any row": (put(10**30, "quantization", "group_size"), UNFIT),
     "no quantization": (put(None, "quantization"), r"parametrizations\.weight.* is unexpected"),
     "signed": (tensor(STORED, torch.Tensor.char), r"original: torch\.int8 instead of torch\.uint8"),
-    "whole scales": (tensor(SCALES, torch.Tensor.int), r"scales: torch\.int32 instead of torch\.float32"),
-    "one scale": (tensor(SCALES, lambda scales: scales[:1].clone()), r"scales: \(1, 2\) instead of \(144, 2\)"),
     "large scales": (tensor(SCALES, lambda scales: scales.fill_(3e38)), f"{QKV}.weight holds NaN or infinity"),
 }
 CONFIGURATION = "recipe", "configuration"
 CLASSIFIER = {
-    "auto_map": (put({"AutoModel": "a.B"}, *CONFIGURATION, "auto_map"), "sets auto_map to"),
     "image_size": (put(10**9, *CONFIGURATION, "image_size"), "image_size is 1000000000, which no network has"),
     "hidden_act": (put("somebody/kernel", *CONFIGURATION, "hidden_act"), "may name no file and no address"),
     "model_type": (put("timm_wrapper", *CONFIGURATION, "model_type"), r"timm within transformers \(timm_wrapper\)"),
@@ -367,7 +357,7 @@ def places(content, place=()):
 
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 10**6, 10**12, 2**63, 0.5, -0.1, 1.5, 1e300])
 WORDS = st.text(st.characters(exclude_characters="\n"), max_size=8)  # which errors repeat
-SCALARS = st.none() | st.booleans() | NUMBERS | WORDS | st.sampled_from(["cpu", "mini", "/", "${ratio}"])
+SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(WORDS, SCALARS, max_size=2)
 
 
@@ -386,27 +376,19 @@ def test_a_manifest_with_any_other_value_is_loaded_or_refused(originals, tmp_pat
 
 BOMBS = {  # of the network each is made from, in a process that may take 4 GiB
     "vit": {
-        "settings of 1 GB": (write("config.json", b""), grown("config.json", 10**9)),
         "tokenizer of 1 TB": (write("t.json", b""), grown("t.json", 10**12)),
         "manifest of 1 TB": (grown(MANIFEST, 10**12),),
         "a million digits": (
             changed(MANIFEST, lambda text: text.replace(b": {", b': {"x": ' + b"9" * LONG + b",", 1)),
         ),
-        "a million layers": (put({f"blocks.{number}.mlp.fc1": 3 for number in range(LONG)}, "plan"),),
         "a million arguments": (put(dict.fromkeys(range(LONG), 1), "recipe", "arguments"),),
         "wide": (argument("embed_dim", 60_000),),
-        "deep": (argument("depth", 9_999),),
         "a header of 32 MiB": (raw_header(b"{" + b" " * 2**25, 2**25),),
         "a million tensors": (header(lambda head: head.update(dict.fromkeys(map(str, range(LONG)), "x" * 9))),),
         "weights of 10 TB": (grown(WEIGHTS, 10**13),),
-        "weights of 100 GB, described": (
-            raw_header(b'{"x": {"dtype": "F32", "shape": [25000000000], "data_offsets": [0, 100000000000]}}', 82),
-            lambda folder: grown(WEIGHTS, (folder / WEIGHTS).stat().st_size + 10**11)(folder),
-        ),
     },
     "swin": {
         "buffers": (argument("img_size", 20_000),),
-        "window": (argument("window_size", 200), argument("img_size", 6400)),
         "depths": (argument("depths", [10**8, 1]),),
     },
 }

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 import facts
 from facts.calibration.selection import select_layers
-from facts.estimators import FACTS, FLAR, FWSVD, GFWSVD, SVDLLM, KFACExpand
+from facts.estimators import FACTS, GFWSVD
 from facts.moments import GroupGradients, collect_moments
-from facts.utils.cache import Cache, content_key
+from facts.utils.cache import content_key
 from tests.networks import UNIFORM, EveryShape, image_batches, make_model
 
 
@@ -94,15 +94,6 @@ class TestCompress:
         calibration.collect([GFWSVD()])  # there is nothing left to decompose
         assert Counting.calls == 0
 
-    def test_collecting_the_union_serves_all(self, model, batches, folder):
-        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
-        estimators = [FACTS(), KFACExpand(), FLAR(), GFWSVD(), FWSVD(), SVDLLM()]
-        Counting.calls = 0
-        calibration.collect(estimators)
-        assert Counting.calls == 3
-        for estimator in estimators:
-            assert passes(model, batches, estimator=estimator, cache=folder)[1] == 0
-
     def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
         cache = facts.prepare(model, batches, execution=facts.Execution(cache=folder)).cache
         under_way = Event()
@@ -125,20 +116,7 @@ class TestCompress:
             assert first.result().equal(second.result())
         assert Counting.calls == 3
 
-    def test_other_precision_of_products_or_code_is_another_key(self, model, batches, folder, monkeypatch):
-        calibration = lambda: facts.prepare(model, batches, execution=facts.Execution(cache=folder))  # noqa: E731
-        first = calibration().cache.folder
-        assert calibration().cache.folder == first
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("medium")
-        try:
-            assert calibration().cache.folder != first
-        finally:
-            torch.set_float32_matmul_precision(before)
-        monkeypatch.setattr("facts.calibration.prepare.shared_code", lambda: "other code")
-        assert calibration().cache.folder != first
-
-    def test_other_content_is_another_key(self, model, batches, folder):
+    def test_other_content_is_another_key(self, model, batches, folder, monkeypatch):
         def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):
             execution = facts.Execution(precision, cache=folder)
             facts.compress(changed_model, data, estimator="svd_llm", execution=execution, **options, **UNIFORM)
@@ -152,10 +130,15 @@ class TestCompress:
         assert num_keys(layers=["tokens", "rows"]) == 5
         assert num_keys(precision=torch.bfloat16) == 6
         assert num_keys(loss=sum_of_outputs) == 7
+        with monkeypatch.context() as patch:
+            patch.setattr("facts.calibration.prepare.shared_code", lambda: "other code")
+            assert num_keys() == 8
+            patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+            assert num_keys() == 9
         changed = make_model(torch.float32)
-        assert num_keys(changed_model=changed) == 8  # another class
+        assert num_keys(changed_model=changed) == 10  # another class
         changed.tokens.weight.data[0, 0] += 1e-6
-        assert num_keys(changed_model=changed) == 9
+        assert num_keys(changed_model=changed) == 11
 
 
 def file_that_is_read(folder, pattern):
@@ -200,15 +183,6 @@ class TestDamage:
         assert num == 3 and weights(first).equal(weights(second))
         assert f"the gradients in {path} are damaged" in caplog.text
 
-    @pytest.mark.parametrize("text", ["", '{"grid": {"fi', "[]", "{}"])
-    def test_damaged_index_of_gradients(self, model, batches, folder, text):
-        first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
-        next(folder.rglob("GroupGradients-*.safetensors")).write_bytes(b"")
-        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
-        assert num == 3
-        assert weights(first).equal(weights(second))
-
     def test_a_pass_that_was_cut_short_leaves_nothing_to_trust(self, model, batches, folder):
         """Gradients of the first two batches lie on disk, without an index; the next pass starts anew."""
         estimator = GFWSVD(group_size=1)
@@ -225,36 +199,17 @@ class TestDamage:
         assert num == 3
         assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator, **UNIFORM)))
 
-    def test_no_half_written_file_is_left(self, folder, monkeypatch):
-        cache = Cache(folder)
-        cache.save("a", {"x": torch.ones(3)})
-        monkeypatch.setattr("facts.utils.cache.save_file", lambda tensors, path, metadata: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cache.save("a", {"x": torch.zeros(3)})
-        assert [path.name for path in files(folder)] == ["a.safetensors"]
-        assert cache.load("a")["x"].equal(torch.ones(3))
-
 
 class TestKeys:
-    def test_equal_content_has_the_same_key(self):
-        """Nothing of an object's identity goes in: a copy, as the next run makes one, has the key of the original."""
-        model = make_model()
-        parts = [FACTS(), GroupGradients(), torch.arange(3), {"a": [1, 2.5, None]}, model, torch.float32]
-        assert content_key(*parts) == content_key(*copy.deepcopy(parts))
-        assert "0x" not in repr([FACTS(), GroupGradients(), torch.float32])
-
     @pytest.mark.parametrize(
         ("left", "right"),
         [
             (torch.zeros(2, 3), torch.zeros(3, 2)),
-            (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
             ([[1], [2]], [[1, 2]]),
             ([torch.zeros(2), torch.zeros(2)], [torch.zeros(4)]),
-            ({"a": 1}, {"b": 1}),
             (FACTS(), FACTS(grad_clip=1.0)),
-            (FLAR(), SVDLLM()),
         ],
     )
     def test_different_content_has_different_keys(self, left, right):
         assert content_key(left) != content_key(right)
-        assert content_key(left) == content_key(left)
+        assert content_key(left) == content_key(copy.deepcopy(left))

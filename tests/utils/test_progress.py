@@ -18,13 +18,6 @@ def no_choice_of_the_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def shown(capsys) -> str:
-    assert list(with_progress([1, 2, 3], "counting")) == [1, 2, 3]
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
-
-
 def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
     caplog.set_level("INFO")
     clock = itertools.count(step=10)  # seconds, of which a batch takes 10 or, with a line, 20
@@ -49,12 +42,6 @@ def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_a_terminal_shows_a_bar_until_it_is_hidden(capsys, terminal):
-    assert "counting" in shown(capsys)
-    hide_displays()
-    assert shown(capsys) == ""
-
-
 def test_a_terminal_shows_the_stages_in_one_display(capsys, terminal):
     with stopwatch():
         for name in ("first", "second"):
@@ -67,6 +54,8 @@ def test_a_terminal_shows_the_stages_in_one_display(capsys, terminal):
         assert rows == [("first", True), ("second", True)]
     captured = capsys.readouterr()
     assert captured.out == "a line for a file\n" and captured.err.count("✓") >= 2
+    hide_displays()
+    assert list(with_progress([1, 2, 3], "counting")) == [1, 2, 3] and capsys.readouterr().err == ""
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from facts.decomposition.truncation import Decomposition
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, SampledLabels, on_given_labels
-from facts.moments.memory import within_memory
 from facts.search.problem import AllocationProblem
-from facts.utils.batches import shared
+from facts.utils.batches import shared, within_memory
 from facts.utils.cache import calibration_key, content_key
 
 Labels = Literal["sampled", "given"]
@@ -49,7 +48,7 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
     if labels == "sampled":
         loss = SampledLabels(loss, seed)
     memory = problem.calibration.execution.memory
-    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), memory)
+    profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), memory.halve_batches)
     if problem.cache:
         problem.cache.save(file, profiles)
     return profiles

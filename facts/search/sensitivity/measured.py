@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.modes import autocast, evaluating
 from facts.moments.losses import squared_error
-from facts.moments.memory import within_memory
 from facts.search.base import Profile
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.prefix import Prefix
-from facts.utils.batches import batch_size, in_parts, shared, to_device
+from facts.utils.batches import batch_size, in_parts, shared, to_device, within_memory
 from facts.utils.cache import calibration_key, content_key, name_of
 
 
@@ -50,7 +49,7 @@ class Sensitivity:
     def _add(self, ranks: Mapping[str, list[int]]) -> None:
         """Measure errors and save them."""
         memory = self.problem.calibration.execution.memory
-        totals, num_samples = within_memory(partial(self._measure, ranks), memory)
+        totals, num_samples = within_memory(partial(self._measure, ranks), memory.halve_batches)
         if not num_samples:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
         errors = iter((totals / num_samples).tolist())
