@@ -33,16 +33,6 @@ def with_gradients(model):
     return images
 
 
-def test_every_parameter_lies_in_a_width():
-    model = narrowable()
-    widths = widths_of(model)
-    assert {name.split(".")[-1]: width.size for name, width in widths.items()} == {
-        "embedding": 24, "heads": 3, "key_dims": 8, "value_dims": 8, "hidden": 48,
-    }  # fmt: skip
-    named = {f"{p.module}.{p.name}".lstrip(".") for width in widths.values() for p in width.places}
-    assert {name for name, _ in model.named_parameters()} - named == {"head.bias", "head_dist.bias"}
-
-
 @pytest.mark.parametrize(
     ("width", "silence"),
     [
@@ -65,31 +55,6 @@ def test_units_without_effect_can_go(width, silence):
     if not width.endswith("key_dims"):  # the keys that no query meets still have no gradient of their own
         assert scores.argmin() == 1
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))
-
-
-def test_importance_is_the_squared_sum_of_gradient_times_weight():
-    model = narrowable(depth=1)
-    with_gradients(model)
-    scores = importance(model, widths_of(model))["blocks.0.hidden"]
-    mlp = model.blocks[0].mlp
-    products = [
-        (mlp.fc1.weight * mlp.fc1.weight.grad).sum(dim=1),
-        mlp.fc1.bias * mlp.fc1.bias.grad,
-        (mlp.fc2.weight * mlp.fc2.weight.grad).sum(dim=0),
-    ]
-    torch.testing.assert_close(scores, sum(products).detach().square(), rtol=1e-4, atol=0)
-
-
-def test_one_channel_of_the_embedding():
-    model = narrowable()
-    widths = widths_of(model)
-    kept = kept_without(widths, "embedding", 3)
-    pruned = without(model, widths, kept)
-    assert pruned.embed_dim == 23 and pruned(torch.randn(2, 3, 8, 8)).isfinite().all()
-    rest = kept["embedding"]
-    assert pruned.pos_embed.equal(model.pos_embed[..., rest])
-    assert pruned.blocks[1].mlp.fc1.weight.equal(model.blocks[1].mlp.fc1.weight[:, rest])
-    assert pruned.blocks[1].norm2.normalized_shape == (23,)
 
 
 def test_latency_decides_between_units_of_equal_importance():

@@ -75,21 +75,6 @@ def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(loss_and_cost, (ranks,), eps=1e-3, atol=5e-9, rtol=1e-3)
 
 
-def test_costs_are_linear_between_those_of_the_problem():
-    """Plain factors of rank k take the share k (m + n) / (m n) of the dense cost, and never more than all of it."""
-    problem = make_problem(bounds={"flops": 0.5, "params": 0.5})
-    for name, linear in problem.layers.items():
-        layer, dense = TruncatedLayer(problem, name, 10.0), problem.cost(name, None)
-        for rank in range(1, layer.size + 1):
-            expected = [min(pair) for pair in zip(problem.cost(name, rank), dense, strict=True)]
-            assert layer.cost(torch.tensor(float(rank))).tolist() == expected
-        middle = layer.cost(torch.tensor(1.5)).tolist()
-        assert middle == [sum(pair) / 2 for pair in zip(problem.cost(name, 1), problem.cost(name, 2), strict=True)]
-        m, n = linear.weight.shape
-        assert layer.rank_of_shares([0.6, 0.55]) == pytest.approx(0.55 * m * n / (m + n))
-        assert layer.rank_of_shares([0.6, 0.01]) == 1
-
-
 @pytest.mark.parametrize("bounds", [{"flops": 0.5}, {"flops": 0.8, "params": 0.6}])
 def test_ranks_are_multiplied_by_the_largest_factor_that_fits(bounds):
     problem = make_problem(bounds=bounds)

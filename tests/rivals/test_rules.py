@@ -249,9 +249,9 @@ def test_randomized_svd_is_as_far_off_as_pytorchs_of_the_whitened_weight(num_ite
 
 def test_randomized_svd_repeats_its_draws_and_fits_biases():
     model, batches = make_model(), image_batches([6, 4])
-    options = {**OPTIONS, "layers": ["grid"], "fit_bias": True}
+    calibration = facts.prepare(model, batches, layers=["grid"], fit_bias=True)
     first, again, other = (
-        facts.compress(model, batches, refit=RandomizedSVD(seed=seed), **options).model for seed in (0, 0, 1)
+        facts.compress(calibration, refit=RandomizedSVD(seed=seed), **OPTIONS).model for seed in (0, 0, 1)
     )
     images = batches[0][0]
     assert first(images).equal(again(images)) and not first(images).equal(other(images))

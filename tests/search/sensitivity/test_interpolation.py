@@ -65,10 +65,6 @@ class TestWindows:
         values = interpolate_profile([0, 1, 2, 3], [0, 0, 2, 1], [0.5, 1.5])
         assert values.tolist() == pytest.approx([-0.25, 1.375])
 
-    def test_the_queries_make_the_total(self):
-        """The same points: with its other query gone, the first window is the nearer one."""
-        assert interpolate_profile([0, 1, 2, 3], [0, 0, 2, 1], [1.5]).tolist() == pytest.approx([0.75])
-
     def test_no_overshoot(self):
         """What the windows are for: one cubic through all nine points of `qkv` falls below zero."""
         ratios, errors = curve("attn.qkv", "measured")
