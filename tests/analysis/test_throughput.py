@@ -76,14 +76,3 @@ def test_a_network_in_a_format_that_no_file_holds_is_timed_without_a_file(model)
     model.vector.weight = torch.nn.Parameter(model.vector.weight.detach().as_subclass(Own))
     found = speeds({"own": model}, IMAGES, QUICK)["own"]
     assert found.throughput > 0 and found.load is None and found.memory is None
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_speeds_of_networks(model, compressed, compiled, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda network, dynamic: network)  # tested elsewhere, and slow
-    model.train()
-    found = speeds({"a": model, "b": compressed}, IMAGES, QUICK, compiled=compiled)
-    assert list(found) == ["a", "b"]
-    for speed in found.values():
-        assert min(speed.throughput, speed.latency, speed.load) > 0 and speed.spread >= 0 and speed.memory is None
-    assert model.training

@@ -70,16 +70,6 @@ def test_svd_llm_v2_loses_least_on_fewer_tokens_than_inputs(shape, tokens):
         assert (approximation @ nowhere).norm() < EXACT * weight.norm()
 
 
-@pytest.mark.parametrize("side", ["A", "B"])
-def test_without_a_repair_either_side_drops_what_makes_it_singular(side):
-    """The part of the weight that the metric sees is kept at full rank."""
-    weight, vectors = torch.randn(8, 8, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
-    decomposition = decompose(weight, KroneckerFactors(**{side: vectors @ vectors.T}, repair=None))
-    seen = vectors @ torch.linalg.pinv(vectors)
-    expected = weight @ seen if side == "A" else seen @ weight
-    assert relative_error(torch.mm(*decomposition.truncate(8)), expected) < EXACT
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
     weight = torch.randn(6, 8).to(dtype)

@@ -109,20 +109,10 @@ def test_tokens_before_samples_are_not_mistaken_for_them():
     assert result.skipped["encoder.layers.0.linear1"] == result.skipped["encoder.layers.1.linear2"] == reason
 
 
-def test_torchvision():
-    """Its vision transformer, and its Swin, which reads the weights of its attention."""
+def test_an_attention_that_reads_weights_is_left_alone():
+    """The one of torchvision's Swin."""
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
-    vit = torchvision.models.VisionTransformer(32, 16, 2, 2, 32, 64, num_classes=10).eval()
-    nn.init.normal_(vit.heads.head.weight)
-    before = vit(images)
-    result = facts.compress(vit, [(images, torch.tensor([1, 2]))], ratio=0.8)
-    assert len(result.plan) == 2 * 6
-    assert result.skipped == {"heads.head": "its name holds `head`"}
-    assert vit(images).equal(before)
-    whole = facts.compress(vit, [(images, torch.tensor([1, 2]))], ratio=1)
-    assert relative_error(whole.model(images), before) < 1e-5  # float32, another order of sums
-
     swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=10).eval()
     result = facts.compress(swin, [(images, torch.tensor([1, 2]))], ratio=0.8)
     assert "features.1.0.mlp.0" in result.plan

@@ -59,15 +59,6 @@ def test_reads_trains_and_loads_like_a_linear_layer(layout):
     assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
 
 
-@every_layout
-def test_autocast(layout):
-    layer, x = make_layer(layout, torch.float32), torch.randn(4, 5)
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        output = layer(x)
-    assert output.dtype == torch.bfloat16
-    assert relative_error(output.float(), layer(x)) < 0.02  # some roundings of 0.4 % each
-
-
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from facts.pruning import NViT, block_times
+from facts.pruning import block_times
 from facts.pruning.block_times import BlockTimes
-from facts.pruning.methods.nvit import less_latency
 from facts.pruning.widths import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches
-from tests.pruning.problems import make_problem, make_vit
+from tests.pruning.problems import make_vit
 
 
 def narrowable(**arguments):
@@ -57,13 +56,6 @@ def test_units_without_effect_can_go(width, silence):
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))
 
 
-def test_latency_decides_between_units_of_equal_importance():
-    scores = {"slow": torch.ones(2), "fast": torch.ones(2)}
-    regularised = less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0.5)
-    assert regularised["slow"].tolist() == [0.25, 0.25] and regularised["fast"].tolist() == [0.75, 0.75]
-    assert less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0)["slow"].tolist() == [1, 1]
-
-
 class ExactTimer:
     """A stopwatch for blocks that take a second for each of their multiplications, or so."""
 
@@ -84,13 +76,3 @@ def test_block_times_are_linear_between_measurements(monkeypatch):
     assert saved["blocks.1.hidden"] == pytest.approx(24)
     assert saved["blocks.0.heads"] == pytest.approx(24 * 32 + 8)
     assert saved["embedding"] == pytest.approx(2 * (48 + 3 * 32))
-
-
-def test_weights_are_trained_between_the_steps():
-    problem = make_problem(ratio=0.9)
-
-    def loss(learning_rate):
-        pruner = NViT(num_steps=1, steps_between=10, latency_weight=0, learning_rate=learning_rate)
-        return float(problem.mean_loss(pruner.prune(problem), next(iter(problem.batches))).detach())
-
-    assert loss(1e-3) < loss(0.0)
