@@ -25,7 +25,7 @@ def note_types(module, args, output):
 
 @pytest.fixture
 def compressed(model):
-    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8), **UNIFORM).model
+    return facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela", ratio=0.5, **UNIFORM).model
 
 
 def findings(model, compressed, **fields):

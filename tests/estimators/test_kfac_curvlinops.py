@@ -7,14 +7,14 @@ from torch import nn
 from facts.calibration.selection import select_layers
 from facts.estimators import KFACExpand, KFACReduce
 from facts.moments import collect_moments
-from tests.networks import image_batches, make_convnext, make_swin, relative_error
+from tests.networks import image_batches, make_convnext, make_vit, relative_error
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize(
     ("approximation", "estimator"), [("expand", KFACExpand(grad_clip=None)), ("reduce", KFACReduce(grad_clip=None))]
 )
-@pytest.mark.parametrize(("make", "shape"), [(make_swin, (3, 16, 16)), (make_convnext, (3, 32, 32))])
+@pytest.mark.parametrize(("make", "shape"), [(make_vit, (3, 16, 16)), (make_convnext, (3, 32, 32))])
 def test_factors_are_curvlinops_up_to_a_constant(make, shape, approximation, estimator, reduction):
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)

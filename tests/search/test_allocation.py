@@ -115,6 +115,7 @@ class TestAgainstExhaustiveSearch:
         assert allocate(profiles, budget, solver=solver).choices == choices
 
 
+@pytest.mark.system
 def test_two_hundred_layers_of_a_hundred_choices(solver):
     """Solved to the end within the solver's own limit of ten seconds."""
     profiles = falling_profiles(random.Random(0), 200, 100, sizes=(-6, 0))
