@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.modules.linear import linear_layer
+from facts.modules.lowrank import linear_layer
 
 
 class LinearAttention(nn.Module):

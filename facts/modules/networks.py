@@ -13,10 +13,7 @@ NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_vers
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
-    """Run the network: its outputs; for one of transformers its logits, if any, without a cache of keys and values.
-
-    A network of transformers also takes a mapping of inputs by name.
-    """
+    """Run the network: its outputs; for one of transformers, which also takes inputs by name, its logits, if any."""
     if not is_transformers(model):
         return model(inputs)
     settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}

@@ -31,9 +31,8 @@ class Quantization:
 class QuantizedWeight(nn.Module):
     """Parametrization of a weight `[d_out, d_in]`: stored integers, times the scale of their group.
 
-    Groups are `group_size` neighbours in a row; the last one of a row may be shorter. Eight-bit integers are stored as
-    they are, `[d_out, d_in]`; four-bit ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type
-    of its `scales`, `[d_out, number of groups]`.
+    Groups are `group_size` neighbours in a row. Eight-bit integers are stored as they are, `[d_out, d_in]`; four-bit
+    ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type of its `scales`, `[d_out, groups]`.
     """
 
     scales: Tensor
