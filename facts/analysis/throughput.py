@@ -35,10 +35,7 @@ class WithResidual(nn.Module):
 
 
 def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
-    """Make a variant, of the compressed network for `residual`, else of the original.
-
-    Raises `NotImplementedError` if the device has no 2:4 sparse format.
-    """
+    """Make a variant. Raises `NotImplementedError` if the device has no 2:4 sparse format."""
     network = copy.deepcopy(compressed) if name == "residual" else copy.deepcopy(model).half()
     device = next(model.parameters()).device
     if name == "two_of_four" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):

@@ -69,10 +69,7 @@ def quantize_weight(layer: nn.Module, name: str, stored: Tensor, weight: Quantiz
 
 
 def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
-    """Replace weights by quantized ones whose values mean nothing, for the tensors of a file.
-
-    Raises `ValueError` for a name that is no weight of a linear layer.
-    """
+    """Replace weights by empty quantized ones. Raises `ValueError` for a name that is no weight of a linear layer."""
     modules = dict(model.named_modules())
     for name in quantization.tensors:
         owner, _, attribute = name.rpartition(".")

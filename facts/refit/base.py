@@ -72,7 +72,7 @@ class RefitProblem:
 class Refit(ABC):
     """A way to fit low-rank layers to a network whose earlier layers are compressed already.
 
-    It goes from block to block, or, unless `by_block`, from layer to layer. It fits biases, or leaves them as they are.
+    It goes from block to block, or, unless `by_block`, from layer to layer.
     """
 
     by_block: ClassVar[bool] = True

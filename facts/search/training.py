@@ -53,7 +53,8 @@ class Training:
         batches = problem.training_batches()
         with frozen(problem.model), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
-                self.group["lr"] = self._rate(epoch)
+                falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
+                self.group["lr"] = self.last_rate + falling
                 for batch in batches:
                     loss = loss_at(epoch, batch)
                     self.optimizer.zero_grad()
@@ -62,10 +63,6 @@ class Training:
                         if self.clip < math.inf:
                             nn.utils.clip_grad_norm_(self.parameters, self.clip)
                         self.optimizer.step()
-
-    def _rate(self, epoch: int) -> float:
-        falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
-        return self.last_rate + falling
 
     def _epochs(self, problem: AllocationProblem, search: Search) -> Iterator[int]:
         """Yield the numbers of the epochs that the problem's cache does not have; save the state after each."""

@@ -44,11 +44,6 @@ def test_findings_with_variants(model, compressed):
         assert "compute capability" in found.values["missing"]["two_of_four"]
 
 
-def test_an_original_alone(model):
-    found = findings(model, None, variants=("residual",))
-    assert found.metrics["speedup"] == 1 and set(found.values["speeds"]) == {"dense"}
-
-
 def test_residuals_are_added_to_low_rank_layers_and_take_five_percent(model, compressed):
     layers = select_layers(model).layers
     network = make_variant("residual", model, compressed, layers)

@@ -82,12 +82,6 @@ class DobiSVDSearch(Search):
         return (shares * sizes).detach()
 
 
-def smooth_step(rank: Tensor, size: int, steepness: float) -> Tensor:
-    """The share of each component 1 .. `size` that a rank keeps; at whole ones 1 or 0, up to exp(-steepness)."""
-    components = torch.arange(1, size + 1, device=rank.device)
-    return 0.5 * torch.tanh(steepness * (rank + 0.5 - components)) + 0.5
-
-
 def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan:
     """Multiply ranks by the largest factor whose rounded ranks meet the budget; a rank as dear as dense is None."""
 
@@ -120,10 +114,7 @@ def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], 
 
 
 class TruncatedLayer:
-    """A layer whose outputs, less the bias, are truncated at a rank.
-
-    Outputs `basis @ core @ x` have the right singular vectors of `core @ x`, `[M, r]` for M inputs, times the basis.
-    """
+    """A layer whose outputs `basis @ core @ x`, less the bias, are truncated at a rank."""
 
     def __init__(self, problem: AllocationProblem, name: str, steepness: float):
         self.dense: nn.Linear = problem.layers[name]
@@ -153,9 +144,9 @@ class TruncatedLayer:
         return max(1.0, float(min(found)))
 
     def forward(self, x: Tensor) -> Tensor:
-        coordinates = self._coordinates(x)
-        kept = SmoothTruncation.apply(coordinates, smooth_step(self.rank, self.size, self.steepness))
-        return self._outputs(kept, x)
+        components = torch.arange(1, self.size + 1, device=self.rank.device)
+        shares = 0.5 * torch.tanh(self.steepness * (self.rank + 0.5 - components)) + 0.5
+        return self._outputs(SmoothTruncation.apply(self._coordinates(x), shares), x)
 
     def project(self, x: Tensor) -> Tensor:
         """Truncate at a whole rank, and add to the projectors."""

@@ -72,7 +72,10 @@ class FLORASearch(Search):
             inputs, _ = batch
             with torch.no_grad():
                 original = supernet.outputs(inputs, {})
-            plan = low_ranks_more_often(problem, supernet.choices, generators[epoch])
+            plan: Plan = {}
+            for name, ranks in supernet.choices.items():
+                full = min(problem.layers[name].weight.shape)
+                (plan[name],) = generators[epoch].choices(ranks, [1 / (rank or full) for rank in ranks])
             return problem.calibration.output_error(original, supernet.outputs(inputs, plan)) / batch_size(inputs)
 
         training = Training(optimizer, self.num_epochs, last_rate=0.0, clip=CLIP)
@@ -87,15 +90,6 @@ def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
         if cheaper := [rank for rank in ranks if problem.share(name, rank) < problem.share(name, None)]:
             choices[name] = [*cheaper, None]
     return choices
-
-
-def low_ranks_more_often(problem: AllocationProblem, choices: Choices, rng: random.Random) -> Plan:
-    """A random plan whose probability is proportional to the inverse of the product of its ranks (dense: full)."""
-    plan: Plan = {}
-    for name, ranks in choices.items():
-        full = min(problem.layers[name].weight.shape)
-        (plan[name],) = rng.choices(ranks, [1 / (rank or full) for rank in ranks])
-    return plan
 
 
 class Supernet:

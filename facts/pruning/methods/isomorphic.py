@@ -33,7 +33,6 @@ class Isomorphic(Pruner):
     num_batches: Count = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
         network = check_vit(model).requires_grad_(True)
         with needing("pruning", "isomorphic pruning"):
             import torch_pruning  # noqa: F401 - before the work

@@ -25,10 +25,7 @@ class ASVDSearch(Search):
 
 
 def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
-    """Sort all pairs of a layer and a rank by falling error, and move a cut until the budget is met.
-
-    A layer takes its smallest rank behind the cut, or stays dense if it has none.
-    """
+    """Sort layers' ranks by falling error, and cut to meet the budget: each takes its smallest rank behind the cut."""
     entries = [(error, name, rank) for name in errors for rank, error in errors[name].items() if rank is not None]
     entries.sort(key=lambda entry: -entry[0])
 

@@ -91,10 +91,3 @@ def test_profiles_are_kept(tmp_path):
     for number, options in enumerate((("sampled", 1), ("given", 0)), 2):  # other labels are another profile
         exact_profiles(problem, *options)
         assert data.num_reads == number
-
-
-def test_data_that_are_missing():
-    with pytest.raises(ValueError, match="give calibration or sensitivity data"):
-        CoRSFisher().allocate(make_problem(sensitivity=None))
-    with pytest.raises(ValueError, match="is empty"):
-        CoRSFisher().allocate(make_problem(sensitivity=[]))
