@@ -120,7 +120,8 @@ class AllocationProblem:
 
     def rank_of_ratio(self, name: str, ratio: float) -> int:
         """The rank at which a layer costs at most `ratio` of the dense one, but at least 1."""
-        return self.form.rank_of_ratio(*self.layers[name].weight.shape, ratio)
+        d_out, d_in = self.layers[name].weight.shape
+        return self.form.rank_of_ratio(d_out, d_in, ratio)
 
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """Ranks of some ratios for each layer, each rank once, in ascending order."""
