@@ -54,12 +54,10 @@ class ChangeEnergies(Moment):
 class CrossMoments(Analysis):
     """The dropped cross-token part over the kept token-local one, on the held-out samples; 0 if nothing is lost.
 
-    Values by layer; the metrics are their means over layers:
-
-    `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher itself, from `num_probes` probes (with `operator_error`, its
-    standard error). `input_side`, `grad_side`: the same ratio for E[DᵀD] and E[DDᵀ], whose cross-token part is what the
-    assumption (paper, 4.1) says vanishes. `loss`: E[Σ_{t≠s} e_t e_s] / E[Σ_t e_t²] along the change ΔW that compression
-    made; it has a sign and is at least -1; it is absent for a layer left dense, and without a compressed network.
+    Values by layer; the metrics are their means over layers. `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher
+    itself, from `num_probes` probes, with its standard error `operator_error`. `input_side`, `grad_side`: the same
+    ratio for E[DᵀD] and E[DDᵀ], whose cross-token part vanishes by the assumption (paper, 4.1). `loss`: E[Σ_{t≠s} e_t
+    e_s] / E[Σ_t e_t²] along the change ΔW of compression, at least -1; absent for a layer left dense.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32

@@ -21,8 +21,8 @@ MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as muc
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    `factors: raw` are the estimator's own; `shrunk` are those that the decomposition uses, repairs included. Metrics:
-    `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
+    `factors: raw` are the estimator's own; `shrunk` those of the decomposition, repairs included. Metrics: `cosine`,
+    the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32

@@ -20,8 +20,8 @@ class Estimate:
 def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> Tensor:
     """⟨F V, F̂ V⟩, ‖F V‖² and ‖F̂ V‖² of each probe V, with F̂ V = B V A: `[K, 3]` in float64.
 
-    `products` `[K, m, n]` are F V, `probes` `[K, m, n]` are V. A factor None is the identity. Both F V and the factors
-    are first divided by their own norms, which leaves the cosine unchanged. Raises `ValueError` if one of them is zero.
+    `products` `[K, m, n]` are F V, `probes` `[K, m, n]` are V. F V and the factors are divided by their norms, which
+    leaves the cosine unchanged. Raises `ValueError` if one of them is zero.
     """
     approximate = probes
     if factors.B is not None:
@@ -36,8 +36,7 @@ def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> 
 def cosine(layers: Iterable[Tensor]) -> Estimate:
     """The mean over layers of mean ⟨F V, F̂ V⟩ / √(mean ‖F V‖² · mean ‖F̂ V‖²), from each layer's terms `[K, 3]`.
 
-    The standard error comes from the linearised ratio (delta method). Layers with the same probes do not count as
-    independent.
+    The standard error is that of the linearised ratio (delta method), for layers with the same probes.
     """
     values, influences = [], []
     for terms in layers:
@@ -50,18 +49,13 @@ def cosine(layers: Iterable[Tensor]) -> Estimate:
 
 def norm_ratio(first: Tensor, second: Tensor) -> Estimate:
     """√(mean ‖P V‖² / mean ‖Q V‖²), an estimate of ‖P‖_F / ‖Q‖_F, from the products of P and of Q, `[K, m, n]`."""
-    squares = torch.stack([_squares(first), _squares(second)], dim=1)
+    squares = torch.stack([each.double().square().sum(dim=(1, 2)).cpu() for each in (first, second)], dim=1)
     above, below = squares.mean(dim=0)
     if above == 0:
         return Estimate(0.0, 0.0)
     value = (above / below).sqrt()
     influence = value / 2 * (squares @ torch.stack([1 / above, -1 / below]))
     return _estimate(value, influence)
-
-
-def _squares(products: Tensor) -> Tensor:
-    """‖·‖² of each probe's product, `[K]` in float64 on the CPU."""
-    return products.double().square().sum(dim=(1, 2)).cpu()
 
 
 def _estimate(value: Tensor, influence: Tensor) -> Estimate:

@@ -35,10 +35,7 @@ class WithResidual(nn.Module):
 
 
 def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers: Iterable[str]) -> nn.Module:
-    """Make a variant, of the compressed network for `residual`, else of the original.
-
-    Raises `NotImplementedError` if the device has no 2:4 sparse format.
-    """
+    """Make a variant. Raises `NotImplementedError` if the device has no 2:4 sparse format."""
     network = copy.deepcopy(compressed) if name == "residual" else copy.deepcopy(model).half()
     device = next(model.parameters()).device
     if name == "two_of_four" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
@@ -60,11 +57,10 @@ def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers:
 class Throughput(Analysis):
     """Samples per second of the compressed network, the original and other `variants`, which take turns.
 
-    `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, and
-    `two_of_four` makes its layers 2:4 sparse; the weights of variants are meaningless. A variant that the device cannot
-    run is left out; the values hold the reason. `speedup` is the compressed network's over the original,
-    `two_of_four_speedup` is 2:4 sparsity's over `half`; `latency_ms` is the time of one batch in the compressed
-    network.
+    `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, `two_of_four`
+    makes its layers 2:4 sparse; weights of variants are meaningless. For a variant that the device cannot run, the
+    values hold the reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is the time
+    of one batch in the compressed network.
     """
 
     batch_size: Count

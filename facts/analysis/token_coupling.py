@@ -64,8 +64,7 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
     """The map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F over the mean of its diagonal, in float64 on the CPU.
 
     K_x^(t,s) `[N, N]` holds the inner products of token t's inputs in one sample with token s's in another, K_g those
-    of the output gradients. Several rows t are computed at once, with at most `max_bytes` for their vectors and for
-    their K_x; peak memory is about four times that. If all gradients are zero, so is the map.
+    of the output gradients. Several rows t are computed at once: peak memory is about four times `max_bytes`.
     """
     num_tokens, num_samples = store.num_tokens, store.num_samples
     rows = max(1, max_bytes // (num_samples * max(num_samples, store.widest) * store.like.element_size()))
@@ -87,9 +86,8 @@ def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tens
 def distance_correlations(store: TokenStore) -> tuple[list[float | None], list[float | None]]:
     """Distance correlation of x_t and g_t over samples, and its p-value, for every token.
 
-    hyppo's `Dcorr` with its defaults: the unbiased estimate of the squared correlation (Székely and Rizzo, 2014), which
-    is about 0 for independent variables, and the chi-square p-value. None for a token whose inputs or gradients are the
-    same in every sample. Raises `ValueError` for fewer than 21 samples, `ModuleNotFoundError` without hyppo.
+    hyppo's `Dcorr`: the unbiased estimate of the squared correlation (Székely and Rizzo, 2014), and the chi-square
+    p-value; None for a token that never varies. Raises `ValueError` for fewer than 21 samples.
     """
     dcorr = _load_dcorr()
     if store.num_samples < MIN_SAMPLES:

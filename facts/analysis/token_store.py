@@ -17,8 +17,7 @@ from facts.utils.progress import with_progress
 class TokenStore:
     """A layer's inputs and output gradients by token: one file a batch and kind, token first.
 
-    Only one batch is in memory. Inputs and gradients are read divided by their root mean square, so that products of
-    four of them stay within the range of float32; results computed from them must not depend on their scale.
+    They are read divided by their root mean square, so that products of four stay within the range of float32.
     """
 
     def __init__(self):

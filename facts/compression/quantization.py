@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from facts.cost.count import Cost, count_params
 from facts.decomposition.singular import spectral_factors
-from facts.modules.linear import linear_layer
 from facts.modules.linear_calls import copy_with, replace_submodule
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.lowrank import LowRankLinear, linear_layer
 from facts.modules.pivoted import PivotedLinear
 from facts.modules.pivots import pivoted_layer
 from facts.modules.pointwise import PointwiseConvolution

@@ -22,10 +22,9 @@ def apply_plan(
     form: Form,
     precision: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Copy the model with a low-rank layer in place of each that has a rank in the plan.
+    """Copy the model with a low-rank layer in place of each that has a rank in the plan, to run in `precision`.
 
-    `precision` is the autocast type in which it will run. A 1x1 convolution whose layer stays dense becomes a
-    convolution again.
+    A 1x1 convolution whose layer stays dense becomes a convolution again.
     """
     compressed = copy_with(model)
     for name, rank in plan.items():

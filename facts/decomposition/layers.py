@@ -20,10 +20,7 @@ FIELDS = ("left", "right", "energies", "num_repaired")
 def decompose_layers(
     layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments], fit_bias: bool = False
 ) -> dict[str, Decomposition]:
-    """Factors and SVD of each layer, from its moments; which are of inputs `[x, 1]` to `fit_bias`.
-
-    Raises `ValueError` with the layer's name.
-    """
+    """Factors and SVD of each layer, from its moments; which are of inputs `[x, 1]` to `fit_bias`."""
     return {
         name: decompose_layer(name, layer, estimator, moments[name], fit_bias)
         for name, layer in with_progress(layers.items(), "decomposition")
@@ -41,15 +38,11 @@ def decompose_layer(
     elif fit_bias:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     try:
-        _refuse_no_numbers(layer.weight)
+        if layer.weight.is_complex() or not (layer.weight.is_meta or layer.weight.isfinite().all()):
+            raise ValueError("its weight is complex, or holds NaN or infinity")
         return decompose(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
-
-
-def _refuse_no_numbers(weight: Tensor) -> None:
-    if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
-        raise ValueError("its weight is complex, or holds NaN or infinity")
 
 
 def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
@@ -71,10 +64,7 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
 
 
 def uncentred(factors: KroneckerFactors, appended: bool) -> KroneckerFactors:
-    """Factors for a layer without a bias: of the inputs x themselves, not less their mean.
-
-    `appended` if those given are of inputs `[x, 1]`.
-    """
+    """Factors for a layer without a bias: not less the mean, from those of x, or of `[x, 1]` if `appended`."""
     A, mean = factors.A, factors.mean
     if A is None:
         return replace(factors, mean=None)
@@ -98,9 +88,7 @@ def load_decompositions(
 ) -> dict[str, Decomposition] | None:
     """Load the decompositions from the cache; None if it lacks them."""
     tensors = cache.load(file_name(estimator)) if cache else None
-    if tensors is None:
-        return None
-    return {name: _unpack(tensors, name) for name in layers}
+    return None if tensors is None else {name: _unpack(tensors, name) for name in layers}
 
 
 def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:

@@ -15,9 +15,8 @@ def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same by an eigendecomposition of the smaller of M Mᵀ and Mᵀ M.
 
-    The eigenvectors are one side. The other is the matrix times these, whose lengths are the singular values: the
-    product is exact to rounding, and energies are to rounding of the largest. Below 1e-8 of the largest value, vectors
-    of the other side need not be orthogonal.
+    The eigenvectors are one side; the matrix times these is the other, with the singular values as lengths. So the
+    product is exact to rounding; below 1e-8 of the largest value, the other side's vectors need not be orthogonal.
     """
     rows, columns = matrix.shape
     if rows < columns:

@@ -17,10 +17,9 @@ from facts.estimators.whitening import square_root
 class Decomposition:
     """`left [m, r] @ right [r, n]` is the weight; components are sorted by their energy in the (A, B) metric.
 
-    Directions that a root drops are missing from it. Both have the weight's type, float32 at least. `energies [r]` are
-    the squared singular values of the whitened weight: the energy that a truncation discards. `num_repaired` counts the
-    factors (0, 1 or 2) that were not positive definite. `mean [n]` is the input whose output the bias keeps exact at
-    every rank; None if the bias stays.
+    Both have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
+    weight. `num_repaired` counts factors that were not positive definite. The bias keeps the output of the input
+    `mean [n]` exact at every rank; None if it stays.
     """
 
     left: Tensor

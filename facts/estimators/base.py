@@ -17,8 +17,8 @@ from facts.utils.options import Positive, Share, options
 class KroneckerFactors:
     """Fisher ≈ A ⊗ B for the column-stacked weight: `A [d_in, d_in]`, `B [d_out, d_out]`, None for the identity.
 
-    `repair` is the method's repair of a factor that is not positive definite; None drops the directions that make it
-    singular. With a `mean [d_in]`, the bias keeps this input's output exact, and A is of inputs less the mean.
+    `repair` is for a factor that is not positive definite; None drops the directions that make it singular. With a
+    `mean [d_in]`, the bias keeps this input's output exact, and A is of inputs less the mean.
     """
 
     A: Tensor | None = None
@@ -87,8 +87,8 @@ class TwoSidedEstimator(Estimator):
 class ClippedGradEstimator(TwoSidedEstimator):
     """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
 
-    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch. The factors'
-    scale is that of the gradients as they are, so that searches can compare layers by it.
+    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch. The scale of
+    the factors is unclipped, so that searches can compare layers by it.
     """
 
     grad_clip: Positive | Literal["median"] | None = "median"

@@ -19,9 +19,8 @@ def estimate_factors(
 ) -> KroneckerFactors:
     """The Kronecker factors of one batch, before shrinkage.
 
-    `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes
-    between the first and the last count as tokens. `weight [d_out, d_in]`, if given, must fit both. Raises `ValueError`
-    if shapes disagree.
+    `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes in the
+    middle count as tokens. Raises `ValueError` if shapes disagree, that of `weight [d_out, d_in]` included.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     d_in, d_out = inputs.shape[-1], output_grads.shape[-1]

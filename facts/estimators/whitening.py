@@ -83,9 +83,9 @@ def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
 def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None = lift_spectrum) -> Root:
     """Root of the shrunk factor, in float64.
 
-    A factor that is not positive definite (`is_definite`) is repaired; without a `repair` the directions that make it
-    singular are dropped. A factor without energy (`trace <= 0`) becomes the identity. All are marked, so that the
-    caller can count them. Raises `ValueError` if the factor holds NaN or infinity.
+    A factor that is not positive definite is repaired, or, without a `repair`, loses the directions that make it
+    singular; one without energy (`trace <= 0`) becomes the identity. Both are marked. Raises `ValueError` if the factor
+    holds NaN or infinity.
     """
     if factor is None:
         return Root(None)

@@ -6,14 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.modules.linear import linear_layer
+from facts.modules.lowrank import linear_layer
 
 
 class LinearAttention(nn.Module):
-    """`nn.MultiheadAttention` with its four products as calls of linear layers; arguments, results and weights alike.
-
-    `can_be_linear` selects the originals: keys and values as wide as queries, with none added.
-    """
+    """`nn.MultiheadAttention` with its four products as calls of linear layers; arguments and results are alike."""
 
     in_proj_bias = None  # keeps PyTorch's encoder layers from their fused path, which calls no layer
     _qkv_same_embed_dim = True

@@ -23,10 +23,7 @@ class Form(ABC):
     def layer(
         self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        """Make the layer with the weight `left [d_out, k] @ right [k, d_in]` in place of a dense one, in its type.
-
-        It will run in the autocast type `precision`, and is exact enough there.
-        """
+        """Make the layer `left [d_out, k] @ right [k, d_in]` in place of a dense one, exact enough in `precision`."""
 
     @abstractmethod
     def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:

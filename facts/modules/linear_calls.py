@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from torch import Tensor, nn
 
 from facts.modules.attention import LinearAttention, can_be_linear
-from facts.modules.linear import linear_layer
+from facts.modules.lowrank import linear_layer
 from facts.modules.pointwise import PointwiseConvolution
 
 
@@ -29,8 +29,8 @@ def with_linear_layers(model: nn.Module, convolutions: Collection[str] = ()) -> 
     """Make a copy that computes the same by calls of `nn.Linear`; or return the network if it needs no change.
 
     GPT-2's `Conv1D` becomes one, with its weight transposed; each of the named 1x1 `convolutions` gets one; PyTorch's
-    own attention gets four; timm's attention that reads the weight of its `qkv` (BEiT, EVA, SwinV2) calls it instead.
-    The copy shares all weights with the network, except the transposed ones.
+    own attention gets four; timm's attention that reads its `qkv.weight` (BEiT, EVA, SwinV2) calls it instead. All
+    weights but the transposed ones are shared.
     """
     library = sys.modules.get("transformers.pytorch_utils")  # a network with such a layer has imported it
     transposed = [name for name, module in model.named_modules() if library and isinstance(module, library.Conv1D)]

@@ -1,4 +1,4 @@
-"""Low-rank linear layers."""
+"""Low-rank linear layers, and dense ones made from existing weights."""
 
 from abc import ABC, abstractmethod
 from typing import Self
@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 
 class LowRankLayer(nn.Module, ABC):
-    """A linear layer of rank k that is stored as two smaller matrices.
+    """A linear layer of rank k, stored as two smaller matrices: a drop-in replacement for `nn.Linear`.
 
-    A drop-in replacement for `nn.Linear`: any leading shape, `.in_features`, `.out_features`, `.bias`, and `.weight`,
-    the product, for code that reads it.
+    It takes any leading shape; `.weight` is the product.
     """
 
     in_features: int
@@ -68,11 +67,18 @@ class LowRankLinear(LowRankLayer):
         return linear(F.linear(x, self.right), self.left, self.bias)
 
 
-def own_parameter(tensor: Tensor) -> nn.Parameter:
-    """A parameter with a copy of the values, rows in order.
+def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer that shares the memory of `weight [d_out, d_in]` and `bias [d_out]`."""
+    d_out, d_in = weight.shape
+    layer = nn.Linear(d_in, d_out, bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach(), weight.requires_grad)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), bias.requires_grad)
+    return layer
 
-    So a loaded file has them, and outputs depend on the layout in their last bit.
-    """
+
+def own_parameter(tensor: Tensor) -> nn.Parameter:
+    """A parameter with a copy of the values, rows in order as in a file: the last bit of outputs depends on that."""
     return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 

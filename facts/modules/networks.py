@@ -13,14 +13,12 @@ NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_vers
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
-    """Run the network: its outputs; for one of transformers its logits, if any, without a cache of keys and values.
-
-    A network of transformers also takes a mapping of inputs by name.
-    """
+    """Run the network: its outputs; for one of transformers, which also takes inputs by name, its logits, if any."""
     if not is_transformers(model):
         return model(inputs)
     settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    with FakeTensorMode(allow_non_fake_inputs=True) if _on_meta(inputs) else nullcontext() as fake:
+    on_meta = next(iter(tree_iter(inputs))).device.type == "meta"
+    with FakeTensorMode(allow_non_fake_inputs=True) if on_meta else nullcontext() as fake:
         if fake:  # it would ask for values, but not of a tensor that says it has none
             inputs = tree_map_only(Tensor, fake.from_tensor, inputs)
         outputs = model(**inputs, **settings) if isinstance(inputs, Mapping) else model(inputs, **settings)
@@ -63,7 +61,3 @@ def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Ten
     if reads_tokens(model):
         return torch.zeros(shape, dtype=torch.int64, device=device)
     return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)
-
-
-def _on_meta(inputs: Any) -> bool:
-    return next(iter(tree_iter(inputs))).device.type == "meta"

@@ -1,8 +1,7 @@
 """Pivoted low-rank layers: k rows or columns of the weight, and the others as combinations of them.
 
-Source: Zhao, Zhang, Cannistraci, "Pivoting Factorization", ICML 2025. A matrix of rank k has k independent rows, the
-pivots; every other row is a combination of them. So k (d_in + d_out - k) values hold what two factors hold in
-k (d_in + d_out).
+Source: Zhao, Zhang, Cannistraci, "Pivoting Factorization", ICML 2025. So k (d_in + d_out - k) values hold what two
+factors hold in k (d_in + d_out).
 """
 
 from typing import Literal, Self
@@ -21,8 +20,8 @@ class PivotedLinear(LowRankLayer):
 
     For `rows`, basis `[k, d_in]` and coefficients `[d_out - k, k]`: the pivots' outputs p = x basisᵀ, then the others'
     p coefficientsᵀ. For `columns`, basis `[d_out, k]` and coefficients `[k, d_in - k]`: the others' inputs are added to
-    those of the pivots before they meet the basis. The pivots are the first k outputs or inputs. If they are scattered,
-    `order` is a permutation: of the outputs, pivots first, to their places; or of the inputs, to have the pivots first.
+    the pivots'. The pivots are the first k outputs or inputs, unless `order` permutes outputs, pivots first, to their
+    places, or inputs to have the pivots first.
     """
 
     order: Tensor | None

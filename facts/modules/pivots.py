@@ -24,10 +24,9 @@ def pivoted_layer(
 ) -> PivotedLinear:
     """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, stored in a type, or in theirs.
 
-    The leading rows or columns, which need no permutation, are the pivots if the weight's error in the type of the
-    `arithmetic` (default: the same) is at most `LEADING_ERROR`, or 1.5 times the error of two plain factors.
-    Otherwise QR with column pivoting chooses them. Of rows and columns, the more exact side is taken. Pivots and
-    coefficients are computed in float64.
+    The leading rows or columns are the pivots if the weight's error in the type of the `arithmetic` (default: the same)
+    is at most `LEADING_ERROR`, or 1.5 times that of two plain factors; else QR with column pivoting chooses them. Of
+    rows and columns, the more exact side is taken. All is computed in float64.
     """
     dtype = dtype or left.dtype
     left, right = left.detach().double(), right.detach().double()
@@ -59,16 +58,11 @@ def arithmetic_of(weight: Tensor, precision: torch.dtype) -> torch.dtype:
 
 @torch.no_grad()
 def relative_error(weight: Tensor, exact: Tensor) -> float:
-    """Frobenius norm of the difference, in units of the norm of `exact`.
-
-    It is infinite if a value is NaN, and 0 on the meta device, where nothing is computed.
-    """
+    """‖weight - exact‖_F / ‖exact‖_F: infinite if a value is NaN, 0 on the meta device."""
     if weight.is_meta:
         return 0.0
-    error = torch.linalg.norm(weight.double() - exact) / torch.linalg.norm(exact).clamp(
-        min=torch.finfo(torch.float64).tiny
-    )
-    return error.nan_to_num(torch.inf).item()
+    size = torch.linalg.norm(exact).clamp(min=torch.finfo(torch.float64).tiny)
+    return (torch.linalg.norm(weight.double() - exact) / size).nan_to_num(torch.inf).item()
 
 
 def _by_rows(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None, dtype: torch.dtype) -> PivotedLinear:
@@ -96,11 +90,7 @@ def _leading(rows: Tensor) -> tuple[Tensor, None]:
 
 
 def _by_qr(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Pivots by QR with column pivoting.
-
-    A diagonal entry of R below `d eps` of the first is taken for zero: the rows have a lower rank, and the pivots
-    beyond it are multiplied by zero.
-    """
+    """Pivots by QR with column pivoting; those beyond the rank, by R's diagonal, are multiplied by zero."""
     size, rank = rows.shape
     triangle, permutation = scipy.linalg.qr(rows.T.cpu().numpy(), mode="r", pivoting=True)
     triangle = torch.from_numpy(triangle).to(rows)

@@ -4,15 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from facts.modules.linear import linear_layer
-from facts.modules.lowrank import LowRankLayer
+from facts.modules.lowrank import LowRankLayer, linear_layer
 
 
 class PointwiseConvolution(nn.Module):
-    """A 1x1 convolution of images `[N, d_in, H, W]`, computed by a `linear` layer on `[N, H, W, d_in]`.
-
-    The layer shares the convolution's weights; a low-rank layer may replace it.
-    """
+    """A 1x1 convolution of images `[N, d_in, H, W]`, computed by a `linear` layer that shares its weights."""
 
     def __init__(self, convolution: nn.Conv2d):
         super().__init__()

@@ -31,9 +31,8 @@ class Quantization:
 class QuantizedWeight(nn.Module):
     """Parametrization of a weight `[d_out, d_in]`: stored integers, times the scale of their group.
 
-    Groups are `group_size` neighbours in a row; the last one of a row may be shorter. Eight-bit integers are stored as
-    they are, `[d_out, d_in]`; four-bit ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type
-    of its `scales`, `[d_out, number of groups]`.
+    Groups are `group_size` neighbours in a row. Eight-bit integers are stored as they are, `[d_out, d_in]`; four-bit
+    ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type of its `scales`, `[d_out, groups]`.
     """
 
     scales: Tensor
@@ -70,10 +69,7 @@ def quantize_weight(layer: nn.Module, name: str, stored: Tensor, weight: Quantiz
 
 
 def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
-    """Replace weights by quantized ones whose values mean nothing, for the tensors of a file.
-
-    Raises `ValueError` for a name that is no weight of a linear layer.
-    """
+    """Replace weights by empty quantized ones. Raises `ValueError` for a name that is no weight of a linear layer."""
     modules = dict(model.named_modules())
     for name in quantization.tensors:
         owner, _, attribute = name.rpartition(".")

@@ -29,8 +29,7 @@ Name = TypeVar("Name")
 class PruningProblem:
     """A network and the `ratio` of its `cost` (of the whole network, by the paper's rule) that may remain.
 
-    `calibration` holds the network, its data and its loss; FLOPs are counted for `input_shape`. Raises `ValueError` for
-    an invalid ratio or cost, and without data.
+    FLOPs are counted for `input_shape`. Raises `ValueError` for an invalid ratio or cost, and without data.
     """
 
     calibration: Calibration
@@ -74,10 +73,7 @@ class PruningProblem:
         return math.floor(Fraction(str(self.ratio)) * self.dense)
 
     def first_fit(self, pruned: Callable[[int], Pruned], most: int, budget: int | None = None) -> Pruned:
-        """Return the first `pruned(amount)`, for amounts up to `most`, within the budget; larger amounts cost less.
-
-        Raises `ValueError` if even the largest amount exceeds it.
-        """
+        """Return the first `pruned(amount)` within the budget, for amounts up to `most`; larger amounts cost less."""
         budget = self.budget if budget is None else budget
         amount = bisect_left(range(most + 1), True, key=lambda amount: self.spent(pruned(amount)) <= budget)
         if amount > most:
@@ -111,7 +107,7 @@ class Pruner(ABC):
     """A way to narrow a network."""
 
     def prune(self, problem: PruningProblem) -> nn.Module:
-        """Return a copy within the budget, in evaluation mode; an unchanged copy if the network is within it already.
+        """Return a copy within the budget, in evaluation mode.
 
         Raises `ValueError` for a network that the method does not support and for a budget that it cannot reach.
         """

@@ -16,10 +16,7 @@ MIN_SECONDS = 0.02
 
 
 class BlockTimes:
-    """Seconds of a block by its widths: measured at each one and its half, linear in each between and beyond.
-
-    All blocks of a vision transformer are alike, so the first one is measured, on `batch` images of `tokens`.
-    """
+    """Seconds of the first block by its widths: measured at each one and its half, linear between and beyond."""
 
     def __init__(self, model: VisionTransformer, batch: int, tokens: int):
         single = copy.deepcopy(model)

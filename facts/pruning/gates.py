@@ -16,10 +16,7 @@ PLACES = ("attn_in", "attn_out", "mlp_in", "mlp_hidden", "mlp_out")
 
 
 class IndexedBlock(nn.Module):
-    """`block` cut down to the features `kept` at each of `PLACES`; the stream `[N, T, d]` keeps its width.
-
-    Norms see the whole stream, as in DISP-LLM: selection comes after them.
-    """
+    """`block` cut down to the features `kept` at each of `PLACES`; the stream, which norms see, keeps its width."""
 
     def __init__(self, block: Block, kept: Mapping[str, Tensor]):
         super().__init__()

@@ -17,10 +17,7 @@ BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
 
 
 class NarrowAttention(nn.Module):
-    """timm's attention `[N, T, d] -> [N, T, d]`, with its weights; queries and keys may be narrower than values.
-
-    The original head's scale stays: pruned dimensions of queries and keys count as zero.
-    """
+    """timm's attention with its weights and scale; queries and keys may be narrower than values."""
 
     def __init__(self, attention: Attention):
         super().__init__()
@@ -59,10 +56,7 @@ class Width:
 
 
 def widths_of(model: VisionTransformer) -> dict[str, Width]:
-    """Every width of a network whose attention is `NarrowAttention`: the embedding, and four in each block.
-
-    A dimension of queries and keys, or of values, spans all heads of a block, so the heads stay alike.
-    """
+    """The embedding and four widths in each block, of a network with `NarrowAttention`; heads of a block stay alike."""
     widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
     for number, block in enumerate(model.blocks):
         prefix, attn = f"blocks.{number}", block.attn

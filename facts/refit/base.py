@@ -27,10 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RefitProblem:
-    """A plan, and a `network` that is compressed up to the layers that come next and the original behind them.
-
-    `decompositions` are the estimator's for the original's inputs, and the refitted ones of the layers before.
-    """
+    """A plan, and a `network` whose earlier layers are compressed; their `decompositions` are the refitted ones."""
 
     calibration: Calibration
     estimator: Estimator
@@ -75,7 +72,7 @@ class RefitProblem:
 class Refit(ABC):
     """A way to fit low-rank layers to a network whose earlier layers are compressed already.
 
-    It goes from block to block, or, unless `by_block`, from layer to layer. It fits biases, or leaves them as they are.
+    It goes from block to block, or, unless `by_block`, from layer to layer.
     """
 
     by_block: ClassVar[bool] = True

@@ -73,10 +73,9 @@ def best_left(target: Tensor, gram: Tensor, right: Tensor) -> Tensor:
 
 
 def best_right(target: Tensor, gram: Tensor, left: Tensor, weight: Tensor, ridge: float) -> Tensor:
-    """The V `[k, n]` of least Σ ‖y - U V x̃‖² + ridge ‖U V - W‖² for a U `[m, k]`.
+    """The V `[k, n]` of least Σ ‖y - U V x̃‖² + ridge ‖U V - W‖² for a U `[m, k]`: the best full weight projected on U.
 
-    This is the projection on U of the best full weight. Directions of x̃ without energy, if there is no ridge, are
-    those of the original weight W `[m, n]`.
+    Without a ridge, directions of x̃ without energy keep the original weight W `[m, n]`.
     """
     ridged = gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     change = (target - weight @ gram) @ torch.linalg.pinv(ridged, rtol=NEAR_SINGULAR, hermitian=True)

@@ -23,11 +23,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Allocation:
-    """The choice of each layer by its index, and its proof.
+    """The choice of each layer by its index, the total of each cost, and the proof.
 
-    `error` is the total; no allocation within the budget has a total below `bound`; `gap` is (error - bound) / |error|.
-    `status` is `optimal` if the solver has proved it, to 1e-9 of the error; with `time limit` the choices are the best
-    found, and the bound is the Lagrangian one. `cost` is the total of each cost.
+    No allocation within the budget has a total error below `bound`; `gap` is (error - bound) / |error|. `optimal` is
+    proved to 1e-9 of the error; at the `time limit` the choices are the best found, the bound the Lagrangian one.
     """
 
     choices: dict[str, int]
@@ -48,9 +47,8 @@ def allocate(
 ) -> Allocation:
     """Choose one `(cost, error)` a layer: least total error, total cost within the budget (paper, eq. 3).
 
-    A cost is a number, or one number for each bound of `budget`; rounding does not exceed the budget either.
-    `time_limit` is in seconds. Raises `ValueError` for a profile that is empty or holds NaN or infinity, for a budget
-    below the smallest cost, which the error states, and for a solver that is not installed.
+    A cost is a number, or one for each bound of `budget`; `time_limit` is in seconds. Raises `ValueError` for a profile
+    that is empty or holds NaN or infinity, a budget below the smallest cost, and a solver that is not installed.
     """
     program = _Program(*_checked(profiles, budget))
     command = _command(solver)

@@ -21,10 +21,9 @@ Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1)]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan and the evidence for it.
+    """A plan, the solver's answer, if there is one, and the sensitivity profile that decided.
 
-    `solution` is the solver's answer, if there is one: its status, bound and gap. `profile` is the sensitivity profile
-    that decided. `decompositions` replace the problem's, if the search trains weights too.
+    `decompositions` replace the problem's, if the search trains weights too.
     """
 
     plan: Plan
@@ -52,10 +51,7 @@ class MILPSearch(Search):
     time_limit: Positive = 60.0
 
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
-        """Find the plan of least total error within the budget.
-
-        A layer may also stay dense, at the error `errors[None]` or 0.
-        """
+        """Find the plan of least total error within the budget; staying dense has the error `errors[None]` or 0."""
         choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items()}
         profiles = {
             name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]

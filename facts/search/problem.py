@@ -26,9 +26,8 @@ from facts.utils.cache import Cache
 class AllocationProblem:
     """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters count the layers alone. Latency is that of the whole network; `latency` predicts it and is
-    needed only if it is bounded. `sensitivity` holds the batches on which a changed network is compared with the
-    original.
+    FLOPs and parameters are the layers', latency is the whole network's, predicted by `latency`. `sensitivity` holds
+    batches on which a changed network is compared with the original.
     """
 
     calibration: Calibration
@@ -71,20 +70,13 @@ class AllocationProblem:
 
     def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
         """Cost of a layer at a rank (None for dense), one value a bound: integers except for latency."""
-        return tuple(self._cost(bound, name, rank) for bound in self.bounds)
-
-    def _cost(self, bound: CostName, name: str, rank: int | None) -> float:
-        layer = self.layers[name]
-        d_out, d_in = layer.out_features, layer.in_features
+        d_out, d_in = self.layers[name].weight.shape
         params = d_out * d_in if rank is None else self.form.num_weights(d_out, d_in, rank)
-        match bound:
-            case "flops":
-                return 2 * self.calibration.rows[name] * params
-            case "params":
-                return params
-            case "latency":
-                assert self.latency is not None
-                return self.latency.seconds(name, rank)
+        costs: dict[CostName, float] = {"flops": 2 * self.calibration.rows[name] * params, "params": params}
+        if "latency" in self.bounds:
+            assert self.latency is not None
+            costs["latency"] = self.latency.seconds(name, rank)
+        return tuple(costs[bound] for bound in self.bounds)
 
     def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
         return tuple(map(math.fsum, zip(*(self.cost(name, rank) for name, rank in plan.items()), strict=True)))
@@ -124,21 +116,19 @@ class AllocationProblem:
 
     def full_rank(self, name: str) -> int:
         """The largest rank at which a layer costs no more than dense: ratio 1 (1 if none is that cheap)."""
-        return max(1, self.form.full_rank(self.layers[name].out_features, self.layers[name].in_features))
+        return max(1, self.form.full_rank(*self.layers[name].weight.shape))
 
     def rank_of_ratio(self, name: str, ratio: float) -> int:
         """The rank at which a layer costs at most `ratio` of the dense one, but at least 1."""
-        return self.form.rank_of_ratio(self.layers[name].out_features, self.layers[name].in_features, ratio)
+        d_out, d_in = self.layers[name].weight.shape
+        return self.form.rank_of_ratio(d_out, d_in, ratio)
 
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """Ranks of some ratios for each layer, each rank once, in ascending order."""
         return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.layers}
 
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
-        """The ranks at the ratio of the tightest bound, or at the largest number of thousandths that a latency allows.
-
-        `ranks` are those at a ratio.
-        """
+        """The `ranks` at the tightest bound's ratio, or at the largest number of thousandths that a latency allows."""
         largest = ranks(min(self.bounds.values()))
         if "latency" in self.bounds and not self.fits(largest):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))

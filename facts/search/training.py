@@ -1,7 +1,6 @@
 """Searches that train by gradient descent on calibration data, epoch by epoch."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,10 +20,9 @@ from facts.utils.sources import code_of
 
 
 class Training:
-    """State of a training: parameters and their optimizer, random draws, and the number of epochs done.
+    """State of a training: an optimizer, random draws, and the number of epochs done.
 
-    With `last_rate` the learning rate falls towards it along a cosine, epoch by epoch; `clip` bounds the gradient's
-    norm.
+    The learning rate falls to `last_rate` along a cosine, epoch by epoch; `clip` bounds the gradient's norm.
     """
 
     def __init__(
@@ -51,14 +49,12 @@ class Training:
         forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]],
         loss_at: Callable[[int, Batch], Tensor],
     ) -> None:
-        """Minimise `loss_at(epoch, batch)` of the network with other forward functions, from where the cache has it.
-
-        Raises `ValueError` without calibration data.
-        """
+        """Minimise `loss_at(epoch, batch)` of the network with other forward functions, from where the cache has it."""
         batches = problem.training_batches()
         with frozen(problem.model), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
-                self.group["lr"] = self._rate(epoch)
+                falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
+                self.group["lr"] = self.last_rate + falling
                 for batch in batches:
                     loss = loss_at(epoch, batch)
                     self.optimizer.zero_grad()
@@ -67,10 +63,6 @@ class Training:
                         if self.clip < math.inf:
                             nn.utils.clip_grad_norm_(self.parameters, self.clip)
                         self.optimizer.step()
-
-    def _rate(self, epoch: int) -> float:
-        falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
-        return self.last_rate + falling
 
     def _epochs(self, problem: AllocationProblem, search: Search) -> Iterator[int]:
         """Yield the numbers of the epochs that the problem's cache does not have; save the state after each."""
@@ -105,7 +97,7 @@ class Training:
         self.done = int(tensors["epochs"])
 
 
-class TrainedLayer(ABC):
+class TrainedLayer:
     """A layer whose leading components are weighted by what is trained."""
 
     def __init__(self, problem: AllocationProblem, name: str, number: int):
@@ -115,10 +107,6 @@ class TrainedLayer(ABC):
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
         mean = weight.new_zeros(weight.shape[1]) if decomposition.mean is None else decomposition.mean.to(weight)
         self.mean, self.output_of_mean = mean, nn.functional.linear(mean, weight.detach())  # which low-rank forms keep
-
-    @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
-        """The forward function that takes the dense layer's place."""
 
     def weighted(self, x: Tensor, weights: Tensor) -> Tensor:
         """Outputs of the components times `weights [number]`, without the bias and the mean's output."""

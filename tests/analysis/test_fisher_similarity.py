@@ -57,18 +57,11 @@ def test_every_layer_lies_near_its_dense_cosine(data, name):
     assert abs(findings.metrics["cosine"] - mean) < 4 * findings.metrics["cosine_error"]
 
 
-def test_shrunk_factors_are_those_of_the_decomposition(data):
-    findings = FisherSimilarity(num_probes=NUM_PROBES, factors="shrunk").run(subject(data, FACTS()))
-    for layer in LAYERS:
-        found = findings.values[layer]
-        assert abs(found["cosine"] - exact(data, "facts", layer, (0.7, 0.1))) < 4 * found["cosine_error"], layer
-
-
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
     plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
     monkeypatch.setattr("facts.analysis.fisher_similarity.MAX_VALUES", 8 * 150)
     for _ in range(2):
-        again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), cache=tmp_path))
+        again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), execution=facts.Execution(cache=tmp_path)))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)
     assert list(tmp_path.rglob("FisherProducts*"))
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}

@@ -25,7 +25,7 @@ def note_types(module, args, output):
 
 @pytest.fixture
 def compressed(model):
-    return facts.compress(model, estimator="pela", ratio=0.5, input_shape=(3, 8, 8), **UNIFORM).model
+    return facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela", ratio=0.5, **UNIFORM).model
 
 
 def findings(model, compressed, **fields):
@@ -42,11 +42,6 @@ def test_findings_with_variants(model, compressed):
     if not torch.cuda.is_available():
         assert set(rates) == {"dense", "compressed", "residual", "half"}
         assert "compute capability" in found.values["missing"]["two_of_four"]
-
-
-def test_an_original_alone(model):
-    found = findings(model, None, variants=("residual",))
-    assert found.metrics["speedup"] == 1 and set(found.values["speeds"]) == {"dense"}
 
 
 def test_residuals_are_added_to_low_rank_layers_and_take_five_percent(model, compressed):
@@ -76,14 +71,3 @@ def test_a_network_in_a_format_that_no_file_holds_is_timed_without_a_file(model)
     model.vector.weight = torch.nn.Parameter(model.vector.weight.detach().as_subclass(Own))
     found = speeds({"own": model}, IMAGES, QUICK)["own"]
     assert found.throughput > 0 and found.load is None and found.memory is None
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_speeds_of_networks(model, compressed, compiled, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda network, dynamic: network)  # tested elsewhere, and slow
-    model.train()
-    found = speeds({"a": model, "b": compressed}, IMAGES, QUICK, compiled=compiled)
-    assert list(found) == ["a", "b"]
-    for speed in found.values():
-        assert min(speed.throughput, speed.latency, speed.load) > 0 and speed.spread >= 0 and speed.memory is None
-    assert model.training

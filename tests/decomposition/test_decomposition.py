@@ -9,7 +9,7 @@ from facts.decomposition.truncation import decompose
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.moments.shrinkage import shrink
 from tests.networks import relative_error
-from tests.oracles.truncation import discarded_energies, literal_algorithm_1, metric_error, plain_svd
+from tests.oracles.truncation import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
 EXACT = 1e-9
@@ -52,28 +52,6 @@ def test_truncation_error_is_the_discarded_energy(name, amounts):
         assert float(error) == pytest.approx(float(expected[rank - 1]), abs=tolerance)
 
 
-@pytest.mark.parametrize("shape", [(6, 8), (8, 6), (7, 7)])
-def test_no_other_reading_is_better(shape):
-    m, n = shape
-    weight = torch.randn(m, n, dtype=torch.float64)
-    A, B = random_factor(n), random_factor(m)
-    for rank in range(1, min(shape)):
-        left, right = facts.low_rank_factors(weight, KroneckerFactors(A=A, B=B), rank)
-        ours = metric_error(weight - left @ right, A, B)
-        assert ours < metric_error(weight - literal_algorithm_1(weight, A, B, rank), A, B)
-        assert ours < metric_error(weight - plain_svd(weight, rank), A, B)
-        one_sided = facts.low_rank_factors(weight, KroneckerFactors(A=A), rank)
-        assert ours < metric_error(weight - one_sided[0] @ one_sided[1], A, B)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
-def test_full_rank_gives_the_weight_back(name, shape):
-    weight = torch.randn(shape, dtype=torch.float64)
-    left, right = facts.low_rank_factors(weight, estimated(name, *shape), 6, shrinkage_row=ROW, shrinkage_col=COL)
-    assert relative_error(left @ right, weight) < EXACT
-
-
 @pytest.mark.parametrize("shape", [(6, 8), (8, 6)])
 @pytest.mark.parametrize("tokens", [1, 3, 5])
 def test_svd_llm_v2_loses_least_on_fewer_tokens_than_inputs(shape, tokens):
@@ -90,16 +68,6 @@ def test_svd_llm_v2_loses_least_on_fewer_tokens_than_inputs(shape, tokens):
         lost = ((weight - approximation) @ x).square().sum()
         torch.testing.assert_close(lost, energies[rank:].sum(), rtol=0, atol=EXACT * float(energies.sum()))
         assert (approximation @ nowhere).norm() < EXACT * weight.norm()
-
-
-@pytest.mark.parametrize("side", ["A", "B"])
-def test_without_a_repair_either_side_drops_what_makes_it_singular(side):
-    """The part of the weight that the metric sees is kept at full rank."""
-    weight, vectors = torch.randn(8, 8, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
-    decomposition = decompose(weight, KroneckerFactors(**{side: vectors @ vectors.T}, repair=None))
-    seen = vectors @ torch.linalg.pinv(vectors)
-    expected = weight @ seen if side == "A" else seen @ weight
-    assert relative_error(torch.mm(*decomposition.truncate(8)), expected) < EXACT
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

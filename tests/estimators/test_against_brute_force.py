@@ -96,14 +96,3 @@ def test_factors_through_a_network(passed, variant):
     assert moments
     for layer in moments:
         assert_same_factors(estimator.factors(moments[layer]), oracle(samples[layer], **options), variant)
-
-
-def test_tokens_are_counted_by_sample(passed):
-    """What the brute force sees of one sample: 16 tokens in the windows of `EveryShape`, 32 in its shared layer."""
-    moments, samples = passed
-    for layer, values in moments.items():
-        assert values.num_samples == 7
-        assert values.num_tokens == sum(len(sample.X) for batch in samples[layer] for sample in batch)
-    if "windows" in moments:
-        tokens = {layer: values.num_tokens // 7 for layer, values in moments.items()}
-        assert tokens == {"grid": 16, "windows": 16, "rows": 16, "tokens": 16, "shared": 32, "vector": 1}

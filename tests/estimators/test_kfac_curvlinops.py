@@ -1,42 +1,20 @@
 """KFAC against an independent library."""
 
 import pytest
-import torch
 from curvlinops import KFACLinearOperator
 from torch import nn
 
 from facts.calibration.selection import select_layers
 from facts.estimators import KFACExpand, KFACReduce
 from facts.moments import collect_moments
-from tests.networks import image_batches, make_convnext, relative_error
-
-
-class TokenNet(nn.Module):
-    """`[N, 3, 8, 8]` as 16 tokens that meet in between."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(12, 10)
-        self.second = nn.Linear(10, 13, bias=False)
-        self.head = nn.Linear(13, 4)
-
-    def forward(self, images):
-        x = images.reshape(len(images), 16, 12)
-        x = torch.tanh(self.first(x))
-        x = torch.softmax(x @ x.mT, dim=-1) @ x
-        return self.head(torch.tanh(self.second(x)).mean(dim=1))
-
-
-def make_token_net():
-    torch.manual_seed(0)
-    return TokenNet().double()
+from tests.networks import image_batches, make_convnext, make_vit, relative_error
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize(
     ("approximation", "estimator"), [("expand", KFACExpand(grad_clip=None)), ("reduce", KFACReduce(grad_clip=None))]
 )
-@pytest.mark.parametrize(("make", "shape"), [(make_token_net, (3, 8, 8)), (make_convnext, (3, 32, 32))])
+@pytest.mark.parametrize(("make", "shape"), [(make_vit, (3, 16, 16)), (make_convnext, (3, 32, 32))])
 def test_factors_are_curvlinops_up_to_a_constant(make, shape, approximation, estimator, reduction):
     model = make().eval()
     batches = image_batches([3, 3, 1], shape=shape)

@@ -24,11 +24,6 @@ def tensors():
     return x, x @ torch.randn(3, 5, generator=generator, dtype=torch.float64) * x[..., :1]
 
 
-def test_the_two_sided_estimators_claim_something():
-    assert set(CLAIMING) == {"facts", "kfac_expand", "kfac_reduce", "shampoo2", "gfwsvd"}
-    assert {name for name in CLAIMING if ESTIMATORS[name].couples is None} == set()
-
-
 @pytest.mark.parametrize("name", CLAIMING)
 def test_a_token_local_estimator_does_not_see_which_tokens_belong_together(tensors, name):
     x, g = tensors

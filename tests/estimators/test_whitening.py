@@ -17,18 +17,6 @@ def with_spectrum(*eigenvalues):
     return (matrix + matrix.T) / 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_root_of_a_good_factor(dtype):
-    """The root is float64 whatever the factor's type, and as exact as that."""
-    factor = with_spectrum(3, 2, 1).to(dtype)
-    root = square_root(factor, 0.0)
-    assert not root.repaired
-    assert root.matrix.dtype == torch.float64
-    assert root.matrix.equal(root.matrix.tril())
-    symmetric = (factor.double() + factor.double().T) / 2
-    assert relative_error(root.matrix @ root.matrix.T, symmetric) < 1e-14
-
-
 @pytest.mark.parametrize("amount", [0.0, 0.1, 0.7, 1.0])
 def test_shrinkage_is_the_papers(amount):
     matrix = with_spectrum(5, 3, 1)

@@ -44,22 +44,6 @@ def test_multiplies_by_its_weight_for_any_leading_shape(layout, shape, bias):
         torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("layout", PIVOTED)
-def test_weight_is_made_of_pivots_and_combinations_of_them(layout):
-    """Row by row: the pivots are the basis, every other is a sum of them."""
-    layer = make_layer(layout)
-    weight, basis, coefficients = layer.weight, layer.basis, layer.coefficients
-    if layout.endswith("columns"):
-        weight, basis, coefficients = weight.T, basis.T, coefficients.T
-    order = torch.arange(len(weight)) if layer.order is None else layer.order
-    places = order if layout.endswith("columns") else order.argsort()
-    for row in range(3):
-        assert weight[places[row]].equal(basis[row])
-    for row in range(3, len(weight)):
-        combination = sum(coefficients[row - 3, pivot] * basis[pivot] for pivot in range(3))
-        torch.testing.assert_close(weight[places[row]], combination)
-
-
 @every_layout
 def test_reads_trains_and_loads_like_a_linear_layer(layout):
     layer, other = make_layer(layout), make_layer(layout, bias=True)
@@ -73,15 +57,6 @@ def test_reads_trains_and_loads_like_a_linear_layer(layout):
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     assert other(x).equal(layer(x))
     assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
-
-
-@every_layout
-def test_autocast(layout):
-    layer, x = make_layer(layout, torch.float32), torch.randn(4, 5)
-    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        output = layer(x)
-    assert output.dtype == torch.bfloat16
-    assert relative_error(output.float(), layer(x)) < 0.02  # some roundings of 0.4 % each
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -167,24 +142,6 @@ def test_dependent_rows_and_products_of_a_lower_rank(smallest):
     assert layer.coefficients.isfinite().all()
     assert layer.coefficients.abs().max() < 1e3  # not inflated by what is almost nothing
     assert pivoted_layer(left * 0, right).weight.eq(0).all()
-
-
-def test_factors_of_very_different_sizes():
-    """Undoing a root of a factor can leave such factors: pivots are chosen by the product."""
-    left, right = factors(dtype=torch.float32)
-    scale = torch.logspace(-4, 4, 10)
-    layer = pivoted_layer(left * scale, right / scale[:, None])
-    assert relative_error(layer.weight.double(), left.double() @ right.double()) < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_factors_beyond_the_range_of_half_precision(dtype):
-    """Pivots are judged by digits: TensorFloat-32 has those of float16 but not its range."""
-    left, right = factors(60, 60, 30)
-    left[:5], right[:, :5] = left[5:10], right[:, 5:10]  # the leading ones will not do
-    layer = pivoted_layer(left * 1e6, right * 1e-6, dtype=dtype, arithmetic=torch.float16)
-    assert layer.order is not None
-    assert relative_error(layer.weight.double(), left @ right) < 0.01
 
 
 @pytest.mark.parametrize("name", FORMS)

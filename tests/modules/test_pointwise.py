@@ -97,12 +97,6 @@ def test_the_weights_are_those_of_the_linear_layer(model, batches):
     assert relative_error(result.model.expand.linear.weight, left @ right) < 1e-4  # float32
 
 
-def test_ratio_one_gives_the_convolutions_back(model, batches):
-    result = facts.compress(model, batches, ratio=1, layers="all")
-    assert list(result.model.state_dict()) == list(model.state_dict())
-    assert result.model(batches[0][0]).equal(model(batches[0][0]))
-
-
 def test_taken_where_there_is_no_linear_layer(batches):
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 12, 1), nn.Flatten(), nn.LazyLinear(4))
     model(batches[0][0])

@@ -28,16 +28,3 @@ def discarded_energies(weight: Tensor, A: Tensor | None, B: Tensor | None) -> Te
         whitened = whitened @ symmetric_root(A)
     energies = torch.linalg.svdvals(whitened).square()
     return energies.sum() - energies.cumsum(dim=0)
-
-
-def literal_algorithm_1(weight: Tensor, A: Tensor, B: Tensor, rank: int) -> Tensor:
-    """`S_R W S_C` with lower Cholesky factors on both sides, as Algorithm 1 is printed: not the optimum."""
-    row, col = torch.linalg.cholesky(B), torch.linalg.cholesky(A)
-    u, s, vh = torch.linalg.svd(row @ weight @ col, full_matrices=False)
-    truncated = u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]
-    return torch.linalg.inv(row) @ truncated @ torch.linalg.inv(col)
-
-
-def plain_svd(weight: Tensor, rank: int) -> Tensor:
-    u, s, vh = torch.linalg.svd(weight, full_matrices=False)
-    return u[:, :rank] @ torch.diag(s[:rank]) @ vh[:rank]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from facts.pruning import DISP
-from facts.pruning.gates import draw, gate_widths, gated, indexed, remaining_weights
+from facts.pruning.gates import gate_widths, gated, indexed, remaining_weights
 from facts.pruning.methods.disp_llm import target_share
 from tests.pruning.problems import make_problem, make_vit
 
@@ -52,13 +52,3 @@ def test_features_without_effect_are_learned_to_go():
     pruned = DISP(num_steps=100, learning_rate=0.01).prune(problem)
     units = (pruned.blocks[0].mlp.fc1.bias.detach() * 100).round().int()
     assert (units >= 24).sum() > 1.5 * (units < 24).sum()
-
-
-def test_draws_are_binary_with_a_gradient():
-    logits = torch.zeros(1000, requires_grad=True)
-    mask = draw(logits, 3.0, 0.4, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(mask, mask.round())
-    assert set(mask.round().unique().tolist()) == {0.0, 1.0}
-    assert mask.detach().mean() == pytest.approx(torch.tensor(3.0).sigmoid().item(), abs=0.03)
-    mask.sum().backward()
-    assert (logits.grad >= 0).all() and logits.grad.mean() > 0

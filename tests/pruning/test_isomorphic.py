@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from facts.pruning import Isomorphic
-from tests.networks import image_batches
 from tests.pruning.problems import make_problem, make_vit
 
 
@@ -38,26 +37,6 @@ def test_the_whole_network_is_narrower():
         assert attention.attn_dim == attention.num_heads * attention.head_dim == attention.proj.in_features
         assert attention.qkv.out_features == 3 * attention.attn_dim
         assert attention.scale == attention.head_dim**-0.5
-
-
-def test_unfused_attention():
-    """torch-pruning follows the operations themselves."""
-    problem = make_problem()
-    for block in problem.model.blocks:
-        block.attn.fused_attn = False
-    pruned = Isomorphic(round_to=1).prune(problem)
-    assert pruned(next(iter(problem.batches))[0]).isfinite().all()
-
-
-def test_only_the_first_batches_are_read():
-    class OneBatch:
-        def __iter__(self):
-            yield batch
-            raise AssertionError("a second batch was read")
-
-    batch, _ = image_batches([8, 8], dtype=torch.float32)
-    problem = make_problem(make_vit(depth=1), batches=OneBatch())
-    assert problem.spent(Isomorphic(num_batches=1).prune(problem)) <= problem.budget
 
 
 def test_without_torch_pruning(monkeypatch):

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from facts.pruning import NViT, block_times
+from facts.pruning import block_times
 from facts.pruning.block_times import BlockTimes
-from facts.pruning.methods.nvit import less_latency
 from facts.pruning.widths import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches
-from tests.pruning.problems import make_problem, make_vit
+from tests.pruning.problems import make_vit
 
 
 def narrowable(**arguments):
@@ -31,16 +30,6 @@ def with_gradients(model):
     images, labels = image_batches([8], dtype=torch.float32)[0]
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     return images
-
-
-def test_every_parameter_lies_in_a_width():
-    model = narrowable()
-    widths = widths_of(model)
-    assert {name.split(".")[-1]: width.size for name, width in widths.items()} == {
-        "embedding": 24, "heads": 3, "key_dims": 8, "value_dims": 8, "hidden": 48,
-    }  # fmt: skip
-    named = {f"{p.module}.{p.name}".lstrip(".") for width in widths.values() for p in width.places}
-    assert {name for name, _ in model.named_parameters()} - named == {"head.bias", "head_dist.bias"}
 
 
 @pytest.mark.parametrize(
@@ -67,38 +56,6 @@ def test_units_without_effect_can_go(width, silence):
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))
 
 
-def test_importance_is_the_squared_sum_of_gradient_times_weight():
-    model = narrowable(depth=1)
-    with_gradients(model)
-    scores = importance(model, widths_of(model))["blocks.0.hidden"]
-    mlp = model.blocks[0].mlp
-    products = [
-        (mlp.fc1.weight * mlp.fc1.weight.grad).sum(dim=1),
-        mlp.fc1.bias * mlp.fc1.bias.grad,
-        (mlp.fc2.weight * mlp.fc2.weight.grad).sum(dim=0),
-    ]
-    torch.testing.assert_close(scores, sum(products).detach().square(), rtol=1e-4, atol=0)
-
-
-def test_one_channel_of_the_embedding():
-    model = narrowable()
-    widths = widths_of(model)
-    kept = kept_without(widths, "embedding", 3)
-    pruned = without(model, widths, kept)
-    assert pruned.embed_dim == 23 and pruned(torch.randn(2, 3, 8, 8)).isfinite().all()
-    rest = kept["embedding"]
-    assert pruned.pos_embed.equal(model.pos_embed[..., rest])
-    assert pruned.blocks[1].mlp.fc1.weight.equal(model.blocks[1].mlp.fc1.weight[:, rest])
-    assert pruned.blocks[1].norm2.normalized_shape == (23,)
-
-
-def test_latency_decides_between_units_of_equal_importance():
-    scores = {"slow": torch.ones(2), "fast": torch.ones(2)}
-    regularised = less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0.5)
-    assert regularised["slow"].tolist() == [0.25, 0.25] and regularised["fast"].tolist() == [0.75, 0.75]
-    assert less_latency(scores, {"slow": 3.0, "fast": 1.0}, weight=0)["slow"].tolist() == [1, 1]
-
-
 class ExactTimer:
     """A stopwatch for blocks that take a second for each of their multiplications, or so."""
 
@@ -119,13 +76,3 @@ def test_block_times_are_linear_between_measurements(monkeypatch):
     assert saved["blocks.1.hidden"] == pytest.approx(24)
     assert saved["blocks.0.heads"] == pytest.approx(24 * 32 + 8)
     assert saved["embedding"] == pytest.approx(2 * (48 + 3 * 32))
-
-
-def test_weights_are_trained_between_the_steps():
-    problem = make_problem(ratio=0.9)
-
-    def loss(learning_rate):
-        pruner = NViT(num_steps=1, steps_between=10, latency_weight=0, learning_rate=learning_rate)
-        return float(problem.mean_loss(pruner.prune(problem), next(iter(problem.batches))).detach())
-
-    assert loss(1e-3) < loss(0.0)

@@ -9,7 +9,6 @@ from experiments.rivals.search.dobi_svd import (
     DobiSVDSearch,
     SmoothTruncation,
     TruncatedLayer,
-    fitting_plan,
 )
 from facts.modules.modes import replaced_forwards
 from tests.networks import image_batches
@@ -73,40 +72,6 @@ def test_the_gradient_of_the_ranks_is_that_of_finite_differences():
 
     ranks = torch.tensor([2.3, 1.6, 3.1, 4.7, 2.2, 5.4], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(loss_and_cost, (ranks,), eps=1e-3, atol=5e-9, rtol=1e-3)
-
-
-def test_costs_are_linear_between_those_of_the_problem():
-    """Plain factors of rank k take the share k (m + n) / (m n) of the dense cost, and never more than all of it."""
-    problem = make_problem(bounds={"flops": 0.5, "params": 0.5})
-    for name, linear in problem.layers.items():
-        layer, dense = TruncatedLayer(problem, name, 10.0), problem.cost(name, None)
-        for rank in range(1, layer.size + 1):
-            expected = [min(pair) for pair in zip(problem.cost(name, rank), dense, strict=True)]
-            assert layer.cost(torch.tensor(float(rank))).tolist() == expected
-        middle = layer.cost(torch.tensor(1.5)).tolist()
-        assert middle == [sum(pair) / 2 for pair in zip(problem.cost(name, 1), problem.cost(name, 2), strict=True)]
-        m, n = linear.weight.shape
-        assert layer.rank_of_shares([0.6, 0.55]) == pytest.approx(0.55 * m * n / (m + n))
-        assert layer.rank_of_shares([0.6, 0.01]) == 1
-
-
-@pytest.mark.parametrize("bounds", [{"flops": 0.5}, {"flops": 0.8, "params": 0.6}])
-def test_ranks_are_multiplied_by_the_largest_factor_that_fits(bounds):
-    problem = make_problem(bounds=bounds)
-    ranks = dict(zip(problem.layers, [2.3, 1.6, 3.1, 4.7, -1.0, 9.4], strict=True))
-    plan = fitting_plan(problem, ranks)
-
-    def at(factor):
-        full = {name: min(layer.weight.shape) for name, layer in problem.layers.items()}
-        rounded = {name: max(1, min(round(factor * max(1, rank)), full[name])) for name, rank in ranks.items()}
-        return {
-            name: rank if problem.cost(name, rank) < problem.cost(name, None) else None
-            for name, rank in rounded.items()
-        }
-
-    factors = sorted({(k + 0.5) / max(1, rank) + 1e-9 for rank in ranks.values() for k in range(15)})
-    fitting = [at(factor) for factor in factors if problem.fits(at(factor))]
-    assert problem.fits(plan) and plan == fitting[-1] and len(fitting) < len(factors)
 
 
 def test_the_decompositions_are_projections_with_the_best_outputs_of_their_rank():

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from collections import Counter
 
 import pytest
 import torch
@@ -13,13 +12,12 @@ from experiments.rivals.search.flora import (
     Evolution,
     FLORASearch,
     Supernet,
-    by_block,
     offered,
     within_budget,
 )
 from facts.decomposition.apply import apply_plan
 from facts.modules.modes import replaced_forwards
-from tests.networks import image_batches, make_model, make_vit
+from tests.networks import image_batches
 from tests.search.problems import make_problem, plain_problem
 
 RATIOS = FLORASearch().ratios
@@ -48,26 +46,6 @@ def test_a_supernet_runs_as_the_network_of_any_of_its_plans(fit_bias):
         )
         torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
     assert problem.model(images).equal(original)
-
-
-def test_training_brings_all_ranks_nearer_to_the_original():
-    """On the data that it is trained on; the problem's own decompositions stay as they are."""
-    model, batches = make_model(), image_batches([16, 16])
-    model.head.weight.data.mul_(100)  # so that its classes differ
-    problem = make_problem("pela", model=model, sensitivity=batches, data=batches)
-    choices = offered(problem, RATIOS)
-    before, after = Supernet(problem, choices), Supernet(problem, choices)
-    kept = {name: decomposition.left.clone() for name, decomposition in problem.decompositions.items()}
-    FLORASearch(num_epochs=20, learning_rate=3e-3).train(problem, after)
-    rng = random.Random(1)
-    plans = [{name: rng.choice(ranks[:-1]) for name, ranks in choices.items()} for _ in range(10)]
-    assert sum(after.errors(plans)) < 0.7 * sum(before.errors(plans))
-    assert all(problem.decompositions[name].left.equal(left) for name, left in kept.items())
-    trained = after.decompositions()
-    for name, layer in after.layers.items():
-        assert not layer.left.equal(before.layers[name].left)
-        left, right = trained[name].truncate(max(filter(None, choices[name])))
-        assert left.equal(layer.left) and right.equal(layer.right)
 
 
 def test_no_choice_can_go_up_within_the_budget():
@@ -105,27 +83,6 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
         assert supernet.errors([best]) == pytest.approx([found[generations]]) == [min(evolution.errors.values())]
         assert len(evolution.errors) <= 5 * generations
     assert found[1] > found[8] >= found[100] == pytest.approx(min(supernet.errors(full)))
-
-
-def test_children_take_from_their_parents():
-    """Mutants differ in whole blocks, here with a probability of one half; mixtures have every layer from a parent."""
-    problem = make_problem("pela", model=make_vit(), shape=(3, 16, 16))
-    evolution = Evolution(FLORASearch(), problem, Supernet(problem, offered(problem, RATIOS)))
-    parts = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-    assert evolution.blocks == [[f"blocks.{number}.{part}" for part in parts] for number in range(3)]
-    first, second = (dict.fromkeys(problem.layers, rank) for rank in (-1, -2))
-    changed = Counter()
-    for _ in range(300):
-        mutant = evolution.mutant(first, 0.5)
-        for number, block in enumerate(evolution.blocks):
-            changed[number] += (fresh := mutant[block[0]] != -1)
-            assert all((mutant[name] != -1) == fresh for name in block)
-    assert all(100 < number < 200 for number in changed.values())
-    mixtures = [evolution.mixture(first, second) for _ in range(300)]
-    assert {each[name] for each in mixtures for name in each} == {-1, -2}
-    assert sum(rank == -1 for each in mixtures for rank in each.values()) / (300 * 12) == pytest.approx(0.5, abs=0.05)
-    problem = make_problem()
-    assert by_block(problem, problem.layers) == [[name] for name in problem.layers]  # outside of all blocks
 
 
 def test_what_cannot_be_searched():

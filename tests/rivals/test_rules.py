@@ -14,7 +14,7 @@ from experiments.rivals.refit.memvit import MemViTResidual
 from experiments.rivals.refit.randomized_svd import RandomizedSVD
 from experiments.rivals.search.aafm import AAFMSearch
 from experiments.rivals.search.ars import ARSSearch, MaskedLayer
-from experiments.rivals.search.asvd_plus import ASVDPlusSearch, block_numbers, block_weights
+from experiments.rivals.search.asvd_plus import ASVDPlusSearch
 from experiments.rivals.search.dobi_svd import DobiSVDSearch
 from experiments.rivals.search.fastlrd import FastLRDSearch
 from experiments.rivals.search.flora import FLORASearch
@@ -107,29 +107,14 @@ def test_ars_keeps_the_components_of_the_largest_logits_that_fit(monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_ars_trains_aligned_masks_to_the_budget(form, monkeypatch):
-    """To 10 %, before the solver, with a loss that no mask changes; without the alignment, some masks have gaps."""
-    fields = {"form": FORMS[form], "bounds": {"flops": 0.6, "params": 0.6}}
-    problem = make_problem(**fields, loss=lambda outputs, targets: 0 * outputs.sum() + len(targets))
-
-    def trained_logits(**options):
-        found = {}
-        solve = lambda self, problem, errors: (found.update(errors) or dict.fromkeys(problem.layers), None)  # noqa: E731
-        monkeypatch.setattr(ARSSearch, "solve", solve)
-        ARSSearch(num_epochs=100, learning_rate=0.003, **options).allocate(problem)
-        sums = {name: [-each[rank] for rank in sorted(each.keys() - {None})] for name, each in found.items()}
-        return {name: np.diff(each, prepend=0) for name, each in sums.items()}
-
-    kept = {name: each > 0 for name, each in trained_logits().items()}
-    assert all(mask.tolist() == sorted(mask, reverse=True) for mask in kept.values())
-    spent = problem.spent({name: max(1, int(mask.sum())) for name, mask in kept.items()})
-    assert all(cost <= 1.1 * budget for cost, budget in zip(spent, problem.budget, strict=True))
-    assert any(mask.sum() > 1 for mask in kept.values())
-    assert any(each.tolist() != sorted(each, reverse=True) for each in trained_logits(alignment_weight=0).values())
+def test_ars_adds_the_cost_of_components_and_leaves_aligned_masks_alone(form):
+    problem = make_problem(form=FORMS[form], bounds={"flops": 0.6, "params": 0.6})
     layer = MaskedLayer(problem, "windows")
-    for rank in range(1, 11):  # aligned masks
+    for rank in range(1, 11):
         layer.mask = (torch.arange(10) < rank).float()
         assert layer.cost().tolist() == pytest.approx(problem.cost("windows", rank)) and layer.misalignment() == 0
+    layer.mask = layer.mask.flip(0) * (torch.arange(10) > 0)
+    assert layer.misalignment() > 0
 
 
 def test_asvd_plus_takes_the_plan_of_the_nearest_outputs():
@@ -153,19 +138,6 @@ def test_asvd_plus_takes_the_plan_of_the_nearest_outputs():
     assert result.plan == plans[np.argmin(errors)]
     assert max(errors) > 1.01 * min(errors)  # they differ
     assert ASVDPlusSearch(max_bias=0).allocate(problem) == ASVDSearch().allocate(problem)
-
-
-def test_asvd_plus_numbers_blocks_in_the_networks_order_and_weighs_the_first_most():
-    def two_mlps():
-        return nn.ModuleList(nn.ModuleDict({"fc1": nn.Linear(2, 2), "fc2": nn.Linear(2, 2)}) for _ in range(2))
-
-    stages = nn.ModuleList(nn.ModuleDict({"reduction": nn.Linear(2, 2), "blocks": two_mlps()}) for _ in range(2))
-    model = nn.ModuleDict({"embedding": nn.Linear(2, 2), "stages": stages, "head": nn.Linear(2, 2)})
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    assert list(block_numbers(model, layers).values()) == [0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5]
-    assert block_weights(1, 2.0, 5.0).tolist() == [1.0]
-    assert block_weights(4, 0.0, 6.0).tolist() == pytest.approx([7.0, 5.0, 3.0, 1.0], rel=1e-15)  # h is linear
-    assert block_weights(4, 60.0, 6.0).tolist() == pytest.approx([7.0, 1.0, 1.0, 1.0], rel=1e-15)
 
 
 @pytest.mark.parametrize(("ratio", "plan"), [(0.8, (6, None)), (0.6, (6, 6)), (0.5, (6, 3)), (0.4, (3, 3))])
@@ -249,9 +221,9 @@ def test_randomized_svd_is_as_far_off_as_pytorchs_of_the_whitened_weight(num_ite
 
 def test_randomized_svd_repeats_its_draws_and_fits_biases():
     model, batches = make_model(), image_batches([6, 4])
-    options = {**OPTIONS, "layers": ["grid"], "fit_bias": True}
+    calibration = facts.prepare(model, batches, layers=["grid"], fit_bias=True)
     first, again, other = (
-        facts.compress(model, batches, refit=RandomizedSVD(seed=seed), **options).model for seed in (0, 0, 1)
+        facts.compress(calibration, refit=RandomizedSVD(seed=seed), **OPTIONS).model for seed in (0, 0, 1)
     )
     images = batches[0][0]
     assert first(images).equal(again(images)) and not first(images).equal(other(images))

@@ -25,7 +25,7 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
     defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
     chosen = ESTIMATORS[estimator]()
     decompositions = calibration.decompositions(chosen)
-    calibration = replace(calibration, folder=cache, **own)
+    calibration = replace(calibration, **own).cached_in(cache)
     return AllocationProblem(
         **{**defaults, "calibration": calibration, "estimator": chosen, "decompositions": decompositions, **fields}
     )

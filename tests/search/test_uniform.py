@@ -65,10 +65,3 @@ def test_rounded_ranks_spend_the_same_budget(ratio, step):
         if rank + step <= problem.full_rank(name):
             assert rank >= exact[name] or not problem.fits(rounded | {name: rank + step})
     assert rounded["narrow"] == exact["narrow"]
-
-
-def test_no_rank_is_rounded_up_to_more_than_a_layer_has():
-    model = nn.ModuleDict({"thin": nn.Linear(500, 20), "wide": nn.Linear(500, 500)})
-    problem = plain_problem(model, {}, {"params": 0.95})
-    assert problem.fits({"thin": 32, "wide": 224})  # the budget alone would allow it
-    assert Uniform(rank_multiple=16).allocate(problem).plan["thin"] == 16

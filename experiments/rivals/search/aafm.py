@@ -13,7 +13,7 @@ class AAFMSearch(Search):
     """From the dense network, layers go down some `ratios` one by one until the budget is met.
 
     The next step is that of the layer whose error, measured with this layer alone compressed, rises least for the cost
-    that it saves. Ratios that save nothing are left out. If even the smallest cost too much, they are the plan.
+    saved. If even the smallest ratios cost too much, they are the plan.
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -17,10 +17,9 @@ class ARSSearch(MILPSearch):
     """Every layer is the sum of all its components times a mask of zeros and ones, which a hypernetwork learns to draw.
 
     Masks are drawn from a Gumbel-sigmoid at `temperature`, straight through, all but open at first by `offset`. The
-    loss is the task's loss, plus `budget_weight` times log(cost / budget) above the budget, plus `alignment_weight`
-    times the mean over layers of ‖(mask - aligned) s‖², where the aligned mask has as many ones, all in front, and s
-    are the singular values over the largest. The solver finds the plan within the budget whose components have the
-    largest sum of logits, the most probable masks that are aligned; the dense layer has all components.
+    loss is the task's, plus `budget_weight` log(cost / budget) above the budget, plus `alignment_weight` times the mean
+    over layers of ‖(mask - aligned) s‖², where the aligned mask has as many ones, all in front, and s are the singular
+    values over the largest. The solver finds the plan whose components have the largest sum of logits.
     """
 
     num_epochs: Count = 8

@@ -32,13 +32,11 @@ class DobiSVDSearch(Search):
 
     Component i is multiplied by ½ tanh(`steepness` (rank + ½ - i)) + ½. The loss is the task's, in units of its value
     at the start (the same ratio for all layers, first batch), plus `penalty` · |kept ratio - allowed ratio|, plus the
-    squares of what a rank lies outside 1 .. min(d_in, d_out). Adam's rate falls along a cosine, epoch by epoch, from
-    the first of `learning_rates` to the second; they are shares of min(d_in, d_out). At the end all ranks are
-    multiplied by the largest factor whose rounded ranks meet the budget; a layer that would cost no less than dense
-    stays dense. The cache keeps the training after each epoch.
+    squares of what a rank lies outside 1 .. min(d_in, d_out). Adam's rate falls along a cosine from the first of
+    `learning_rates` to the second, as shares of min(d_in, d_out). At the end all ranks are multiplied by the largest
+    factor whose rounded ranks meet the budget; a layer that would cost no less than dense stays dense.
 
-    A step takes an eigendecomposition in float64 for each use of a layer, of size min(d_in, d_out), which takes more
-    time than the network itself: with 16,384 images in batches of 64 and 20 epochs, 246,000 of size 768 for a DeiT-B.
+    A step takes an eigendecomposition of size min(d_in, d_out) for each use of a layer, more time than the network.
     """
 
     num_epochs: Count = 20
@@ -84,17 +82,8 @@ class DobiSVDSearch(Search):
         return (shares * sizes).detach()
 
 
-def smooth_step(rank: Tensor, size: int, steepness: float) -> Tensor:
-    """The share of each component 1 .. `size` that a rank keeps; at whole ones 1 or 0, up to exp(-steepness)."""
-    components = torch.arange(1, size + 1, device=rank.device)
-    return 0.5 * torch.tanh(steepness * (rank + 0.5 - components)) + 0.5
-
-
 def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan:
-    """Multiply ranks by the largest factor whose rounded ranks meet the budget; 1 is the lowest rank.
-
-    A layer stays dense where its rank would cost no less.
-    """
+    """Multiply ranks by the largest factor whose rounded ranks meet the budget; a rank as dear as dense is None."""
 
     def choice(name: str, rank: int) -> int | None:
         rank = max(1, min(rank, *problem.layers[name].weight.shape))
@@ -112,10 +101,7 @@ def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan
 
 
 def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], plan: Plan) -> dict[str, Decomposition]:
-    """Decompositions whose leading parts are the weights projected on the common subspace of the batches' outputs.
-
-    The inputs of each layer come from the truncated layers before it.
-    """
+    """The weights projected on the common subspace of the batches' outputs, behind truncated layers."""
     truncated = {name: layers[name] for name, rank in plan.items() if rank is not None}
     for name, layer in truncated.items():
         layer.rank = torch.tensor(plan[name], device=problem.device)
@@ -128,10 +114,7 @@ def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], 
 
 
 class TruncatedLayer:
-    """A layer whose outputs, less the bias, are truncated at a rank.
-
-    Outputs `basis @ core @ x` have the right singular vectors of `core @ x`, `[M, r]` for M inputs, times the basis.
-    """
+    """A layer whose outputs `basis @ core @ x`, less the bias, are truncated at a rank."""
 
     def __init__(self, problem: AllocationProblem, name: str, steepness: float):
         self.dense: nn.Linear = problem.layers[name]
@@ -161,9 +144,9 @@ class TruncatedLayer:
         return max(1.0, float(min(found)))
 
     def forward(self, x: Tensor) -> Tensor:
-        coordinates = self._coordinates(x)
-        kept = SmoothTruncation.apply(coordinates, smooth_step(self.rank, self.size, self.steepness))
-        return self._outputs(kept, x)
+        components = torch.arange(1, self.size + 1, device=self.rank.device)
+        shares = 0.5 * torch.tanh(self.steepness * (self.rank + 0.5 - components)) + 0.5
+        return self._outputs(SmoothTruncation.apply(self._coordinates(x), shares), x)
 
     def project(self, x: Tensor) -> Tensor:
         """Truncate at a whole rank, and add to the projectors."""
@@ -206,8 +189,7 @@ class SmoothTruncation(torch.autograd.Function):
     """Y V diag(t) Vᵀ, in the type of Y; t belongs to the singular values in falling order.
 
     The gradient is that of the SVD, written for the projection: between two components it is (t_i - t_j) / (s_i² -
-    s_j²), so those that are kept alike do not matter, however near they are. Ties get the first terms of the inverse's
-    geometric series, and components that are zero have no part in it.
+    s_j²), so those that are kept alike do not matter. Ties get the first terms of the inverse's geometric series.
     """
 
     @staticmethod

@@ -13,8 +13,7 @@ class FastLRDSearch(Search):
     """From ranks at which layers cost as much as dense, components are removed one by one until the budget is met.
 
     The next is the one whose loss lowers the cosine similarity of a layer's weight and its approximation least, per
-    unit of cost, a component costing the same at every rank. The similarity is that in the metric of the estimator; the
-    published one, of the weights themselves, comes with `pela`. Each layer keeps a component.
+    unit of cost. It is that in the estimator's metric; the published one comes with `pela`. Each layer keeps one.
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:

@@ -36,15 +36,12 @@ NUM_TRIES = 10  # for each candidate that is wanted
 class FLORASearch(Search):
     """All ranks of a layer are leading parts of one pair of factors, trained for all of them in turns.
 
-    A layer's choices are its ranks at `ratios` of min(d_in, d_out), as far as they cost less than it does dense, and
-    itself. Each step trains one network, whose choices are drawn with probabilities proportional to 1 / rank, towards
-    the original's outputs: AdamW, its rate falling along a cosine, epoch by epoch. Then a `population` of candidates
-    is improved for `num_generations`: half of the new ones are mutants, in which each block redraws its choices with
-    probability `mutation`, the other half mix the layers of two of the `num_parents` best. All meet the budget; the
-    best is the one whose outputs on the sensitivity data are nearest to the original's. The trained factors come with
-    the plan. The cache keeps the training after each epoch.
-
-    With 16,384 images and 30 epochs, training is the work of 2 million forward passes, the evolution of half a million.
+    A layer's choices are its ranks at `ratios` of min(d_in, d_out), if cheaper than dense, and itself. Each step trains
+    one network, whose choices are drawn with probabilities proportional to 1 / rank, towards the original's outputs:
+    AdamW, its rate falling along a cosine. Then a `population` of candidates is improved for `num_generations`: half of
+    the new ones are mutants, in which each block redraws its choices with probability `mutation`, the other half mix
+    the layers of two of the `num_parents` best. All meet the budget; the best is the one whose outputs on the
+    sensitivity data are nearest to the original's. The trained factors come with the plan.
     """
 
     ratios: Ratios = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
@@ -75,7 +72,10 @@ class FLORASearch(Search):
             inputs, _ = batch
             with torch.no_grad():
                 original = supernet.outputs(inputs, {})
-            plan = low_ranks_more_often(problem, supernet.choices, generators[epoch])
+            plan: Plan = {}
+            for name, ranks in supernet.choices.items():
+                full = min(problem.layers[name].weight.shape)
+                (plan[name],) = generators[epoch].choices(ranks, [1 / (rank or full) for rank in ranks])
             return problem.calibration.output_error(original, supernet.outputs(inputs, plan)) / batch_size(inputs)
 
         training = Training(optimizer, self.num_epochs, last_rate=0.0, clip=CLIP)
@@ -92,20 +92,8 @@ def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
     return choices
 
 
-def low_ranks_more_often(problem: AllocationProblem, choices: Choices, rng: random.Random) -> Plan:
-    """A random plan whose probability is proportional to the inverse of the product of its ranks (dense: full)."""
-    plan: Plan = {}
-    for name, ranks in choices.items():
-        full = min(problem.layers[name].weight.shape)
-        (plan[name],) = rng.choices(ranks, [1 / (rank or full) for rank in ranks])
-    return plan
-
-
 class Supernet:
-    """The problem's network, with `choices` of some layers: ranks, None for dense.
-
-    Factors start as the problem's decompositions and can be trained; all other weights stay as they are.
-    """
+    """The problem's network with `choices` of some layers, whose factors start as the decompositions."""
 
     def __init__(self, problem: AllocationProblem, choices: Choices):
         self.problem, self.choices = problem, choices

@@ -15,8 +15,8 @@ from facts.utils.options import options
 class AAFM(Estimator):
     """A = mean (x - x̄)(x - x̄)ᵀ, B = I, and a bias that keeps the output of x̄.
 
-    The projection of the outputs on their first principal components, (U_k U_kᵀ W, b + (I - U_k U_kᵀ) W x̄), is the best
-    approximation of the weight in this metric. A layer without a bias keeps none: its A is the mean of x xᵀ.
+    The best approximation in this metric projects the outputs on their first principal components. A layer without a
+    bias keeps none: its A is the mean of x xᵀ.
     """
 
     @property

@@ -18,9 +18,8 @@ class FACTS(ClippedGradEstimator):
     """Token-wise power iterations from the identity; the paper takes one (Algorithm 2).
 
     A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. With
-    `normalize: batch` each batch has the same part in A, whatever its gradients. Each of `num_iterations` takes a data
-    pass; with neither, the directions converge to the nearest Kronecker product of the token-local Fisher. tr A tr B is
-    the trace of that Fisher, unclipped.
+    `normalize: batch` each batch has the same part in A. Each of `num_iterations` takes a data pass; with neither, the
+    directions converge to the nearest Kronecker product of the token-local Fisher, whose trace is tr A tr B.
     """
 
     normalize: Normalize = "batch"
@@ -59,13 +58,8 @@ class FACTSStep(Estimator):
     @property
     def moments(self):
         previous = {name: (factors.A, factors.B) for name, factors in self.previous.items()}
-        step = TokenPowerStep(
-            iteration=self.iteration,
-            previous=previous,
-            grad_clip=self.facts.grad_clip,
-            normalize=self.facts.normalize,
-        )
-        return (step,)
+        clip, normalize = self.facts.grad_clip, self.facts.normalize
+        return (TokenPowerStep(iteration=self.iteration, previous=previous, grad_clip=clip, normalize=normalize),)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
         A, B, trace = moments[self.moments[0]]

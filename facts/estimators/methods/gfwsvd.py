@@ -26,9 +26,8 @@ MAX_STEPS = 1000
 class GFWSVD(TwoSidedEstimator):
     """The leading singular pair of V ↦ mean_k D_k V D_kᵀ, D_k the mean weight gradient of `group_size` samples.
 
-    `store` is the place of the gradients: `disk`, until all layers are decomposed, or `device`. A factor that is not
-    positive definite is shrunk by 0.2, 0.3, ... until it is (the rule of the original); by default there is no other
-    shrinkage. The iteration ends when a step changes the direction of A by no more than `tolerance`.
+    `store` is where gradients are kept. A factor that is not positive definite is shrunk by 0.2, 0.3, ... until it is
+    (the original's rule). The iteration ends when a step changes the direction of A by no more than `tolerance`.
     """
 
     group_size: Count = 64
@@ -52,8 +51,7 @@ class GFWSVD(TwoSidedEstimator):
 def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tuple[Tensor, Tensor]:
     """`(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64.
 
-    Power iteration from the identity: B ← mean_k D_k A D_kᵀ, A ← mean_k D_kᵀ B D_k. Every iterate is positive
-    semidefinite, so rounding alone can make an eigenvalue negative. Both have equal norms; zeros stay zeros.
+    Power iteration from the identity: B ← mean_k D_k A D_kᵀ, A ← mean_k D_kᵀ B D_k. Both have equal norms.
     """
     (m, n), stacked = gradients.shape, gradients.on_device()
 

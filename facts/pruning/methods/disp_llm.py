@@ -1,10 +1,8 @@
 """DISP-LLM: dimension-independent pruning, for vision transformers (Gao et al., 2024)."""
 
 import math
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -13,7 +11,7 @@ from facts.modules.modes import frozen
 from facts.pruning.base import Pruner, PruningProblem, removal_order
 from facts.pruning.gates import draw, gate_widths, gated, indexed, remaining_weights
 from facts.pruning.vit import check_vit
-from facts.utils.options import Count, NotNegative, Positive, options
+from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
 
 
@@ -22,10 +20,9 @@ class DISP(Pruner):
     """Each block reads and writes its own selection of features, learned by a hypernetwork; the weights stay fixed.
 
     The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
-    `temperature`, straight through, open at first by `offset`. The loss is the task's loss plus `penalty` times
-    |log(share / target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits, all gates
-    ranked together, are removed until the budget is met; each gate keeps one. All defaults but the number of steps come
-    from the published code.
+    `temperature`, straight through, open at first by `offset`. The loss is the task's plus `penalty` |log(share /
+    target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits are removed, all gates
+    ranked together. All defaults but the number of steps come from the published code.
     """
 
     num_steps: Count = 10_000
@@ -34,7 +31,7 @@ class DISP(Pruner):
     penalty: Positive = 16.0
     temperature: Positive = 0.4
     offset: float = 3.0
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         logits = self._train(problem, check_vit(model))

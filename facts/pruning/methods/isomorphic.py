@@ -22,10 +22,9 @@ MOST = 950  # of them at most: torch-pruning refuses to empty a layer
 class Isomorphic(Pruner):
     """Widths of least first-order Taylor importance are removed, ranked within each kind of structure.
 
-    One fraction, searched to meet the budget, is pruned of the embedding and of the hidden units of all MLPs together;
-    `heads` times as much of all heads together, and `head_dims` times as much of the dimensions of every head. Widths
-    are rounded down to multiples of `round_to`. Importance comes from the first `num_batches` batches. The defaults are
-    those of the original pruning script.
+    One fraction, searched to meet the budget, is pruned of the embedding and of all hidden units; `heads` times as much
+    of all heads, and `head_dims` times as much of the dimensions of every head. Widths are multiples of `round_to`.
+    Importance comes from the first `num_batches` batches. The defaults are those of the original script.
     """
 
     heads: Share = 1.0
@@ -34,7 +33,6 @@ class Isomorphic(Pruner):
     num_batches: Count = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
-        """Search for the fraction and prune. Raises `ModuleNotFoundError` if torch-pruning is missing."""
         network = check_vit(model).requires_grad_(True)
         with needing("pruning", "isomorphic pruning"):
             import torch_pruning  # noqa: F401 - before the work

@@ -22,10 +22,9 @@ from facts.utils.progress import with_progress
 class NViT(Pruner):
     """Units of least importance, all widths ranked together, are removed in `num_steps` equal steps to the budget.
 
-    Importance is (Σ gradient · weight)² over a unit's parameters, the mean over the batches between two steps, less
-    `latency_weight` times the unit's latency in a measured table of block times; both are divided by their mean over
-    all units. Between steps the weights are trained on `steps_between` batches, with the task's loss and AdamW at
-    `learning_rate`; not after the last step.
+    Importance is (Σ gradient · weight)² over a unit's parameters and the batches between two steps, less
+    `latency_weight` times the unit's latency in a measured table of block times, each over its mean. Before each step
+    the weights are trained on `steps_between` batches, with the task's loss and AdamW at `learning_rate`.
     """
 
     num_steps: Count = 20

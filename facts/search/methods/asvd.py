@@ -13,8 +13,8 @@ from facts.utils.options import options
 class ASVDSearch(Search):
     """Each layer takes the smallest of its `ratios` whose error stays under a threshold, or stays dense if none does.
 
-    Errors are of the output (KL, the paper's choice, instead of the original's cross-entropy). The threshold is the
-    smallest that meets the budget. If even the smallest ratios cost too much, they are the plan.
+    Errors are of the output (KL, the paper's choice, not cross-entropy). The threshold is the smallest that meets the
+    budget, else the plan has the smallest ratios.
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -25,10 +25,7 @@ class ASVDSearch(Search):
 
 
 def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
-    """Sort all pairs of a layer and a rank by falling error, and move a cut until the budget is met.
-
-    A layer takes its smallest rank behind the cut, or stays dense if it has none.
-    """
+    """Sort layers' ranks by falling error, and cut to meet the budget: each takes its smallest rank behind the cut."""
     entries = [(error, name, rank) for name in errors for rank, error in errors[name].items() if rank is not None]
     entries.sort(key=lambda entry: -entry[0])
 

@@ -14,10 +14,9 @@ from facts.utils.options import Count, Positive, Seed, options
 class ComCatSearch(MILPSearch):
     """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
 
-    The loss is the task's loss, times (cost / budget)^`penalty` if the expected cost lies above the budget. The
-    temperature falls from the first of `temperatures` to the second, one step an epoch of the calibration data. The
-    plan is the most probable one within the budget, which the solver finds (the original takes each layer's most
-    probable choice, and may exceed the budget).
+    The loss is the task's, times (cost / budget)^`penalty` if the expected cost lies above the budget. The temperature
+    falls from the first of `temperatures` to the second, epoch by epoch. The solver finds the most probable plan within
+    the budget (the original takes each layer's most probable choice, and may exceed it).
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -16,9 +16,8 @@ from facts.utils.options import Count, options
 class CoRS(MILPSearch):
     """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
 
-    With `points_between` it is interpolated to so many ranks, evenly spaced, between every two measured ones instead,
-    as far as there are so many (paper, section 5.1: 20; its figure has the multiples of 8). `interpolation` is
-    `windows` (paper, Algorithm 3), `cubic`, `linear`, or `none`, which offers the measured ranks alone.
+    With `points_between` it is so many ranks, evenly spaced, between every two measured ones instead (paper, section
+    5.1: 20; its figure has the multiples of 8). `interpolation: none` offers the measured ranks alone.
     """
 
     rank_multiple: Count = 8

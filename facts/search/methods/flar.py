@@ -16,10 +16,9 @@ CLOSE = 1.001
 class FLARSearch(Search):
     """Each layer takes the smallest rank whose error stays under one threshold, or stays dense if none does.
 
-    The error is the relative squared error of the inputs of the last linear layer; ranks are multiples of
-    `rank_multiple`, found by binary search. An outer search finds the smallest threshold that meets the budget (the
-    original leaves the threshold to the user), in at most `num_thresholds` steps. If no threshold does, the smallest
-    ranks are the plan.
+    The error is the relative squared error of the last linear layer's inputs; ranks are multiples of `rank_multiple`,
+    found by binary search. Another one finds the smallest threshold that meets the budget (the original leaves it to
+    the user) in at most `num_thresholds` steps. If none does, the smallest ranks are the plan.
     """
 
     rank_multiple: Count = 8

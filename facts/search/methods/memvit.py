@@ -33,11 +33,8 @@ class MemViTSearch(Search):
         ranks = dict(full)
         for step in itertools.count():
             portion = surplus * (math.exp(-step / self.decay) - math.exp(-(step + 1) / self.decay))
-            lower = {
-                name: lowered(rank, least[name], cost[name], portion)
-                for name, rank in ranks.items()
-                if rank > least[name]
-            }
+            cut = {name: rank for name, rank in ranks.items() if rank > least[name]}
+            lower = {name: lowered(rank, least[name], cost[name], portion) for name, rank in cut.items()}
             if problem.fits(ranks) or not lower:
                 break
             layer = min(lower, key=lambda name: lost[name][lower[name]])

@@ -12,10 +12,9 @@ from facts.utils.options import options
 class SVDLLMV2Search(Search):
     """Layers of one type and cost lose shares in proportion to 1 / log L, in the mean what the tightest bound takes.
 
-    L is the Frobenius loss of a layer at the common ratio, the root of the energy that its decomposition discards
-    there. Its scale counts: losses of `svd_llm` are sums over tokens, as published. A group in which a loss is 1 or
-    less has no such shares and loses equal ones. No layer loses more than rank 1 leaves; the others of its group make
-    up for that.
+    L is the Frobenius loss of a layer at the common ratio, the root of the energy discarded there. Its scale counts:
+    losses of `svd_llm` are sums over tokens, as published. A group with a loss of 1 or less loses equal shares. No
+    layer loses more than rank 1 leaves; the others of its group make up for that.
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
@@ -29,7 +28,8 @@ def _ranks(problem: AllocationProblem, ratio: float) -> dict[str, int]:
         groups[type_, layer.weight.shape, problem.cost(name, None)].append(name)
     ranks: dict[str, int] = {}
     for names in groups.values():
-        losses = [_loss(problem, name, problem.rank_of_ratio(name, ratio)) for name in names]
+        lost = [problem.decompositions[name].energies[problem.rank_of_ratio(name, ratio) :] for name in names]
+        losses = [energies.sum().sqrt().item() for energies in lost]
         weights = [1 / math.log(loss) for loss in losses] if min(losses) > 1 else [1.0] * len(names)
         d_out, d_in = problem.layers[names[0]].weight.shape
         smallest = problem.form.num_weights(d_out, d_in, 1) / (d_out * d_in)
@@ -50,7 +50,3 @@ def _removed_shares(weights: list[float], mean: float, most: float) -> list[floa
         shares[index] = min(most, left * weights[index] / math.fsum(weights[other] for other in order[place:]))
         left -= shares[index]
     return shares
-
-
-def _loss(problem: AllocationProblem, name: str, rank: int) -> float:
-    return problem.decompositions[name].energies[rank:].sum().sqrt().item()

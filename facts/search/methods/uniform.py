@@ -9,10 +9,9 @@ from facts.utils.options import Count, options
 class Uniform(Search):
     """Every layer keeps the same fraction, that of the tightest bound.
 
-    If a latency needs less, it is the largest number of thousandths that meets it too. A layer multiplies each token by
-    each of its weights once, so one plan meets the ratio in FLOPs and in parameters alike. Ranks are multiples of
-    `rank_multiple` if layers are wide enough: rounded down, and then up within the budget, first for the layers that
-    lost most.
+    If a latency needs less, it is the largest number of thousandths that meets it too. FLOPs and parameters have the
+    same ratio, since each token meets each weight once. Ranks are multiples of `rank_multiple` if layers are wide
+    enough: rounded down, then up within the budget, first for the layers that lost most.
     """
 
     rank_multiple: Count = 1
@@ -22,13 +21,9 @@ class Uniform(Search):
 
     def ranks(self, problem: AllocationProblem) -> dict[str, int]:
         """Ranks of all layers; none stays dense."""
-
-        def at(ratio: float) -> dict[str, int]:
-            return {name: problem.rank_of_ratio(name, ratio) for name in problem.layers}
-
-        return self._rounded(problem, problem.at_common_ratio(at))
-
-    def _rounded(self, problem: AllocationProblem, ranks: dict[str, int]) -> dict[str, int]:
+        ranks = problem.at_common_ratio(
+            lambda ratio: {name: problem.rank_of_ratio(name, ratio) for name in problem.layers}
+        )
         plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
         for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):
             higher = plan[name] + self.rank_multiple

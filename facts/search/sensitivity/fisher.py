@@ -23,10 +23,7 @@ Labels = Literal["sampled", "given"]
 
 
 def kronecker_profile(decomposition: Decomposition) -> Tensor:
-    """Errors `[k + 1]` at the ranks 0 .. k in float64: half the energy that each rank discards.
-
-    The estimator's own A ⊗ B stands for the Fisher.
-    """
+    """Errors `[k + 1]` at the ranks 0 .. k in float64: half the energy discarded, A ⊗ B standing for the Fisher."""
     return 0.5 * _tail_sums(decomposition.energies.double())
 
 
@@ -34,9 +31,8 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
     """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
     With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is ½ mean
-    (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps. One forward and backward pass;
-    `sampled` draws each label from the network's own output (the true Fisher), `given` takes the labels of the data
-    (the empirical Fisher). Raises `ValueError` for outputs that are no class logits, if labels are drawn.
+    (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps. `sampled` draws labels from the
+    network's output (true Fisher), which must be class logits; `given` takes those of the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()
     if problem.cache:

@@ -24,9 +24,8 @@ from facts.utils.cache import calibration_key, content_key, name_of
 class Sensitivity:
     """Errors of the network with one layer at one rank: measured at first use, kept in the problem's cache.
 
-    The error is the calibration's own (`of="output"`), or the relative squared error of the inputs of the last linear
-    layer (`of="features"`, as in FLAR-SVD), in both cases the mean over samples. Layers before the changed one are
-    computed once, and one decomposition serves all ranks.
+    The mean over samples of the calibration's error (`of="output"`), or of the relative squared error of the last
+    linear layer's inputs (`of="features"`, as in FLAR-SVD).
     """
 
     def __init__(self, problem: AllocationProblem, of: str = "output"):
@@ -58,7 +57,9 @@ class Sensitivity:
             if bad := [rank for rank, error in measured.items() if not math.isfinite(error)]:
                 raise ValueError(f"the error of the network with layer {name} at rank {bad} is NaN or infinite")
             self.known[name].update(measured)
-        self._save()
+        if cache := self.problem.cache:
+            known = {name: list(table.items()) for name, table in self.known.items() if table}
+            cache.save(self.file, {name: torch.tensor(each, dtype=torch.float64) for name, each in known.items()})
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
         """Summed errors of all layers and ranks in their order, and the number of samples, over all processes."""
@@ -98,8 +99,3 @@ class Sensitivity:
                     hook = module.register_forward_pre_hook(lambda module, args: seen.update(features=args[0]))
                     stack.callback(hook.remove)
             yield lambda outputs: seen["features"].clone()
-
-    def _save(self) -> None:
-        if cache := self.problem.cache:
-            known = {name: list(errors.items()) for name, errors in self.known.items() if errors}
-            cache.save(self.file, {name: torch.tensor(each, dtype=torch.float64) for name, each in known.items()})

@@ -16,10 +16,9 @@ from facts.modules.networks import run
 
 @dataclass
 class _Trace:
-    """The calls of one module in the original forward pass: when the first began, the last ended, and their outputs.
+    """The calls of one module in the original forward pass; `within` holds the modules that were running at each.
 
-    `within` holds, for each call, the modules that were running. A module `must_run` again if it has effects beyond its
-    outputs: it changed its inputs in place, or returned a part of them that was changed later.
+    A module `must_run` again if it changed its inputs in place, or returned a part of them that was changed later.
     """
 
     began: int
@@ -33,9 +32,8 @@ class _Trace:
 class Prefix:
     """The original forward pass on one batch, recorded module by module.
 
-    When a layer is changed, every module whose calls all ended before that layer began returns its recorded output.
-    Only modules are recorded, so the operations of a `forward` between them run again. Memory holds the outputs of all
-    modules.
+    When a layer is changed, modules whose calls all ended before it began return their recorded outputs. The operations
+    of a `forward` between modules run again. Memory holds the outputs of all modules.
     """
 
     def __init__(self, model: nn.Module, inputs: Any):
@@ -76,10 +74,7 @@ class Prefix:
 
     @contextmanager
     def before(self, layer: str) -> Iterator[Callable[[Callable[[Tensor], Tensor]], Any]]:
-        """Yield a function that runs the network with another forward pass of that layer.
-
-        Raises `ValueError` for a layer that does not run.
-        """
+        """Yield a function that runs the network with another forward pass of that layer."""
         if layer not in self.traces:
             raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
         began = self.traces[layer].began

@@ -1,11 +1,9 @@
 """Measured sensitivities equal the plain procedure, and are measured once."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import facts
 from facts.modules.lowrank import LowRankLinear
@@ -13,7 +11,7 @@ from facts.moments.losses import kl_divergence, squared_error
 from facts.search import CoRS
 from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import Runs, image_batches, make_model
-from tests.search.problems import every_rank, make_problem, plain_problem
+from tests.search.problems import every_rank, make_problem
 
 
 def kl(original, changed):
@@ -58,31 +56,6 @@ def test_features_are_what_the_last_linear_layer_sees():
             original, changed = plain(problem, name, rank, features)
             expected = ((changed - original).square().sum(1) / original.square().sum(1)).mean().item()
             assert error == pytest.approx(expected, rel=1e-9)
-
-
-class DefinedInAnotherOrder(nn.Module):
-    """The last linear layer to run is the first to be defined; those that are defined last run before, or never do."""
-
-    def __init__(self):
-        super().__init__()
-        self.last, self.first = nn.Linear(12, 4), nn.Linear(12, 12)
-        self.middle = nn.Sequential(nn.Tanh(), nn.Linear(12, 12))
-        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)  # multiplies by its own layer's weight
-
-    def forward(self, images):
-        x = self.middle(self.first(images.flatten(2)[:, :, :12]))
-        return self.last(self.attention(x, x, x, need_weights=False)[0].mean(dim=1))
-
-
-def test_features_are_those_of_the_layer_that_runs_last():
-    torch.manual_seed(0)
-    model = DefinedInAnotherOrder().double()
-    problem = plain_problem(model, sensitivity=image_batches([4, 3], seed=2))
-    profile = Sensitivity(problem, of="features").profile(dict.fromkeys(("first", "middle.1", "last"), (2,)))
-    for name in ("first", "middle.1"):
-        original, changed = plain(problem, name, 2, partial(features, layer="last"))
-        assert profile[name][2] == pytest.approx(squared_error(original, changed).item() / 7, rel=1e-9)
-    assert profile["last"][2] == 0  # it does not change what it sees
 
 
 comparisons = []
