@@ -14,6 +14,13 @@ LLAMA_STYLE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,  # queries share keys and values: grouped-query attention
 }
+DECODER = {
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
 CONFIGURATIONS = {
     "qwen3": {**LLAMA_STYLE, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "llama": {**LLAMA_STYLE, "model_type": "llama"},
@@ -27,25 +34,8 @@ CONFIGURATIONS = {
         "n_head": 4,
         "n_positions": 64,
     },
-    "opt": {
-        "model_type": "opt",
-        "vocab_size": NUM_TOKENS,
-        "hidden_size": 32,
-        "word_embed_proj_dim": 32,
-        "ffn_dim": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    },
-}
-CONFIGURATIONS["biogpt"] = {
-    "model_type": "biogpt",  # its head is called `output_projection`
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
+    "opt": {**DECODER, "model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 48},
+    "biogpt": {**DECODER, "model_type": "biogpt", "intermediate_size": 48},  # its head is called `output_projection`
 }
 LAYERS = {"biogpt": 12, "qwen3": 14, "llama": 14, "gemma2": 14, "phi3": 8, "gpt2": 8, "opt": 12}
 
