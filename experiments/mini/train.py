@@ -94,13 +94,7 @@ def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], 
     return partial(Digits(batch_size=batch_size).training, model, seed=seed)
 
 
-def train(
-    model: nn.Module,
-    epochs: int,
-    seed: int = 0,
-    batch_size: int = 64,
-    peak: float = 3e-3,
-) -> list[float]:
+def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, peak: float = 3e-3) -> list[float]:
     """Train in place, leave the model in evaluation mode, and return each epoch's mean loss."""
     batches_of = epochs_for(model, seed, batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.05)

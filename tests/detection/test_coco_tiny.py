@@ -13,10 +13,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.tasks.dense.coco import Coco
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco_tiny"
-pytestmark = [
-    pytest.mark.external,
-    pytest.mark.skipif(not ROOT.exists(), reason=f"no photos in {ROOT}"),
-]
+pytestmark = [pytest.mark.external, pytest.mark.skipif(not ROOT.exists(), reason=f"no photos in {ROOT}")]
 
 
 @pytest.fixture(scope="module")

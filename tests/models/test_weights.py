@@ -116,8 +116,7 @@ def test_offline_the_repository_and_what_to_do_are_named(recipe, repository, mon
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*(f"MambaVision-B-1K{suffix}" for suffix in weights.SUFFIXES), "MambaVision-B-1K/model.safetensors"],
+    "name", [*(f"MambaVision-B-1K{suffix}" for suffix in weights.SUFFIXES), "MambaVision-B-1K/model.safetensors"]
 )
 def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     path = tmp_path / name

@@ -12,15 +12,7 @@ from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from facts.tasks.base import chosen_of
-from facts.tasks.classification.image_files import (
-    Files,
-    ImageFiles,
-    Rows,
-    columns_of,
-    first_few,
-    is_dataset,
-    splits_of,
-)
+from facts.tasks.classification.image_files import Files, ImageFiles, Rows, columns_of, first_few, is_dataset, splits_of
 from facts.tasks.classification.images import Images, Transform
 from facts.utils.options import Count, options
 
