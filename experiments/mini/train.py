@@ -117,10 +117,6 @@ def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, pe
     return losses
 
 
-def epochs_of(name: str) -> int:
-    return OTHER_EPOCHS.get(name, EPOCHS_IN_COLOUR if name.endswith("backbone") else EPOCHS)
-
-
 def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
@@ -134,21 +130,6 @@ def top1_on_test(model: nn.Module) -> float:
     channels, _, side = model.pretrained_cfg["input_size"]
     data = [load_coloured("test", side)] if channels == 3 else Digits().evaluation(model)
     return percentage(are_right(model, data))
-
-
-def participation(model: nn.Module) -> float:
-    """Participation ratio of the gradients' energy over the calibration digits: 1 if all images have the same.
-
-    Gradients are taken of each image's loss with respect to its pixels. In a network that has memorised its images,
-    only a few of them have any.
-    """
-    energies = []
-    for images, labels in Digits().calibration(model):
-        images.requires_grad_(True)
-        (gradients,) = torch.autograd.grad(F.cross_entropy(model(images), labels, reduction="sum"), images)
-        energies.append(gradients.flatten(1).double().square().sum(dim=1))
-    energy = torch.cat(energies)
-    return (energy.sum().square() / (len(energy) * energy.square().sum())).item()
 
 
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
@@ -200,10 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
         elif isinstance(recipe, OpenMMLabModel):
             model, metrics = train_dense(name, recipe, options.seed, options.scenes)
         else:
-            model = train_classifier(recipe, options.epochs or epochs_of(name), options.seed)
+            usual = OTHER_EPOCHS.get(name, EPOCHS_IN_COLOUR if name.endswith("backbone") else EPOCHS)
+            model = train_classifier(recipe, options.epochs or usual, options.seed)
             metrics = {"top1": top1_on_test(model)}
-            if not name.endswith("backbone"):
-                metrics["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
         write_weights(model, path)

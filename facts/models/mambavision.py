@@ -61,13 +61,11 @@ class MambaVision(nn.Module):
             "crop_pct": 0.875,  # resize to 256 as for the other networks; the publishers themselves use 1.0 for B
         }
         self.patch_embed = stem(in_chans, stem_dim, dims[0])
-        self.levels = nn.ModuleList(
-            [
-                ConvStage(depths[0], dims[0], dims[1]),
-                ConvStage(depths[1], dims[1], dims[2]),
-                TokenStage(depths[2], dims[2], dims[3], heads[0], windows[0], mlp_ratio, layer_scale),
-                TokenStage(depths[3], dims[3], None, heads[1], windows[1], mlp_ratio, layer_scale),
-            ]
+        self.levels = nn.Sequential(
+            ConvStage(depths[0], dims[0], dims[1]),
+            ConvStage(depths[1], dims[1], dims[2]),
+            TokenStage(depths[2], dims[2], dims[3], heads[0], windows[0], mlp_ratio, layer_scale),
+            TokenStage(depths[3], dims[3], None, heads[1], windows[1], mlp_ratio, layer_scale),
         )
         self.norm = nn.BatchNorm2d(dims[-1])
         self.head = nn.Linear(dims[-1], num_classes)
@@ -90,15 +88,9 @@ class MambaVision(nn.Module):
             if isinstance(module, MambaMixer):
                 module.init_step_size()
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images `[N, in_chans, H, W]` to normalised feature maps `[N, dims[-1], H / 32, W / 32]`."""
-        x = self.patch_embed(x)
-        for level in self.levels:
-            x = level(x)
-        return self.norm(x)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.forward_features(x).mean(dim=(2, 3)))
+        maps = self.norm(self.levels(self.patch_embed(x)))  # [N, dims[-1], H / 32, W / 32]
+        return self.head(maps.mean(dim=(2, 3)))
 
 
 def stem(in_chans: int, stem_dim: int, dim: int) -> nn.Module:
@@ -160,18 +152,11 @@ class TokenStage(nn.Module):
     ):
         super().__init__()
         self.window = window, window
-        mixers = (depth + 1) // 2
-        self.blocks = nn.Sequential(
-            *(
-                TokenBlock(
-                    MambaMixer(dim) if index < mixers else Attention(dim, num_heads=heads, qkv_bias=True),
-                    dim,
-                    mlp_ratio,
-                    layer_scale,
-                )
-                for index in range(depth)
-            )
-        )
+        self.blocks = nn.Sequential()
+        for index in range(depth):
+            first = index < (depth + 1) // 2
+            mixer = MambaMixer(dim) if first else Attention(dim, num_heads=heads, qkv_bias=True)
+            self.blocks.append(TokenBlock(mixer, dim, mlp_ratio, layer_scale))
         self.downsample = nn.Identity() if out_dim is None else downsample(dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -233,8 +218,7 @@ class MambaMixer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         x, z = self.in_proj(tokens).transpose(1, 2).chunk(2, dim=1)
-        x = F.silu(self.conv1d_x(x))
-        z = F.silu(self.conv1d_z(z))
+        x, z = F.silu(self.conv1d_x(x)), F.silu(self.conv1d_z(z))
         dt, B, C = self.x_proj(x.transpose(1, 2).flatten(0, 1)).split(self.split, dim=1)
         dt, B, C = (part.unflatten(0, (-1, length)).transpose(1, 2) for part in (self.dt_proj(dt), B, C))
         # The published network adds the bias a second time, here.

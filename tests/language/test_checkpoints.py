@@ -102,5 +102,5 @@ def test_what_a_network_computes_by_is_part_of_its_key():
 
 def test_without_transformers_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"networks of transformers need it .*: pip install -e '.\[llm\]'"):
+    with pytest.raises(ImportError, match=r"network of transformers needs transformers: pip install -e '.\[llm\]'"):
         CausalLM(configuration=CONFIGURATIONS["qwen3"], weights="random").build()

@@ -211,7 +211,7 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
             look()
     with pytest.raises(ValueError, match="hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:wikitext'"):
         replace(corpus, evaluation_text="hub:wikitext").text("evaluation")
-    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing is neither"):
+    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing could not be fetched"):
         CausalLM(tag="nobody/nothing", weights="random").build()
     (tmp_path / "text").write_text("a text")
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
@@ -227,5 +227,5 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
 
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"benchmarks need lm-eval .*: pip install -e '.\[llm\]'"):
+    with pytest.raises(ImportError, match=r"the benchmark piqa needs lm_eval.*: pip install -e '.\[llm\]'"):
         find_benchmarks(["piqa"])

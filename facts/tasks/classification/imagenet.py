@@ -72,13 +72,8 @@ def find_images(root: Path, split: Split) -> ImageFiles:
             f'python -c "{UNPACK.format(str(root))}"'
         )
     folder = root / split
-    names = sorted(
-        f"{path.name}/{image.name}"
-        for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith(".")
-        for image in path.iterdir()
-        if image.suffix.lower() in IMG_EXTENSIONS
-    )
+    images = (path for path in folder.glob("[!.]*/*") if path.suffix.lower() in IMG_EXTENSIONS)
+    names = sorted(f"{path.parent.name}/{path.name}" for path in images)
     return Files(names, _labels(names, folder), folder)
 
 

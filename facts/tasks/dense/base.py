@@ -119,12 +119,11 @@ class DensePrediction(Task):
         samples = self.samples(targets)
         if outputs.heads.training:
             return len(samples) * outputs.loss(samples)
-        losses = (self._own_loss(outputs.of_sample(i), sample) for i, sample in enumerate(samples))
-        return sum(losses, start=outputs.maps[0].new_zeros(()))
-
-    def _own_loss(self, outputs: Features, sample: Any) -> Tensor:
-        with seeded(self.seed, device=outputs.maps[0].device):
-            return outputs.loss([sample])
+        total = outputs.maps[0].new_zeros(())
+        for number, sample in enumerate(samples):
+            with seeded(self.seed, device=total.device):
+                total = total + outputs.of_sample(number).loss([sample])
+        return total
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 3, self.input_size, self.input_size)
@@ -188,8 +187,6 @@ class Groups(Dataset):
 
 def _preprocessing(model: nn.Module) -> list[Any]:
     """Preprocessing of images and targets by the network's library."""
-    preprocessor = model.heads.data_preprocessor
-    settings = {
-        name: value for name, value in vars(preprocessor).items() if isinstance(value, int | float | list | tuple)
-    }
+    preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
+    settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
     return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]
