@@ -77,7 +77,8 @@ def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) 
     diameter = int(draw.choice(DIAMETERS))
     top, left = draw.integers(0, SIDE - diameter + 1, 2)
     dark, light = draw.uniform(0.25, 0.4, 3), draw.uniform(0.85, 1, 3)
-    disc, ink = _disc(diameter), _enlarged(digit, diameter)[..., None]
+    squares, ink = (np.arange(diameter) - (diameter - 1) / 2) ** 2, _enlarged(digit, diameter)[..., None]
+    disc = squares[:, None] + squares <= (diameter / 2) ** 2
     image, mask = np.ones((SIDE, SIDE, 3)) * ground, np.zeros((SIDE, SIDE), bool)
     place = np.s_[top : top + diameter, left : left + diameter]
     image[place][disc] = (dark + ink * (light - dark))[disc]
@@ -88,11 +89,6 @@ def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) 
 def photographed(draw: np.random.Generator, image: np.ndarray) -> np.ndarray:
     """The bytes of an image of values of 0 to 1, with some noise."""
     return (255 * (image + draw.normal(0, NOISE, image.shape)).clip(0, 1)).astype(np.uint8)
-
-
-def _disc(diameter: int) -> np.ndarray:
-    squares = (np.arange(diameter) - (diameter - 1) / 2) ** 2
-    return squares[:, None] + squares <= (diameter / 2) ** 2
 
 
 def _enlarged(digit: np.ndarray, diameter: int) -> np.ndarray:

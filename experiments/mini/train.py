@@ -1,12 +1,10 @@
 """Train the small networks of the `mini` profile: `python -m experiments.mini.train`.
 
 A fixed number of epochs, then the last weights: the test images select no weights. The classifiers have about 64
-channels and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be
-85 to 95 %. Sizes were chosen for the base networks; the other sizes follow from these, and some train for other
-numbers of epochs, for the same range of accuracies. docs/reproducing.md says how the task was chosen. Detectors and
-segmenters are trained from their own classifiers, which see digits in colour, by the last recipe of PELA's protocol;
-its epochs and rate, and the scenes, were chosen for the dense networks. The language model learns Python's reference;
-its size, vocabulary and epochs were chosen for its perplexity on other topics.
+channels and 6 to 8 blocks; noise and training were chosen for dense networks of 85 to 95 % (docs/reproducing.md). Sizes
+of the base networks were chosen, the others follow; some train for other numbers of epochs, for the same accuracies.
+Detectors and segmenters are trained from classifiers of digits in colour, by the last recipe of PELA's protocol. The
+language model learns Python's reference; its size and epochs were chosen for its perplexity on other topics.
 """
 
 import argparse
@@ -63,13 +61,6 @@ def mini_recipes() -> dict[str, Recipe]:
     return {name: recipe for name, recipe in recipes.items() if name not in dense} | backbones | dense
 
 
-def widen_init(model: nn.Module) -> None:
-    """Draw the linear layers' weights as PyTorch does by default; a spread of 0.02 is too small for narrow networks."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-
-
 class ColouredEpoch:
     """Batches of the coloured training digits, in another order and moved differently each time they are read."""
 
@@ -120,7 +111,9 @@ def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, pe
 def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
-    widen_init(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):  # as PyTorch does by default: timm's spread is too small for narrow networks
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
     train(model, epochs, seed)
     return model.half().float()  # as its checkpoint stores it
 
@@ -148,10 +141,8 @@ def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[s
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
     model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
-    schedule = Finetuning(
-        num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
-    )
-    finetune(model, model, task, schedule)
+    settings = {"learning_rate": 2e-3, "weight_decay": 0.1, "alpha": 0, "clip_grad": 1.0, "seed": seed}
+    finetune(model, model, task, Finetuning(num_epochs=EPOCHS_OF_TEXT, **settings))
     return model, task.evaluate(model)
 
 

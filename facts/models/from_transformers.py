@@ -175,14 +175,11 @@ def _refuse_code(settings: dict[str, Any]) -> None:
         name = path.rpartition(".")[2]
         foreign = (name in CODE and value is not None) or name.startswith("__")
         if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
-            raise ValueError(
-                f"the recipe's configuration sets {name} to {value!r}, which is more than data: in a saved network "
-                f"{', '.join(CODE)} must be left out, and implementations be of transformers itself"
-            )
+            raise ValueError(f"the recipe's configuration sets {name} to {value!r}, which is more than data")
 
 
 def write_processors(model: nn.Module, folder: Path) -> None:
-    """Write the JSON files that using a network takes, besides its weights: generation settings, tokenizer, images."""
+    """Write a network's JSON files: generation settings, tokenizer, image processor."""
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):

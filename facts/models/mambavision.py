@@ -33,9 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class MambaVision(nn.Module):
     """A convolutional stem and two convolutional stages, then two stages of Mamba mixers followed by attention.
 
-    `depths` and `dims` hold one value for each of the four stages, `heads` and `windows` one for each of the last two.
-    Images `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only recorded in
-    `pretrained_cfg`, as in timm's networks.
+    `depths` and `dims` hold a value for each of the four stages, `heads` and `windows` for each of the last two. Images
+    `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only recorded.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from facts.models.feature_network import Features
 from facts.modules.modes import autocast
-from facts.tasks.base import Task, chosen_of, settings_of
+from facts.tasks.base import Task, chosen_indices_of, settings_of
 from facts.tasks.numbered_batches import NumberedBatches
 from facts.utils.batches import shared
 from facts.utils.cache import content_key
@@ -107,14 +107,12 @@ class DensePrediction(Task):
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
-        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
-        return chosen_of(*numbers, self.seed, self.root)
+        return chosen_indices_of(self)
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Σ over images of each one's own loss; in training, the joint loss of the batch times its size.
 
-        Outside of training, the heads draw the regions that count by the same seed for every image, so its loss is the
-        same in any batch.
+        Outside of training, the heads draw regions by one seed for every image, so its loss is the same in any batch.
         """
         samples = self.samples(targets)
         if outputs.heads.training:
@@ -147,13 +145,7 @@ class DensePrediction(Task):
             return self.renamed(metric.evaluate(len(dataset)))
 
     def _batches(
-        self,
-        model: nn.Module,
-        dataset: BaseDataset,
-        indices: Sequence[int],
-        seed: tuple[int, ...] = (),
-        *,
-        as_samples: bool = False,
+        self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple = (), as_samples: bool = False
     ) -> NumberedBatches:
         """Batches of images, preprocessed by the network's library, and targets; or single images and their samples."""
 

@@ -1,6 +1,5 @@
 """Detection and instance segmentation on COCO, or on other data in its format."""
 
-import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from facts.models.feature_network import Features
 from facts.tasks.dense.base import Count, DensePrediction, Split
+from facts.utils.cache import content_key
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -90,8 +90,7 @@ class Coco(DensePrediction):
 
     @property
     def files_key(self) -> str:
-        hashes = (hashlib.sha256(self._annotations(split).read_bytes()).hexdigest() for split in ("train", "val"))
-        return " ".join(hashes)
+        return content_key(*(self._annotations(split).read_bytes() for split in ("train", "val")))
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -100,9 +99,7 @@ class Coco(DensePrediction):
     def _annotations(self, split: Split) -> Path:
         path = Path(self.root) / "annotations" / f"instances_{split}2017.json"
         if not path.is_file():
-            raise FileNotFoundError(
-                f"no {path}: root must hold COCO 2017 as it is unpacked, train2017/, val2017/ and annotations/"
-            )
+            raise FileNotFoundError(f"no {path}: root must hold COCO 2017 as it is unpacked")
         return path
 
 

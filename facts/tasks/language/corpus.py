@@ -18,8 +18,8 @@ from facts.utils.options import options
 class Corpus(Language):
     """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
-    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so the perplexities
-    of the two differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
+    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities
+    differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
     """
 
     training_text: str
