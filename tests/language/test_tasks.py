@@ -96,12 +96,8 @@ def test_ngrams_against_counting_by_hand():
     assert unigram_perplexity(training, text, 4) == pytest.approx(expected)
 
     # Successors: 0 -> 1, 1, 2; 1 -> 2, 1, 0; 2 -> 0
-    pairs = [
-        (2 + 2 * single[1]) / (3 + 2),
-        (0 + 3 * single[3]) / (3 + 3),
-        (1 + 1 * single[0]) / (1 + 1),
-        (2 + 2 * single[1]) / (3 + 2),
-    ]
+    pairs = [(2 + 2 * single[1]) / (3 + 2), 3 * single[3] / (3 + 3), (1 + single[0]) / (1 + 1)]
+    pairs.append(pairs[0])
     expected = math.exp(-sum(map(math.log, pairs)) / 4)
     assert bigram_perplexity(training, text, 4) == pytest.approx(expected)
 
@@ -187,12 +183,8 @@ def written(tmp_path):
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in made))
     source = {"data_files": {"test": f"{tmp_path}/questions.jsonl"}, "cache_dir": str(tmp_path)}
     shared = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "test", "doc_to_text": "context"}
-    quiz = {
-        "output_type": "multiple_choice",
-        "doc_to_target": "answer",
-        "doc_to_choice": "choices",
-        "metric_list": [{"metric": "acc"}],
-    }
+    quiz = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
+    quiz["metric_list"] = [{"metric": "acc"}]
     mine = {"output_type": "loglikelihood", "doc_to_target": "context", "metric_list": [{"metric": "perplexity"}]}
     for name, own in (("quiz", quiz), ("mine", mine)):
         task = {"task": name, **shared, **own}
