@@ -51,10 +51,7 @@ def split_indices(split: Split) -> Tensor:
 
 @cache
 def load_coloured(split: Split, size: int) -> Batch:
-    """The digits of a split `[N, 3, size, size]`, normalised as photos are, and their labels `[N]`.
-
-    Each digit is in one of the 32 x 32 squares of its image.
-    """
+    """Images `[N, 3, size, size]`, a digit in a square of each, normalised as photos are, and their labels `[N]`."""
     draw, data, indices = np.random.default_rng(split == "test"), load_digits(), split_indices(split).numpy()
     images = np.zeros((len(indices), size, size, 3), np.uint8)
     for digit, image in zip(data.images[indices] / 16, images, strict=True):

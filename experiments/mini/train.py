@@ -141,8 +141,10 @@ def train_language_model(recipe: CausalLM, seed: int) -> tuple[nn.Module, dict[s
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
     model.tokenizer = new_tokenizer(task.text("training"), model.config.vocab_size)
-    settings = {"learning_rate": 2e-3, "weight_decay": 0.1, "alpha": 0, "clip_grad": 1.0, "seed": seed}
-    finetune(model, model, task, Finetuning(num_epochs=EPOCHS_OF_TEXT, **settings))
+    schedule = Finetuning(
+        num_epochs=EPOCHS_OF_TEXT, learning_rate=2e-3, weight_decay=0.1, alpha=0, clip_grad=1.0, seed=seed
+    )
+    finetune(model, model, task, schedule)
     return model, task.evaluate(model)
 
 

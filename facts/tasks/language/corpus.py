@@ -68,7 +68,8 @@ def fetched_text(source: str) -> str:
     parts = source.removeprefix(HUB).split("/")
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
-    rows = fetched(source, *parts[2:], 'the text as a file: evaluation_text="wiki.test.raw"')
+    *_, configuration, split = parts
+    rows = fetched(source, configuration, split, 'the text as a file: evaluation_text="wiki.test.raw"')
     return "\n\n".join(rows["text"])
 
 
