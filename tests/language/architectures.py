@@ -14,7 +14,7 @@ DECODER = {
     "max_position_embeddings": 64,
 }
 # Queries share keys and values: grouped-query attention.
-LLAMA_STYLE = {**DECODER, "intermediate_size": 48, "num_key_value_heads": 2}
+LLAMA_STYLE = {**DECODER, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 2048}
 CONFIGURATIONS = {
     "qwen3": {**LLAMA_STYLE, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "llama": {**LLAMA_STYLE, "model_type": "llama"},
