@@ -51,10 +51,7 @@ def split_indices(split: Split) -> Tensor:
 
 @cache
 def load_coloured(split: Split, size: int) -> Batch:
-    """The digits of a split `[N, 3, size, size]`, normalised as photos are, and their labels `[N]`.
-
-    Each digit is in one of the 32 x 32 squares of its image.
-    """
+    """Images `[N, 3, size, size]`, a digit in a square of each, normalised as photos are, and their labels `[N]`."""
     draw, data, indices = np.random.default_rng(split == "test"), load_digits(), split_indices(split).numpy()
     images = np.zeros((len(indices), size, size, 3), np.uint8)
     for digit, image in zip(data.images[indices] / 16, images, strict=True):
@@ -77,7 +74,8 @@ def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) 
     diameter = int(draw.choice(DIAMETERS))
     top, left = draw.integers(0, SIDE - diameter + 1, 2)
     dark, light = draw.uniform(0.25, 0.4, 3), draw.uniform(0.85, 1, 3)
-    disc, ink = _disc(diameter), _enlarged(digit, diameter)[..., None]
+    squares, ink = (np.arange(diameter) - (diameter - 1) / 2) ** 2, _enlarged(digit, diameter)[..., None]
+    disc = squares[:, None] + squares <= (diameter / 2) ** 2
     image, mask = np.ones((SIDE, SIDE, 3)) * ground, np.zeros((SIDE, SIDE), bool)
     place = np.s_[top : top + diameter, left : left + diameter]
     image[place][disc] = (dark + ink * (light - dark))[disc]
@@ -88,11 +86,6 @@ def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) 
 def photographed(draw: np.random.Generator, image: np.ndarray) -> np.ndarray:
     """The bytes of an image of values of 0 to 1, with some noise."""
     return (255 * (image + draw.normal(0, NOISE, image.shape)).clip(0, 1)).astype(np.uint8)
-
-
-def _disc(diameter: int) -> np.ndarray:
-    squares = (np.arange(diameter) - (diameter - 1) / 2) ** 2
-    return squares[:, None] + squares <= (diameter / 2) ** 2
 
 
 def _enlarged(digit: np.ndarray, diameter: int) -> np.ndarray:

@@ -25,10 +25,7 @@ BLOCK = 2 * NUM_CLASSES
 
 @options
 class Digits(Classification):
-    """Which of a hundred handwritten digits is it? Training, calibration, searches and tests each have their own views.
-
-    With so many similar classes, a network needs its full width, and every image contributes to the gradients.
-    """
+    """Which of a hundred handwritten digits is it? Training, calibration, searches and tests have their own views."""
 
     num_calibration: Annotated[int, Field(ge=1, le=16384)] = 4096
     num_sensitivity: Count = 128

@@ -81,11 +81,8 @@ def other_words(ending: Words, others: list[Words], draw: random.Random) -> list
 def other_orders(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
     """The same words with two neighbours swapped."""
     places = [place for place in range(ENDING - 1) if ending[place] != ending[place + 1]]
-    return [_swapped(ending, place) for place in draw.sample(places, CHOICES - 1)]
-
-
-def _swapped(words: Words, place: int) -> Words:
-    return [*words[:place], words[place + 1], words[place], *words[place + 2 :]]
+    drawn = draw.sample(places, CHOICES - 1)
+    return [[*ending[:at], ending[at + 1], ending[at], *ending[at + 2 :]] for at in drawn]
 
 
 KINDS: dict[str, Callable[[Words, list[Words], random.Random], list[Words]]] = {
@@ -114,13 +111,8 @@ def questions(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> li
         others = [other for _, other in found if other != ending]
         choices = [ending, *KINDS[kind](ending, others, draw)]
         order = draw.sample(range(CHOICES), CHOICES)
-        made.append(
-            {
-                "context": " ".join(context),
-                "choices": [" ".join(choices[number]) for number in order],
-                "answer": order.index(0),
-            }
-        )
+        shown = [" ".join(choices[number]) for number in order]
+        made.append({"context": " ".join(context), "choices": shown, "answer": order.index(0)})
     return made
 
 

@@ -87,17 +87,10 @@ def write_coco(root: Path) -> None:
             images.append({"id": number, "file_name": file, "height": SIZE, "width": SIZE})
             for label, mask in zip(scene.labels, scene.masks, strict=True):
                 encoded = rle.encode(np.asfortranarray(mask, np.uint8))
-                annotations.append(
-                    {
-                        "id": len(annotations) + 1,
-                        "image_id": number,
-                        "category_id": label,
-                        "bbox": rle.toBbox(encoded).tolist(),
-                        "area": int(mask.sum()),
-                        "iscrowd": 0,
-                        "segmentation": {**encoded, "counts": encoded["counts"].decode()},
-                    }
-                )
+                drawn = {**encoded, "counts": encoded["counts"].decode()}
+                found = {"id": len(annotations) + 1, "image_id": number, "category_id": label, "segmentation": drawn}
+                box, area = rle.toBbox(encoded).tolist(), int(mask.sum())
+                annotations.append({**found, "bbox": box, "area": area, "iscrowd": 0})
         categories = [{"id": label, "name": str(label)} for label in range(10)]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / "annotations").mkdir(exist_ok=True)

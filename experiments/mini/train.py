@@ -1,12 +1,10 @@
 """Train the small networks of the `mini` profile: `python -m experiments.mini.train`.
 
 A fixed number of epochs, then the last weights: the test images select no weights. The classifiers have about 64
-channels and 6 to 8 blocks; noise and training were chosen by the accuracy of the dense networks alone, which should be
-85 to 95 %. Sizes were chosen for the base networks; the other sizes follow from these, and some train for other
-numbers of epochs, for the same range of accuracies. docs/reproducing.md says how the task was chosen. Detectors and
-segmenters are trained from their own classifiers, which see digits in colour, by the last recipe of PELA's protocol;
-its epochs and rate, and the scenes, were chosen for the dense networks. The language model learns Python's reference;
-its size, vocabulary and epochs were chosen for its perplexity on other topics.
+channels and 6 to 8 blocks; noise and training were chosen for dense networks of 85 to 95 % (docs/reproducing.md). Sizes
+of the base networks were chosen, the others follow; some train for other numbers of epochs, for the same accuracies.
+Detectors and segmenters are trained from classifiers of digits in colour, by the last recipe of PELA's protocol. The
+language model learns Python's reference; its size and epochs were chosen for its perplexity on other topics.
 """
 
 import argparse
@@ -63,13 +61,6 @@ def mini_recipes() -> dict[str, Recipe]:
     return {name: recipe for name, recipe in recipes.items() if name not in dense} | backbones | dense
 
 
-def widen_init(model: nn.Module) -> None:
-    """Draw the linear layers' weights as PyTorch does by default; a spread of 0.02 is too small for narrow networks."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-
-
 class ColouredEpoch:
     """Batches of the coloured training digits, in another order and moved differently each time they are read."""
 
@@ -94,13 +85,7 @@ def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], 
     return partial(Digits(batch_size=batch_size).training, model, seed=seed)
 
 
-def train(
-    model: nn.Module,
-    epochs: int,
-    seed: int = 0,
-    batch_size: int = 64,
-    peak: float = 3e-3,
-) -> list[float]:
+def train(model: nn.Module, epochs: int, seed: int = 0, batch_size: int = 64, peak: float = 3e-3) -> list[float]:
     """Train in place, leave the model in evaluation mode, and return each epoch's mean loss."""
     batches_of = epochs_for(model, seed, batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, weight_decay=0.05)
@@ -123,14 +108,12 @@ def train(
     return losses
 
 
-def epochs_of(name: str) -> int:
-    return OTHER_EPOCHS.get(name, EPOCHS_IN_COLOUR if name.endswith("backbone") else EPOCHS)
-
-
 def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = replace(recipe, weights="random").build()
-    widen_init(model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):  # as PyTorch does by default: timm's spread is too small for narrow networks
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
     train(model, epochs, seed)
     return model.half().float()  # as its checkpoint stores it
 
@@ -140,21 +123,6 @@ def top1_on_test(model: nn.Module) -> float:
     channels, _, side = model.pretrained_cfg["input_size"]
     data = [load_coloured("test", side)] if channels == 3 else Digits().evaluation(model)
     return percentage(are_right(model, data))
-
-
-def participation(model: nn.Module) -> float:
-    """Participation ratio of the gradients' energy over the calibration digits: 1 if all images have the same.
-
-    Gradients are taken of each image's loss with respect to its pixels. In a network that has memorised its images,
-    only a few of them have any.
-    """
-    energies = []
-    for images, labels in Digits().calibration(model):
-        images.requires_grad_(True)
-        (gradients,) = torch.autograd.grad(F.cross_entropy(model(images), labels, reduction="sum"), images)
-        energies.append(gradients.flatten(1).double().square().sum(dim=1))
-    energy = torch.cat(energies)
-    return (energy.sum().square() / (len(energy) * energy.square().sum())).item()
 
 
 def train_dense(name: str, recipe: OpenMMLabModel, seed: int, folder: Path) -> tuple[nn.Module, dict[str, float]]:
@@ -206,10 +174,9 @@ def main(arguments: list[str] | None = None) -> None:
         elif isinstance(recipe, OpenMMLabModel):
             model, metrics = train_dense(name, recipe, options.seed, options.scenes)
         else:
-            model = train_classifier(recipe, options.epochs or epochs_of(name), options.seed)
+            usual = OTHER_EPOCHS.get(name, EPOCHS_IN_COLOUR if name.endswith("backbone") else EPOCHS)
+            model = train_classifier(recipe, options.epochs or usual, options.seed)
             metrics = {"top1": top1_on_test(model)}
-            if not name.endswith("backbone"):
-                metrics["participation"] = participation(model)
             model.half()
         seconds = time.perf_counter() - start
         write_weights(model, path)

@@ -23,9 +23,8 @@ PRESCRIBED = {"input_size", "num_classes"}  # what may differ from timm's table 
 class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
-    `weights` is `pretrained` (published at Hugging Face), `random`, a checkpoint file, or a folder with the published
-    weights of many networks; a relative file is looked for where this package is installed, then in the working folder.
-    `arguments` go to the architecture.
+    `weights` is `pretrained` (at Hugging Face), `random`, a checkpoint file, or a folder with published weights of many
+    networks; a relative file is looked for in this installation first. `arguments` go to the architecture.
     """
 
     kind: ClassVar[str]
@@ -101,9 +100,7 @@ class TimmModel(Recipe):
     @classmethod
     def _of_its_own(cls, tag: str) -> str:
         if not re.fullmatch(r"\w[\w.-]*", tag):
-            raise ValueError(
-                f"{tag!r} is no tag of timm's own, but a repository or a folder: timm.list_models() has them"
-            )
+            raise ValueError(f"{tag!r} is no tag of timm's own, but a repository or a folder: see timm.list_models()")
         return tag
 
     @property
@@ -115,8 +112,7 @@ class TimmModel(Recipe):
         published = timm.get_pretrained_cfg(self.tag) if timm.models.is_model_pretrained(self.tag) else None
         if published is None or published.hf_hub_id is None:
             raise ValueError(
-                f"timm publishes no weights of {self.tag!r} at Hugging Face: timm.list_pretrained() shows its tags; "
-                "or set weights to a checkpoint file or to `random`"
+                f"timm publishes no weights of {self.tag!r} (timm.list_pretrained()): set weights to a file or `random`"
             )
         return published.hf_hub_id
 
@@ -140,8 +136,7 @@ class TimmModel(Recipe):
             translated = translate(tensors, model)
         except Exception:  # files of other networks can fail in any way; `load_strictly` reports the misfits
             return tensors
-        # timm may resample tensors for another image size: then the tensors of the file are returned as they are.
-        held = {tensor.data_ptr() for tensor in tensors.values()}
+        held = {tensor.data_ptr() for tensor in tensors.values()}  # timm may resample others for another image size
         return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
 
@@ -174,9 +169,7 @@ def refuse_references(values: Any, where: str) -> None:
     """Raises `ValueError` if nested plain values contain the name of a file, an address or a repository."""
     for name, value in nested(values, where):
         if isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
-            raise ValueError(
-                f"the recipe's {name} is {value!r}, and may name no file and no address in a saved network"
-            )
+            raise ValueError(f"the recipe's {name} is {value!r}, and may name no file and no address")
 
 
 def nested(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -77,8 +77,7 @@ class FeatureNetwork(nn.Module):
 class SelfAttention(nn.Module):
     """mmcv's `MultiheadAttention` on tokens `[N, T, d]`, with its products as two linear layers.
 
-    mmcv calls PyTorch's own module on tokens `[T, N, d]`, which bypasses the `forward` of its layers: they could be
-    neither captured nor replaced.
+    mmcv calls PyTorch's, which bypasses the `forward` of its layers: they could be neither captured nor replaced.
     """
 
     def __init__(self, original: nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
+from facts.utils.extras import needing
 from facts.utils.hub import offline
 from facts.utils.options import options
 from facts.utils.silence import silence
@@ -21,7 +22,6 @@ PROCESSORS = {
     "tokenizer": ("tokenizer_config.json", "AutoTokenizer"),
     "image_processor": ("preprocessor_config.json", "AutoImageProcessor"),
 }
-GENERATION = "generation_config.json"
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
 LABELS = ("id2label", "label2id")  # names of classes, in any words
@@ -44,7 +44,7 @@ class TransformersModel(Recipe):
 
     @classmethod
     def classes(cls) -> dict[str, tuple[str, ...]]:
-        """Names of the classes of transformers that this kind of recipe builds, by type of configuration."""
+        """Names of transformers' classes that such a recipe builds, by type of configuration."""
         import_transformers()
         from transformers.models.auto import modeling_auto
 
@@ -100,9 +100,7 @@ class TransformersModel(Recipe):
         default = transformers.AutoConfig.for_model(kind)
         known = {*default.to_dict(), *default.attribute_map}
         if unknown := self.arguments.keys() - known:
-            raise ValueError(
-                f"no field of {kind} is called {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}"
-            )
+            raise ValueError(f"no field of {kind} is called {', '.join(sorted(unknown))}: {', '.join(sorted(known))}")
         return transformers.AutoConfig.for_model(**{**configuration, **self.arguments})
 
     def loaded(self, path: Path) -> nn.Module:
@@ -167,10 +165,8 @@ def published_configuration(tag: str) -> dict[str, Any]:
     try:
         return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
-        raise FileNotFoundError(
-            f"the configuration of {tag} is neither on this machine nor could it be fetched ({error}); give it as "
-            "`configuration`"
-        ) from error
+        message = f"the configuration of {tag} could not be fetched ({error}); give it as `configuration`"
+        raise FileNotFoundError(message) from error
 
 
 def _refuse_code(settings: dict[str, Any]) -> None:
@@ -179,14 +175,11 @@ def _refuse_code(settings: dict[str, Any]) -> None:
         name = path.rpartition(".")[2]
         foreign = (name in CODE and value is not None) or name.startswith("__")
         if foreign or ("_implementation" in name and value not in IMPLEMENTATIONS):
-            raise ValueError(
-                f"the recipe's configuration sets {name} to {value!r}, which is more than data: in a saved network "
-                f"{', '.join(CODE)} must be left out, and implementations be of transformers itself"
-            )
+            raise ValueError(f"the recipe's configuration sets {name} to {value!r}, which is more than data")
 
 
 def write_processors(model: nn.Module, folder: Path) -> None:
-    """Write the JSON files that using a network takes, besides its weights: generation settings, tokenizer, images."""
+    """Write a network's JSON files: generation settings, tokenizer, image processor."""
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):
@@ -197,7 +190,7 @@ def write_processors(model: nn.Module, folder: Path) -> None:
 
 def read_processors(model: nn.Module, folder: Path) -> None:
     """Load the files that `write_processors` wrote into a model."""
-    if (folder / GENERATION).exists():
+    if (folder / "generation_config.json").exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     for attribute, (file, _) in PROCESSORS.items():
         if (folder / file).exists():
@@ -211,9 +204,7 @@ def read_processor(attribute: str, source: Path | str, **settings: Any) -> Any:
 
 
 def import_transformers() -> Any:
-    """Import transformers. Raises `ImportError` that says how to install it."""
-    try:
+    """Import transformers. Raises `ModuleNotFoundError` that says how to install it."""
+    with needing("llm", "a network of transformers"):
         import transformers
-    except ImportError as error:
-        raise ImportError(f"networks of transformers need it ({error}): pip install -e '.[llm]'") from error
     return transformers

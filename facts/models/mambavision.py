@@ -33,9 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class MambaVision(nn.Module):
     """A convolutional stem and two convolutional stages, then two stages of Mamba mixers followed by attention.
 
-    `depths` and `dims` hold one value for each of the four stages, `heads` and `windows` one for each of the last two.
-    Images `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only recorded in
-    `pretrained_cfg`, as in timm's networks.
+    `depths` and `dims` hold a value for each of the four stages, `heads` and `windows` for each of the last two. Images
+    `[N, in_chans, H, W]` of any size give logits `[N, num_classes]`; `img_size` is only recorded.
     """
 
     def __init__(
@@ -61,13 +60,11 @@ class MambaVision(nn.Module):
             "crop_pct": 0.875,  # resize to 256 as for the other networks; the publishers themselves use 1.0 for B
         }
         self.patch_embed = stem(in_chans, stem_dim, dims[0])
-        self.levels = nn.ModuleList(
-            [
-                ConvStage(depths[0], dims[0], dims[1]),
-                ConvStage(depths[1], dims[1], dims[2]),
-                TokenStage(depths[2], dims[2], dims[3], heads[0], windows[0], mlp_ratio, layer_scale),
-                TokenStage(depths[3], dims[3], None, heads[1], windows[1], mlp_ratio, layer_scale),
-            ]
+        self.levels = nn.Sequential(
+            ConvStage(depths[0], dims[0], dims[1]),
+            ConvStage(depths[1], dims[1], dims[2]),
+            TokenStage(depths[2], dims[2], dims[3], heads[0], windows[0], mlp_ratio, layer_scale),
+            TokenStage(depths[3], dims[3], None, heads[1], windows[1], mlp_ratio, layer_scale),
         )
         self.norm = nn.BatchNorm2d(dims[-1])
         self.head = nn.Linear(dims[-1], num_classes)
@@ -90,15 +87,9 @@ class MambaVision(nn.Module):
             if isinstance(module, MambaMixer):
                 module.init_step_size()
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images `[N, in_chans, H, W]` to normalised feature maps `[N, dims[-1], H / 32, W / 32]`."""
-        x = self.patch_embed(x)
-        for level in self.levels:
-            x = level(x)
-        return self.norm(x)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.forward_features(x).mean(dim=(2, 3)))
+        maps = self.norm(self.levels(self.patch_embed(x)))  # [N, dims[-1], H / 32, W / 32]
+        return self.head(maps.mean(dim=(2, 3)))
 
 
 def stem(in_chans: int, stem_dim: int, dim: int) -> nn.Module:
@@ -160,18 +151,11 @@ class TokenStage(nn.Module):
     ):
         super().__init__()
         self.window = window, window
-        mixers = (depth + 1) // 2
-        self.blocks = nn.Sequential(
-            *(
-                TokenBlock(
-                    MambaMixer(dim) if index < mixers else Attention(dim, num_heads=heads, qkv_bias=True),
-                    dim,
-                    mlp_ratio,
-                    layer_scale,
-                )
-                for index in range(depth)
-            )
-        )
+        self.blocks = nn.Sequential()
+        for index in range(depth):
+            first = index < (depth + 1) // 2
+            mixer = MambaMixer(dim) if first else Attention(dim, num_heads=heads, qkv_bias=True)
+            self.blocks.append(TokenBlock(mixer, dim, mlp_ratio, layer_scale))
         self.downsample = nn.Identity() if out_dim is None else downsample(dim, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -233,8 +217,7 @@ class MambaMixer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         x, z = self.in_proj(tokens).transpose(1, 2).chunk(2, dim=1)
-        x = F.silu(self.conv1d_x(x))
-        z = F.silu(self.conv1d_z(z))
+        x, z = F.silu(self.conv1d_x(x)), F.silu(self.conv1d_z(z))
         dt, B, C = self.x_proj(x.transpose(1, 2).flatten(0, 1)).split(self.split, dim=1)
         dt, B, C = (part.unflatten(0, (-1, length)).transpose(1, 2) for part in (self.dt_proj(dt), B, C))
         # The published network adds the bias a second time, here.

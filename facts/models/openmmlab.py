@@ -21,9 +21,8 @@ LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # the library may import 
 class OpenMMLabModel(Recipe):
     """A network by the name of a library's configuration, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
 
-    `arguments` change fields of its `model`, by dotted name: `{"backbone.embed_dims": 128}`. `weights` is a checkpoint
-    file of the library or of this package, or `random`. `classifier` is the classification network that the backbone
-    comes from.
+    `arguments` change fields of its `model`, by dotted name: `{"backbone.embed_dims": 128}`. `weights` is a file of the
+    library or of this package, or `random`. The backbone comes from the network `classifier`.
     """
 
     kind: ClassVar[str] = "openmmlab"
@@ -36,10 +35,7 @@ class OpenMMLabModel(Recipe):
     def _inside(cls, config: str) -> str:
         path = PurePosixPath(config)
         if path.is_absolute() or ".." in path.parts or "\\" in config or path.suffix != ".py":
-            raise ValueError(
-                f"{config!r} is no name of a file among the library's configurations, which are code: give one like "
-                "swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"
-            )
+            raise ValueError(f"{config!r} is no name of a file among the library's configurations, which are code")
         return config
 
     @property
@@ -48,16 +44,11 @@ class OpenMMLabModel(Recipe):
 
     @property
     def repository(self) -> str:
-        raise ValueError(
-            f"the weights of {self.config} are not at Hugging Face: set weights to a checkpoint file, or to `random`"
-        )
+        raise ValueError(f"the weights of {self.config} are not at Hugging Face: set weights to a file or `random`")
 
     @property
     def published(self) -> str | None:
-        """Address of the library's own weights of this very configuration; None if it lists none.
-
-        The name ends with the first eight digits of the file's SHA-256.
-        """
+        """Address of the library's own weights of this configuration, ending with eight digits of SHA-256, if any."""
         from mmengine import load
 
         if self.arguments:
@@ -88,10 +79,8 @@ class OpenMMLabModel(Recipe):
             parts = path.split(".")
             foreign = [part for part in parts if part.startswith(("_", "init_cfg", "pretrained"))]
             if foreign or ("type" in parts and value not in LAYERS):
-                raise ValueError(
-                    f"the recipe's arguments set {(*foreign, 'type')[0]} to {value!r}: in a saved network they may "
-                    f"only be sizes, and types among {', '.join(LAYERS)}"
-                )
+                found = f"the recipe's arguments set {(*foreign, 'type')[0]} to {value!r}"
+                raise ValueError(f"{found}: they may only be sizes, and types among {', '.join(LAYERS)}")
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Put everything in the library's own files that is neither backbone nor neck under `heads`."""

@@ -17,39 +17,30 @@ from facts.utils.random import seeded
 
 # timm's names of modules, and OpenMMLab's.
 Names = dict[str, str | Callable[[re.Match[str]], str]]
-SWIN: Names = {
+SHARED: Names = {
     r"patch_embed\.proj\b": "patch_embed.projection",
+    r"mlp\.fc1": "ffn.layers.0.0",
+    r"mlp\.fc2": "ffn.layers.1",
+}
+SWIN: Names = {
+    **SHARED,
     r"layers\.(\d)\.downsample": lambda match: f"stages.{int(match[1]) - 1}.downsample",  # timm begins a stage with it
     r"layers\.(\d+)\.blocks": r"stages.\1.blocks",
     r"\.attn\.": ".attn.w_msa.",
-    r"mlp\.fc1": "ffn.layers.0.0",
-    r"mlp\.fc2": "ffn.layers.1",
     r"^norm\.": "norm3.",
 }
-VIT: Names = {
-    r"patch_embed\.proj\b": "patch_embed.projection",
-    r"blocks\.(\d+)\.": r"layers.\1.",
-    r"norm([12])": r"ln\1",
-    r"mlp\.fc1": "ffn.layers.0.0",
-    r"mlp\.fc2": "ffn.layers.1",
-}
+VIT: Names = {**SHARED, r"blocks\.(\d+)\.": r"layers.\1.", r"norm([12])": r"ln\1"}
 
 
 def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
     """Copy the weights of timm's network of the same shape, low-rank layers included, into the backbone.
 
     Parts that only one of them has are left alone: the classifier's head, the norms of the backbone's other maps.
-    Position embeddings are resampled to the backbone's grid. Raises `ValueError` for a network of another family or of
-    other shapes.
+    Position embeddings are resampled. Raises `ValueError` for another family or other shapes.
     """
-    own: tuple[str, ...]
-    match classifier:
-        case SwinTransformer():
-            names, own = SWIN, ("head.",)
-        case VisionTransformer():
-            names, own = VIT, ("head.", "norm.")
-        case _:
-            raise ValueError(f"a {type(classifier).__name__} is no backbone here: give timm's Swin or a plain ViT")
+    if not isinstance(classifier, SwinTransformer | VisionTransformer):
+        raise ValueError(f"a {type(classifier).__name__} is no backbone here: give timm's Swin or a plain ViT")
+    names, own = (SWIN, ("head.",)) if isinstance(classifier, SwinTransformer) else (VIT, ("head.", "norm."))
     backbone = network.backbone
     try:
         low_rank = {name: module for name, module in classifier.named_modules() if isinstance(module, LowRankLayer)}
@@ -64,9 +55,8 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
             _fit_embedding(tensors, backbone)
         unexpected = backbone.load_state_dict(tensors, strict=False).unexpected_keys
     except (AttributeError, RuntimeError) as error:
-        raise ValueError(
-            f"the backbone {type(backbone).__name__} has other shapes than its classifier: {error}"
-        ) from error
+        message = f"the backbone {type(backbone).__name__} has other shapes than its classifier: {error}"
+        raise ValueError(message) from error
     if unexpected:
         raise ValueError(f"the backbone {type(backbone).__name__} has no place for {', '.join(unexpected)}")
 

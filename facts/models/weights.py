@@ -46,8 +46,8 @@ def fetch(repository: str) -> Path:
         return _download(repository)
     except OSError as error:
         raise FileNotFoundError(
-            f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect this machine to "
-            "huggingface.co once, or set weights to a checkpoint file or to a folder that holds them."
+            f"the weights of {repository} could not be fetched ({_first_line(error)}). Connect to huggingface.co once, "
+            "or set weights to a checkpoint file or a folder with them."
         ) from error
 
 
@@ -93,10 +93,9 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file, of all files in an index, or of a PyTorch file.
+    """Read the tensors of a safetensors file, of all files in an index, or of a PyTorch file or its `state_dict`.
 
-    Of a PyTorch file, the `state_dict` or `model` entry is read if there is one. Raises `FileNotFoundError` if a file
-    is missing, `ValueError` if one is damaged or holds anything else.
+    Raises `FileNotFoundError` if a file is missing, `ValueError` if one is damaged or holds anything else.
     """
     return {name: tensor for file in weight_files(path) for name, tensor in _read(file).items()}
 
@@ -130,10 +129,7 @@ def _read_pickle(path: Path) -> object:
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load every tensor by name; half-precision tensors become the model's own type.
-
-    Raises `ValueError` with the number of missing, extra and misshapen tensors, and the names of the first.
-    """
+    """Load every tensor by name, in the model's own type. Raises `ValueError` with the first few that do not fit."""
     expected, found = _shapes(model.state_dict()), _shapes(tensors)
     misfits = [
         f"{name}: {found.get(name, 'nothing')} instead of {expected.get(name, 'nothing')}"
@@ -148,9 +144,8 @@ def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
     """Raises `ValueError` if there are misfits."""
     if misfits:
         raise ValueError(
-            f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, "
-            f"the first being {'; '.join(misfits[:SHOWN])}. "
-            "Give the checkpoint of this very network, or change the network's tag, variant or arguments."
+            f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, the first "
+            f"being {'; '.join(misfits[:SHOWN])}. Give this network's own, or change its tag, variant or arguments."
         )
 
 

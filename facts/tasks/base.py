@@ -65,10 +65,7 @@ class Task(ABC):
         """Distance of the outputs of a changed network from the original ones: the sum over samples."""
 
     def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
-        """Distance of a student's outputs from its teacher's, for training: the sum over samples.
-
-        Raises `ValueError` for a temperature other than 1 if the outputs are no logits.
-        """
+        """Distance of a student's outputs from its teacher's, summed. Raises `ValueError` if no logits are softened."""
         if temperature != 1:
             raise ValueError(f"the outputs of {type(self).__name__} are no class logits: temperature must be 1")
         return self.output_error(original, changed)
@@ -110,10 +107,11 @@ def settings_of(task: Task) -> dict[str, Any]:
     return {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("root", "num_workers")}
 
 
-def chosen_of(available: int, num_sensitivity: int, num_calibration: int, seed: int, root: object) -> dict[str, Any]:
+def chosen_indices_of(task: Any) -> dict[str, list[int]]:
     """Positions for `sensitivity` and for `calibration` among shuffled images. Raises `ValueError` for too few."""
-    needed = num_sensitivity + num_calibration
-    if available < needed:
-        raise ValueError(f"{root} holds {available} training images; num_sensitivity + num_calibration needs {needed}")
-    order = torch.randperm(available, generator=torch.Generator().manual_seed(seed)).tolist()
-    return {"sensitivity": order[:num_sensitivity], "calibration": order[num_sensitivity:needed]}
+    available, first = len(task.training_images), task.num_sensitivity
+    if available < (needed := first + task.num_calibration):
+        message = f"{task.root} holds {available} training images"
+        raise ValueError(f"{message}; num_sensitivity + num_calibration needs {needed}")
+    order = torch.randperm(available, generator=torch.Generator().manual_seed(task.seed)).tolist()
+    return {"sensitivity": order[:first], "calibration": order[first:needed]}

@@ -20,7 +20,5 @@ def fetched(source: str, configuration: str | None, split: str | None, instead: 
             raise ConnectionError("the hub does not answer; HF_HUB_OFFLINE=1 uses what was fetched before")
         return load_dataset(repository, configuration, split=split)
     except ConnectionError as error:
-        raise ConnectionError(
-            f"{source} is not on this machine and could not be fetched ({error}). Connect the machine to "
-            f"huggingface.co once, or give {instead}"
-        ) from error
+        message = f"{source} is not on this machine and could not be fetched ({error})"
+        raise ConnectionError(f"{message}. Connect the machine to huggingface.co once, or give {instead}") from error

@@ -1,12 +1,12 @@
-"""Cells of the two tables, from a configuration to a record."""
+"""Cells of the two tables, from a configuration to a record; a detector that recovers, and one in a folder."""
 
 from tests.detection import installed  # noqa: F401, I001
 
 import pytest
+import torch
+from mmdet.structures import DetDataSample
 
 import facts
-from experiments.doctor import examine
-from experiments.grid import GridCell
 from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost
 
@@ -56,16 +56,6 @@ def test_trained_in_stages(cell, column):
     assert run_cell(staged).attempt == record.attempt  # it is not run again
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_the_doctor_says_what_the_paper_s_own_size_lacks(cell_config, column, tmp_path):
-    config = cell_config("profile=paper", *COLUMNS[column], f"task.paper.root={tmp_path}")
-    findings = {finding.what: finding for finding in examine(config, [GridCell("", "", "", config)])}
-    assert findings["packages of the extra detection"].level == "fine"
-    for what in (f"weights of {config.model.name}", f"data of {config.task.name}"):
-        assert findings[what].level == "problem"
-    assert "root must hold" in findings[f"data of {config.task.name}"].detail
-
-
 def test_a_detector_recovers(detection, detector):
     """A compressed detector learns from the original, without boxes."""
     calibration = detection.calibration(detector)
@@ -74,3 +64,19 @@ def test_a_detector_recovers(detection, detector):
     course = facts.recover(result, calibration, epochs=6, batch_size=2, views=False).summary.recovery
     assert course.num_samples + course.num_held_back == 16
     assert course.after < 0.8 * course.before
+
+
+def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):
+    calibration = detection.calibration(detector)
+    losses = {"loss": detection.loss, "output_error": detection.output_error}
+    result = facts.compress(detector, calibration, form="pivoted", ratio=0.6, **losses)
+    facts.save_compressed(result, tmp_path)
+    image, (sample,) = next(iter(detection.evaluation(detector)))
+    sizes = {name: sample.get(name) for name in ("img_shape", "ori_shape", "batch_input_shape", "pad_shape")}
+    alone = DetDataSample(metainfo={**sizes, "scale_factor": (1.0, 1.0)})
+    with torch.no_grad():
+        (ours,) = result.model(image).predictions([sample])
+        (theirs,) = facts.load_compressed(tmp_path).model(image).predictions([alone])
+    assert len(ours.pred_instances) > 0
+    for name in ("bboxes", "labels", "scores", "masks"):
+        assert torch.equal(ours.pred_instances[name], theirs.pred_instances[name]), name

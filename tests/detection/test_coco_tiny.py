@@ -13,10 +13,7 @@ from facts.finetuning import Finetuning, finetune
 from facts.tasks.dense.coco import Coco
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco_tiny"
-pytestmark = [
-    pytest.mark.external,
-    pytest.mark.skipif(not ROOT.exists(), reason=f"no photos in {ROOT}"),
-]
+pytestmark = [pytest.mark.external, pytest.mark.skipif(not ROOT.exists(), reason=f"no photos in {ROOT}")]
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +40,9 @@ def test_training_compression_and_evaluation(task, network):
     assert (targets["boxes"] <= targets["sizes"].flip(-1).repeat(1, 2)[:, None]).all()
     outcome = finetune(network, network, task, Finetuning(num_epochs=1, learning_rate=1e-4, alpha=0.0))
     assert outcome.losses[0] > 0
-    result = facts.compress(
-        facts.prepare(
-            network,
-            task.calibration(network),
-            loss=task.loss,
-            output_error=task.output_error,
-            input_shape=task.input_shape(network),
-        ),
-        search="cors",
-        ratio=0.6,
-        sensitivity=task.sensitivity(network),
-    )
+    losses = {"loss": task.loss, "output_error": task.output_error, "input_shape": task.input_shape(network)}
+    prepared = facts.prepare(network, task.calibration(network), **losses)
+    result = facts.compress(prepared, search="cors", ratio=0.6, sensitivity=task.sensitivity(network))
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.summary.after.flops < result.summary.before.flops
     figures = task.evaluate(result.model)

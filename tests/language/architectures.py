@@ -6,46 +6,23 @@ from facts.models import CausalLM
 from facts.moments.losses import next_tokens
 
 NUM_TOKENS = 64
-LLAMA_STYLE = {
+DECODER = {
     "vocab_size": NUM_TOKENS,
     "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,  # queries share keys and values: grouped-query attention
+    "max_position_embeddings": 64,
 }
+# Queries share keys and values: grouped-query attention.
+LLAMA_STYLE = {**DECODER, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 2048}
 CONFIGURATIONS = {
     "qwen3": {**LLAMA_STYLE, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "llama": {**LLAMA_STYLE, "model_type": "llama"},
     "gemma2": {**LLAMA_STYLE, "model_type": "gemma2", "head_dim": 8},
     "phi3": {**LLAMA_STYLE, "model_type": "phi3", "pad_token_id": 0},
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": NUM_TOKENS,
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 64,
-    },
-    "opt": {
-        "model_type": "opt",
-        "vocab_size": NUM_TOKENS,
-        "hidden_size": 32,
-        "word_embed_proj_dim": 32,
-        "ffn_dim": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 64,
-    },
-}
-CONFIGURATIONS["biogpt"] = {
-    "model_type": "biogpt",  # its head is called `output_projection`
-    "vocab_size": NUM_TOKENS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
+    "gpt2": {**DECODER, "model_type": "gpt2"},
+    "opt": {**DECODER, "model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 48},
+    "biogpt": {**DECODER, "model_type": "biogpt", "intermediate_size": 48},  # its head is called `output_projection`
 }
 LAYERS = {"biogpt": 12, "qwen3": 14, "llama": 14, "gemma2": 14, "phi3": 8, "gpt2": 8, "opt": 12}
 

@@ -17,7 +17,6 @@ from facts.modules.forms import FORMS
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import run
-from facts.moments.losses import NOTHING, summed_cross_entropy
 from tests.language.architectures import CONFIGURATIONS, LAYERS, build, sequences
 
 
@@ -72,23 +71,6 @@ def test_gpt2_s_layers_become_linear_ones_that_compute_the_same():
     result = facts.compress(original, sequences(), ratio=0.5)  # no need to change it oneself
     assert result.plan.keys() == select_layers(changed).layers.keys()
     assert count_cost(original, (1, 12)) == count_cost(changed, (1, 12))
-
-
-def test_inputs_by_name_compress_as_tokens_do():
-    model, batches = build("llama"), sequences()
-    by_name = [({"input_ids": tokens}, targets) for tokens, targets in batches]
-    ours, theirs = (facts.compress(model, data, estimator="svd_llm") for data in (batches, by_name))
-    assert ours.summary.after == theirs.summary.after
-    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_the_loss_is_that_of_transformers():
-    model, (tokens, targets) = build("llama"), sequences()[0]
-    with torch.no_grad():
-        expected = model(tokens, labels=tokens).loss * (targets != NOTHING).sum()
-        found = summed_cross_entropy(run(model, tokens), targets)
-    assert torch.isclose(found, expected, rtol=1e-5)
 
 
 def test_divergence_in_parts_is_that_of_the_whole(monkeypatch):

@@ -7,8 +7,6 @@ import torch
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
-from experiments.doctor import examine
-from experiments.grid import GridCell
 from experiments.mini.train import main, mini_recipe
 
 pytestmark = pytest.mark.system
@@ -54,14 +52,6 @@ def test_analyses_look_at_tokens(cell_config):
     assert coupling[-1].abs().sum() == 0  # nothing is to be predicted at the last place: it has no gradient
     record = run(cell_config, "analysis=throughput", "hardware.batch_size=2", "hardware.timing.num_turns=2", *few)
     assert record.metrics["speedup"] > 0
-
-
-def test_the_doctor_looks_at_texts_and_weights(cell_config):
-    config = cell_config(*LANGUAGE)
-    findings = {finding.what: finding for finding in examine(config, [GridCell("", "", "", config)])}
-    assert findings["packages of the extra llm"].level == "fine"
-    assert "characters to train on" in findings["data of language"].detail
-    assert "mini_qwen3" in findings["weights of qwen3_1_7b"].detail
 
 
 def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):

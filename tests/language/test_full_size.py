@@ -56,7 +56,6 @@ def test_layers_parameters_and_operations(qwen3):
 @pytest.mark.parametrize(
     ("overrides", "moments", "batch"),
     [
-        ([], 16.0, 17.57),
         (["hardware.memory.layers_at_once=7"], 0.57, 17.57),
         (["hardware.memory.checkpoint_blocks=true"], 16.0, 2.25),
     ],

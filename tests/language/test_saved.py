@@ -69,38 +69,3 @@ def test_rotations_of_half_precision_networks_keep_their_type(rotations, tmp_pat
     tokens = torch.randint(NUM_TOKENS, (1, 2000))
     with torch.no_grad():
         assert torch.equal(run(loaded, tokens), run(result.model, tokens))
-
-
-@pytest.mark.attack
-def test_no_code_of_a_folder_or_an_unknown_architecture_is_run(tmp_path):
-    model = build("llama", vocab_size=300)
-    model.tokenizer = new_tokenizer(TEXT, 300)
-    facts.save_compressed(facts.compress(model, sequences()), tmp_path)
-    manifest, tokenizer = tmp_path / "compression.json", tmp_path / "tokenizer_config.json"
-    plain = json.loads(manifest.read_text())
-    for changes, message in (
-        ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "a.B"}}, "sets auto_map to"),
-        ({"model_type": "mine"}, "knows no model_type 'mine'"),
-    ):
-        configuration = plain["recipe"]["configuration"] | changes
-        manifest.write_text(json.dumps(plain | {"recipe": plain["recipe"] | {"configuration": configuration}}))
-        with pytest.raises(ValueError, match=message):
-            facts.load_compressed(tmp_path)
-    manifest.write_text(json.dumps(plain))
-    settings = json.loads(tokenizer.read_text()) | {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}
-    tokenizer.write_text(json.dumps(settings | {"tokenizer_class": "Mine"}))
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json sets auto_map to"):
-        facts.load_compressed(tmp_path)
-
-
-def test_a_model_of_one_s_own_needs_no_recipe(tmp_path):
-    import transformers
-
-    configuration = transformers.AutoConfig.for_model(**CONFIGURATIONS["gpt2"])
-    model = transformers.AutoModelForCausalLM.from_config(configuration).eval()
-    result = facts.compress(model, sequences(), ratio=0.6)
-    facts.save_compressed(result, tmp_path)
-    tokens = sequences()[0][0]
-    for loaded in (facts.load_compressed(tmp_path), facts.load_compressed(tmp_path, model)):
-        with torch.no_grad():
-            assert torch.equal(run(loaded.model, tokens), run(result.model, tokens))

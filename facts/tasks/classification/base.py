@@ -74,10 +74,8 @@ def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tenso
     one_hot = F.one_hot(labels[order])
     fewest = one_hot.sum(dim=0).min().item()
     if fewest < sum(counts):
-        raise ValueError(
-            f"num_factors_per_class + num_held_out_per_class needs {sum(counts)} evaluation images of every class; one "
-            f"has {fewest}"
-        )
+        message = f"needs {sum(counts)} evaluation images of every class; one has {fewest}"
+        raise ValueError(f"num_factors_per_class + num_held_out_per_class {message}")
     place = (one_hot.cumsum(dim=0) * one_hot).sum(dim=1) - 1  # number of earlier samples of its class
     ends = list(itertools.accumulate(counts, initial=0))
     return [order[(start <= place) & (place < end)] for start, end in itertools.pairwise(ends)]

@@ -135,16 +135,11 @@ def columns_of(data: "Dataset", source: object) -> tuple[str, str | None]:
         [name for name, feature in data.features.items() if isinstance(feature, kind)] for kind in (Image, ClassLabel)
     )
     if len(images) != 1:
-        raise ValueError(
-            f"{source} has {len(images)} columns of images among {', '.join(data.features)}: give a data set with "
-            "one, by cast_column(name, datasets.Image()) or remove_columns, and save_to_disk"
-        )
+        found = f"{source} has {len(images)} columns of images among {', '.join(data.features)}"
+        raise ValueError(f"{found}: give a data set with one (cast_column, remove_columns), and save_to_disk")
     named = [name for name in labels if name in LABELS] if len(labels) > 1 else labels
     if labels and len(named) != 1:
-        raise ValueError(
-            f"{source} has several columns of classes, none of them called label: leave one, by remove_columns "
-            "and save_to_disk"
-        )
+        raise ValueError(f"{source} has several columns of classes, none of them called label: leave one and save it")
     return images[0], named[0] if named else None
 
 

@@ -47,13 +47,12 @@ class Pictures(Files):
 class ImageFolder(Images):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 
-    If only one of these parts exists, or none, half of the images are kept for evaluation, the same half for every
-    `seed`. A folder of such a name without folders in it, but with folders next to it, is a class. Folders without
-    images are ignored. A label is the position of a class among the sorted ones; or of its synset if the network has
-    1,000 classes and all folders are named by synsets of ImageNet-1k; or that of the network's own class of this name,
-    if it is of transformers and has all of them. If the numbers of classes and folders differ, the data are images
-    without labels, and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches
-    compare outputs on images that also give the factors.
+    With one of these parts or none, half of the images are for evaluation, the same for every `seed`. A folder of such
+    a name without folders in it, but next to others, is a class. Folders without images are ignored. A label is the
+    position of a class among the sorted ones; or among ImageNet's synsets, if the network has 1,000 classes and all
+    folders are named by them; or that of the class of this name in a network of transformers that has all of them. If
+    the numbers of classes and folders differ, images have no labels and evaluation is not possible. `num_calibration`
+    and `num_sensitivity` are upper bounds; searches compare outputs on images that also give the factors.
     """
 
     num_calibration: Count = 512

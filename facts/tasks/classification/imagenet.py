@@ -11,16 +11,8 @@ import numpy as np
 from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from facts.tasks.base import chosen_of
-from facts.tasks.classification.image_files import (
-    Files,
-    ImageFiles,
-    Rows,
-    columns_of,
-    first_few,
-    is_dataset,
-    splits_of,
-)
+from facts.tasks.base import chosen_indices_of
+from facts.tasks.classification.image_files import Files, ImageFiles, Rows, columns_of, first_few, is_dataset, splits_of
 from facts.tasks.classification.images import Images, Transform
 from facts.utils.options import Count, options
 
@@ -30,14 +22,12 @@ UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for sp
 
 @options
 class ImageNet(Images):
-    """ImageNet-1k in `root`: class folders in `train/` and `val/`, or a data set of Hugging Face.
+    """ImageNet-1k in `root`: class folders in `train/` and `val/`, into which torchvision unpacks the tar files.
 
-    The data set is a folder of Parquet files, one that `save_to_disk` wrote, or `hub:ILSVRC/imagenet-1k`. torchvision
-    unpacks the original tar files into class folders.
-
-    A label is the position of the class among the sorted synsets. The training images, sorted by synset and file name,
-    are shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the
-    factors (paper, section 5.1).
+    Or a data set of Hugging Face: a folder of Parquet files or by `save_to_disk`, or `hub:ILSVRC/imagenet-1k`. A label
+    is the position of the class among the sorted synsets. The training images, sorted by synset and file name, are
+    shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the factors
+    (paper, section 5.1).
     """
 
     num_calibration: Count = 16384
@@ -62,8 +52,7 @@ class ImageNet(Images):
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Positions of the images for both uses. Raises `ValueError` if there are too few."""
-        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
-        return chosen_of(*numbers, self.seed, self.root)
+        return chosen_indices_of(self)
 
 
 def find_images(root: Path, split: Split) -> ImageFiles:
@@ -75,18 +64,12 @@ def find_images(root: Path, split: Split) -> ImageFiles:
         return _in_rows(root, split)
     if not all((root / name).is_dir() for name in ("train", "val")):
         raise FileNotFoundError(
-            f"no ImageNet at {root}: set root to a folder with a folder for each class in train/ and val/, or with "
-            "Hugging Face's Parquet files. torchvision unpacks the original tar files in place: "
-            f'python -c "{UNPACK.format(str(root))}"'
+            f"no ImageNet at {root}: set root to class folders in train/ and val/, or to Hugging Face's Parquet files. "
+            f'Unpack the original tar files in place: python -c "{UNPACK.format(str(root))}"'
         )
     folder = root / split
-    names = sorted(
-        f"{path.name}/{image.name}"
-        for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith(".")
-        for image in path.iterdir()
-        if image.suffix.lower() in IMG_EXTENSIONS
-    )
+    images = (path for path in folder.glob("[!.]*/*") if path.suffix.lower() in IMG_EXTENSIONS)
+    names = sorted(f"{path.parent.name}/{path.name}" for path in images)
     return Files(names, _labels(names, folder), folder)
 
 
@@ -106,10 +89,8 @@ def _name(path: str | None, label: int, row: int) -> str:
     """`<synset>/<file>`, without the synset that the hub's files append to the name of the file."""
     synset = synsets()[label] if label in range(len(synsets())) else f"label {label}"
     if others := set(re.findall(r"n\d{8}", path or "")) - {synset}:
-        raise ValueError(
-            f"{path} has the label {label}, which is {synset} and not {first_few(others)}: labels must be positions "
-            "among the sorted synsets"
-        )
+        message = f"{path} has the label {label}, which is {synset} and not {first_few(others)}"
+        raise ValueError(f"{message}: labels must be positions among the sorted synsets")
     return f"{synset}/{re.sub(rf'_{synset}(?=[.])', '', Path(path).name) if path else row}"
 
 

@@ -28,8 +28,7 @@ Augmentation = Literal["none", "train", "train_cutmix"]
 Transform = Literal["paper", "timm"]
 TrainingAugmentation = Literal["crop", "deit"]
 
-# The defaults of DeiT's code, as are Mixup's below, except mmax9: at magnitude 10, one draw in forty, timm
-# asks Pillow for images of 0 bits, which Pillow 13 refuses.
+# DeiT's defaults, as are Mixup's below, except mmax9: at magnitude 10 timm asks Pillow for images of 0 bits.
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 
@@ -94,11 +93,10 @@ class Images(Classification):
         order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed_of(seed, epoch))).tolist()
         deit = self.training_augmentation == "deit"
         mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=num_classes(model)) if deit else None
-        settings = DEIT_TRANSFORM if deit else {}
-        transform = timm.data.create_transform(**data_config(model), is_training=True, **settings)
-        items = DecodedBatches(
-            files.selected(order), transform, self.batch_size, (seed, epoch), mixup, for_training=True
-        )
+        settings = {**data_config(model), **(DEIT_TRANSFORM if deit else {})}
+        transform = timm.data.create_transform(**settings, is_training=True)
+        how = transform, self.batch_size, (seed, epoch), mixup
+        items = DecodedBatches(files.selected(order), *how, for_training=True)
         return self._loaded(items, content_key(self.content_key(model), seed, epoch))
 
     def analysis(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
@@ -114,20 +112,15 @@ class Images(Classification):
         return self._batches(model, self.validation_images)
 
     def chosen_images(self) -> dict[str, dict[str, list]]:
-        """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order, to be saved."""
-        names = self.training_images.names
-        return {
-            use: {"indices": indices, "names": [names[index] for index in indices]}
-            for use, indices in self.chosen_indices().items()
-        }
+        """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order."""
+        chosen = self.chosen_indices()
+        return {use: {"indices": at, "names": self.training_images.selected(at).names} for use, at in chosen.items()}
 
     def _with_labels(self, images: ImageFiles, model: nn.Module) -> ImageFiles:
         labelled = self.labelled(images, model)
         if labelled is None:
-            raise ValueError(
-                f"these images need labels: {self.root} has {len(self.classes)} class folders, and the network "
-                f"{num_classes(model)} classes. Give a folder for each class, or call folders by ImageNet's synsets"
-            )
+            found = f"{self.root} has {len(self.classes)} class folders, and the network {num_classes(model)} classes"
+            raise ValueError(f"these images need labels: {found}. Give a folder for each class, named by synset or not")
         return labelled
 
     def _batches(
@@ -157,12 +150,6 @@ class Images(Classification):
             return timm.data.create_transform(**config, is_training=True)
         if self.transform == "timm":
             return processed_for(model) or timm.data.create_transform(**config, is_training=False)
-        size = config["input_size"][-1]
-        return transforms.Compose(
-            [
-                transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC),
-                transforms.CenterCrop(size),
-                transforms.ToTensor(),
-                transforms.Normalize(config["mean"], config["std"]),
-            ]
-        )
+        size, scaled = config["input_size"][-1], transforms.Normalize(config["mean"], config["std"])
+        resize = transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC)
+        return transforms.Compose([resize, transforms.CenterCrop(size), transforms.ToTensor(), scaled])

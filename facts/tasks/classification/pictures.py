@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def decode(data: bytes) -> Image.Image:
-    """Decode an image to RGB; grey of 16 bits keeps its shades. Raises `ValueError` for what is no usable image.
+    """Decode an image to RGB; grey of 16 bits keeps its shades.
 
-    That is a broken file, one of more pixels than Pillow takes for harmless, a strip more than 100 times as long as it
-    is wide, and pixels of unknown range, in floating point or 32 bits.
+    Raises `ValueError` for a broken file, too many pixels for Pillow, a strip more than 100 times as long as it is
+    wide, and pixels of unknown range, in floating point or 32 bits.
     """
     try:
         with warnings.catch_warnings():
@@ -73,10 +73,8 @@ class DecodedBatches(Dataset):
                 else:
                     samples.append((self.transform(image), int(self.files.labels[index])))
             if not samples and self.for_training:
-                raise ValueError(
-                    f"no image of a training batch can be decoded: {first_few(corrupt)}; fetch them again, or raise "
-                    "batch_size"
-                )
+                message = f"no image of a training batch can be decoded: {first_few(corrupt)}"
+                raise ValueError(f"{message}; fetch them again, or raise batch_size")
             return self._mixed(default_collate(samples)) if samples else None, corrupt
 
     def _mixed(self, batch: Any) -> Batch:
@@ -104,8 +102,6 @@ class Decodable:
             self.corrupt.add(name)
             log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
         if len(self.corrupt) > max(1, self.total / 1000):
-            raise ValueError(
-                f"{len(self.corrupt)} of {self.total} images cannot be decoded: {first_few(self.corrupt)}; at most one "
-                "in a thousand may be left out; fetch them again"
-            )
+            message = f"{len(self.corrupt)} of {self.total} images cannot be decoded: {first_few(self.corrupt)}"
+            raise ValueError(f"{message}; at most one in a thousand may be left out; fetch them again")
         return batch if self.with_labels or batch is None else batch[0]

@@ -28,10 +28,8 @@ def processed_for(model: nn.Module) -> Processed | None:
     if not is_transformers(model):
         return None
     if not hasattr(model, "image_processor"):
-        raise ValueError(
-            f"{type(model).__name__} has no image processor: set model.image_processor, or keep the file "
-            "preprocessor_config.json next to its weights"
-        )
+        message = f"{type(model).__name__} has no image processor: set model.image_processor"
+        raise ValueError(f"{message}, or keep preprocessor_config.json next to its weights")
     return Processed(model.image_processor)
 
 

@@ -26,8 +26,7 @@ class ADE20K(DensePrediction):
 
     `root` holds `images/{training,validation}/` and, of the same names, `annotations/{training,validation}/`.
     Calibration and training see square crops of side `crop`; the standard augmentation crops images at half to twice
-    the size, and changes colours. Sensitivity is the KL divergence of the decoder's classes, averaged over the
-    positions of the map.
+    the size, and changes colours. Sensitivity is the KL divergence of the decoder's classes, a mean over the map.
     """
 
     scale: tuple[Count, Count] = (2048, 512)
@@ -78,8 +77,5 @@ class ADE20K(DensePrediction):
     def _folders(self, split: Split) -> dict[str, str]:
         folders = [Path(self.root) / kind / FOLDERS[split] for kind in ("images", "annotations")]
         if lacking := [str(folder) for folder in folders if not folder.is_dir()]:
-            raise FileNotFoundError(
-                f"no {', '.join(lacking)}: root must hold ADE20K as ADEChallengeData2016 is unpacked, images/ and "
-                "annotations/"
-            )
+            raise FileNotFoundError(f"no {', '.join(lacking)}: root must hold ADEChallengeData2016 as it is unpacked")
         return dict(zip(("img_path", "seg_map_path"), map(str, folders), strict=True))

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from facts.models.feature_network import Features
 from facts.modules.modes import autocast
-from facts.tasks.base import Task, chosen_of, settings_of
+from facts.tasks.base import Task, chosen_indices_of, settings_of
 from facts.tasks.numbered_batches import NumberedBatches
 from facts.utils.batches import shared
 from facts.utils.cache import content_key
@@ -107,24 +107,21 @@ class DensePrediction(Task):
 
     def chosen_indices(self) -> dict[str, list[int]]:
         """Training images for `sensitivity` and `calibration`, by index. Raises `ValueError` if there are too few."""
-        numbers = (len(self.training_images), self.num_sensitivity, self.num_calibration)
-        return chosen_of(*numbers, self.seed, self.root)
+        return chosen_indices_of(self)
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
         """Σ over images of each one's own loss; in training, the joint loss of the batch times its size.
 
-        Outside of training, the heads draw the regions that count by the same seed for every image, so its loss is the
-        same in any batch.
+        Outside of training, the heads draw regions by one seed for every image, so its loss is the same in any batch.
         """
         samples = self.samples(targets)
         if outputs.heads.training:
             return len(samples) * outputs.loss(samples)
-        losses = (self._own_loss(outputs.of_sample(i), sample) for i, sample in enumerate(samples))
-        return sum(losses, start=outputs.maps[0].new_zeros(()))
-
-    def _own_loss(self, outputs: Features, sample: Any) -> Tensor:
-        with seeded(self.seed, device=outputs.maps[0].device):
-            return outputs.loss([sample])
+        total = outputs.maps[0].new_zeros(())
+        for number, sample in enumerate(samples):
+            with seeded(self.seed, device=total.device):
+                total = total + outputs.of_sample(number).loss([sample])
+        return total
 
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, 3, self.input_size, self.input_size)
@@ -148,13 +145,7 @@ class DensePrediction(Task):
             return self.renamed(metric.evaluate(len(dataset)))
 
     def _batches(
-        self,
-        model: nn.Module,
-        dataset: BaseDataset,
-        indices: Sequence[int],
-        seed: tuple[int, ...] = (),
-        *,
-        as_samples: bool = False,
+        self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple = (), as_samples: bool = False
     ) -> NumberedBatches:
         """Batches of images, preprocessed by the network's library, and targets; or single images and their samples."""
 
@@ -188,8 +179,6 @@ class Groups(Dataset):
 
 def _preprocessing(model: nn.Module) -> list[Any]:
     """Preprocessing of images and targets by the network's library."""
-    preprocessor = model.heads.data_preprocessor
-    settings = {
-        name: value for name, value in vars(preprocessor).items() if isinstance(value, int | float | list | tuple)
-    }
+    preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
+    settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
     return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]

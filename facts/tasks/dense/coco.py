@@ -90,8 +90,8 @@ class Coco(DensePrediction):
 
     @property
     def files_key(self) -> str:
-        hashes = (hashlib.sha256(self._annotations(split).read_bytes()).hexdigest() for split in ("train", "val"))
-        return " ".join(hashes)
+        contents = (self._annotations(split).read_bytes() for split in ("train", "val"))
+        return " ".join(hashlib.sha256(content).hexdigest() for content in contents)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -100,9 +100,7 @@ class Coco(DensePrediction):
     def _annotations(self, split: Split) -> Path:
         path = Path(self.root) / "annotations" / f"instances_{split}2017.json"
         if not path.is_file():
-            raise FileNotFoundError(
-                f"no {path}: root must hold COCO 2017 as it is unpacked, train2017/, val2017/ and annotations/"
-            )
+            raise FileNotFoundError(f"no {path}: root must hold COCO 2017 as it is unpacked")
         return path
 
 

@@ -29,12 +29,11 @@ Split = Literal["training", "evaluation"]
 class Language(ClassLogits):
     """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
 
-    A text is cut into windows of `sequence_length` tokens without overlap; the rest at its end is dropped. The windows
-    of the training text are shuffled by `seed`: the first `num_sensitivity` are for searches, the next
-    `num_calibration` give the factors (paper, supplement: 256 of 2,048 tokens). Analyses take windows of
-    `analysis_length` tokens of the evaluation text: `num_factors` for factors, `num_held_out` to compare with.
-    `num_questions` bounds each benchmark (default: all of them), of which `num_answers_at_once` are a batch; `accuracy`
-    is plain or divided by lengths, `acc_norm`.
+    Windows of `sequence_length` tokens do not overlap; the rest of a text is dropped. Those of the training text are
+    shuffled by `seed`: the first `num_sensitivity` are for searches, the next `num_calibration` give the factors
+    (paper, supplement: 256 of 2,048 tokens). Analyses take windows of `analysis_length` tokens of the evaluation text:
+    `num_factors` for factors, `num_held_out` to compare with. Of each benchmark `num_questions` are asked (default:
+    all), `num_answers_at_once` in a batch; `accuracy` is plain or divided by lengths, `acc_norm`.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 2048
@@ -103,11 +102,7 @@ class Language(ClassLogits):
         return (1, self.sequence_length)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """Measure perplexity, and accuracy in percent.
-
-        `perplexity` comes with the perplexities of n-gram counts (`unigram_perplexity`, `bigram_perplexity`), and the
-        accuracy of each benchmark with their mean, `accuracy`.
-        """
+        """Measure perplexity, also of n-gram counts, and accuracy in percent: of each benchmark and their mean."""
         batches, size = self.evaluation(model), model.config.vocab_size
         counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
         metrics = {
@@ -116,11 +111,10 @@ class Language(ClassLogits):
             "bigram_perplexity": bigram_perplexity(*counted),
         }
         if benchmarks := self.benchmarks():
-            names = ("accuracy", "benchmark_folder", "num_questions")
-            settings: dict[str, Any] = {name: getattr(self, name) for name in names}
             own = list(shared(benchmarks))
-            asked = (model, tokenizer_of(model), own, self.num_answers_at_once)
-            answered = accuracies(*asked, **settings, precision=precision) if own else {}
+            settings: dict[str, Any] = {"accuracy": self.accuracy, "benchmark_folder": self.benchmark_folder}
+            settings |= {"num_questions": self.num_questions, "precision": precision}
+            answered = accuracies(model, tokenizer_of(model), own, self.num_answers_at_once, **settings) if own else {}
             found = dict(gathered([*answered.items()]))
             metrics["accuracy"] = sum(found.values()) / len(found)
             metrics |= {f"accuracy_{name}": value for name, value in found.items()}
@@ -130,9 +124,8 @@ class Language(ClassLogits):
         """Take two disjoint parts of a text, with the numbers of windows of these fields. Raises `ValueError`."""
         sizes, found = [getattr(self, name) for name in names], windows(self.tokens(split, model), length)
         if len(found) < sum(sizes):
-            raise ValueError(
-                f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens; the {split} text has {len(found)}"
-            )
+            needed = f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens"
+            raise ValueError(f"{needed}; the {split} text has {len(found)}")
         order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
         first, second = found[order[: sum(sizes)]].split(sizes)
         return self._batches(first), self._batches(second)

@@ -1,13 +1,13 @@
 """Multiple-choice benchmarks, by lm-eval."""
 
 import copy
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
+from facts.utils.extras import needing
 from facts.utils.silence import silence
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def accuracies(
 ) -> dict[str, float]:
     """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
 
-    `accuracy` is by the likelihoods of the choices, `acc`, or by these divided by the lengths, `acc_norm`; a benchmark
-    that has no such (winogrande) keeps `acc`. Names are found in the YAML files of `benchmark_folder`, or, without a
-    folder, among lm-eval's own. Raises `ImportError` without lm-eval, `ConnectionError` if questions are not on this
-    machine and cannot be fetched, `ValueError` for a benchmark that is unknown or has no accuracy.
+    `accuracy` compares likelihoods of the choices, `acc`, or these divided by the lengths, `acc_norm`; a benchmark
+    without the latter (winogrande) keeps `acc`. Names are those of YAML files in `benchmark_folder`, or lm-eval's own.
+    Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a benchmark
+    that is unknown or has no accuracy.
     """
     manager = find_benchmarks(benchmarks, benchmark_folder)
     from lm_eval import simple_evaluate
@@ -65,11 +65,9 @@ def accuracies(
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
     """Task manager of these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
-    try:
-        from lm_eval.tasks import TaskManager
-    except ImportError as error:
-        raise ImportError(f"benchmarks need lm-eval ({error}): pip install -e '.[llm]'") from error
     names = [task for task in benchmarks if isinstance(task, str)]
+    with needing("llm", f"the benchmark {', '.join(names) or 'of questions'}"):
+        from lm_eval.tasks import TaskManager
     with silence():
         manager = TaskManager(include_path=folder, include_defaults=bool(names) and folder is None)
     known = set(manager.all_tasks)
@@ -77,7 +75,3 @@ def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str |
         where = f"in {folder}, which describes {', '.join(sorted(known)) or 'none'}" if folder else "in lm-eval"
         raise ValueError(f"no benchmark is called {', '.join(unknown)} {where}")
     return manager
-
-
-def lm_eval_version() -> str:
-    return importlib.metadata.version("lm_eval")

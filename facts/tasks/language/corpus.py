@@ -1,13 +1,14 @@
 """Texts and benchmarks from files, or from Hugging Face's hub."""
 
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from facts.tasks.hub_data import HUB, fetched
 from facts.tasks.language.base import Language, Split
-from facts.tasks.language.benchmarks import find_benchmarks, lm_eval_version
+from facts.tasks.language.benchmarks import find_benchmarks
 from facts.utils.cache import content_key
 from facts.utils.hub import answers
 from facts.utils.options import options
@@ -17,8 +18,8 @@ from facts.utils.options import options
 class Corpus(Language):
     """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
-    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so the perplexities
-    of the two differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
+    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities
+    differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
     """
 
     training_text: str
@@ -33,9 +34,8 @@ class Corpus(Language):
         find_benchmarks(self.benchmark_names, self.benchmark_folder)
         if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
             raise ConnectionError(
-                "the questions of lm-eval's benchmarks are at the hub, which does not answer. Connect the machine to "
-                "huggingface.co once, or set HF_HUB_OFFLINE=1 if they were fetched before, or give benchmarks of "
-                "your own in benchmark_folder, or benchmark_names=[]"
+                "lm-eval's questions are at the hub, which does not answer: connect the machine once, set "
+                "HF_HUB_OFFLINE=1 if they were fetched before, or give benchmark_folder, or benchmark_names=[]"
             )
         return f"{texts}, {len(self.benchmark_names)} benchmarks"
 
@@ -50,12 +50,9 @@ class Corpus(Language):
         """Hash of the names, of the files in the folder, and of lm-eval's version; not of questions at the hub."""
         folder = Path(self.benchmark_folder or "")
         files = sorted(folder.rglob("*")) if self.benchmark_folder else []
-        contents = {
-            path.relative_to(folder): path.read_bytes()
-            for path in files
-            if path.is_file() and path.parent.name != "__pycache__"
-        }
-        return content_key(self.benchmark_names, contents, lm_eval_version() if self.benchmark_names else None)
+        files = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
+        contents = {path.relative_to(folder): path.read_bytes() for path in files}
+        return content_key(self.benchmark_names, contents, version("lm_eval") if self.benchmark_names else None)
 
 
 def read_text(source: str) -> str:
@@ -72,9 +69,8 @@ def fetched_text(source: str) -> str:
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
     *_, configuration, split = parts
-    return "\n\n".join(
-        fetched(source, configuration, split, 'the text as a file: evaluation_text="wiki.test.raw"')["text"]
-    )
+    rows = fetched(source, configuration, split, 'the text as a file: evaluation_text="wiki.test.raw"')
+    return "\n\n".join(rows["text"])
 
 
 def _found(source: str) -> str:
