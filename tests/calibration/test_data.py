@@ -10,7 +10,7 @@ import facts
 from facts.calibration.data import as_batches
 from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
-from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
+from tests.networks import image_batches, make_causal_lm, make_model
 
 TOKENS = torch.arange(24).reshape(3, 8)
 
@@ -32,18 +32,6 @@ def test_data_without_labels_get_drawn_ones(model):
     assert weights_of(facts.compress(model, images)).equal(drawn)
     assert weights_of(facts.compress(model, [(batch,) for batch in images])).equal(drawn)
     assert not weights_of(facts.compress(model, batches)).equal(drawn)
-
-
-def test_no_labels_are_drawn_where_a_loss_is_given(model):
-    images = [images for images, _ in image_batches([4], dtype=torch.float32)]
-    seen = []
-
-    def energy(outputs, targets):
-        seen.append(targets)
-        return outputs.square().sum()
-
-    facts.compress(model, images, loss=energy, **UNIFORM)
-    assert seen == [None]
 
 
 def test_labels_are_drawn_from_class_logits_alone():

@@ -7,7 +7,6 @@ import torch
 
 import facts
 from tests.cli.conftest import VIT, saved
-from tests.cli.pictures import write_images
 
 UNKNOWN_CLASSES = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
 
@@ -100,13 +99,6 @@ def test_images_of_other_classes_are_calibrated_on_and_not_evaluated(run, photos
     result = run("compress", *UNKNOWN_CLASSES, "--data", photos, "--cutmix", "--out", tmp_path / "vit")
     assert "not evaluated: the 3 classes" in result.output and "the network's 1000 classes" in result.output
     assert saved(tmp_path / "vit")["metrics"] in (None, {})
-
-
-def test_images_that_cannot_be_decoded_are_named(run, tmp_path, caplog):
-    photos = write_images(tmp_path / "photos")
-    (photos / "dog" / "1.png").write_bytes(b"no image")
-    run("compress", *VIT, "--data", photos, "--out", tmp_path / "vit", "--no-evaluate")
-    assert "dog/1.png cannot be decoded and is left out" in caplog.text
 
 
 def test_device_times(run, photos, tmp_path):

@@ -118,11 +118,6 @@ class TestDataSets:
         assert len(task.validation_images) == (6 if asked[1] else 5)
         assert f"{len(task.training_images)} images to calibrate on" in task.inspect()
 
-    def test_images_alone_are_calibrated_on(self, run, dataset, tmp_path):
-        dataset.remove_columns("label").save_to_disk(tmp_path / "photos")
-        result = run("compress", *VIT, "--data", tmp_path / "photos", "--out", tmp_path / "vit")
-        assert "not evaluated: the 0 classes at" in result.output
-
     def test_images_that_are_broken_or_missing_are_left_out(self, dataset, tmp_path, caplog):
         undecoded = dataset.cast_column("image", datasets.Image(decode=False))
         files = [{"bytes": b"no image", "path": None}, *undecoded["image"][:7]]
@@ -138,13 +133,6 @@ class TestDataSets:
         images = [*task.calibration(network), *task.evaluation(network)]
         assert sum(len(labels) for _, labels in images) == 7
         assert "train/0 cannot be decoded and is left out" in caplog.text
-
-    def test_the_cache_distinguishes_data_sets(self, dataset, tmp_path):
-        network = models.build("timm/test_vit", "random", 3, "cpu")
-        dataset.save_to_disk(tmp_path / "first")
-        dataset.select(range(11, -1, -1)).save_to_disk(tmp_path / "second")
-        keys = [ImageDataset(root=tmp_path / name).content_key(network) for name in ("first", "first", "second")]
-        assert keys[0] == keys[1] != keys[2]
 
     def test_refusals(self, run, dataset, tmp_path, monkeypatch):
         datasets.Dataset.from_dict({"text": ["a"], "label": [0]}).save_to_disk(tmp_path / "texts")

@@ -7,7 +7,6 @@ import pytest
 
 import facts
 from facts import Budget
-from facts.compression.budget import ratio_of_layers
 from facts.cost.timing import TimingPolicy
 from tests.networks import image_batches, make_vit
 
@@ -85,12 +84,6 @@ def test_limits_that_cannot_be_met(model, batches):
         facts.compress(model, batches, budget=Budget(latency_ms=1e-6))
     with pytest.raises(ValueError, match=r"the network's FLOPs are unknown: give calibration data, facts\.prepare"):
         facts.compress(model, estimator="pela", budget=Budget(flops=1000))
-
-
-def test_ratio_of_layers_never_rounds_up():
-    for allowed in range(101, 200):
-        assert 100 + ratio_of_layers("params", allowed, 200, 100) * 100 <= allowed
-    assert ratio_of_layers("params", 200, 200, 100) == 1
 
 
 class TestError:

@@ -119,14 +119,6 @@ def test_data_without_a_key_are_read_once(model, batches, evaluate):
     assert (calibration.count, sensitivity.count) == (3, 2)
 
 
-def test_a_method_that_fails_does_not_stop_the_others(model, batches, evaluate, caplog):
-    methods = {"estimators": ("pela",), "searches": ("cors", "uniform"), "forms": ("plain",)}
-    points = pareto(model, batches, evaluate, **methods, ratios=(1e-6, 0.5))
-    found = {*zip(points.search, points.ratio, strict=True)}
-    assert ("cors", 0.5) in found and ("cors", 1e-6) not in found
-    assert "pela, cors, plain, 1e-06: " in caplog.text
-
-
 def test_wrong_arguments_are_refused_before_any_work(model, batches, evaluate, tmp_path):
     other = tmp_path / "points.csv"
     other.write_text("a,b\n1,2\n")

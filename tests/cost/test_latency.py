@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import facts
-from facts.cost import latency
 from facts.cost.latency import MeasuredLatency
 from facts.cost.timing import Timing, TimingPolicy
 from facts.modules.forms import FORMS
@@ -76,25 +75,6 @@ def test_times_of_the_network_and_of_its_layers(clock):
         assert table.seconds(name, None) == 4 * 64 * d_out
         for rank in (1, 3, 8, 13, 16):  # measured ranks and others
             assert table.seconds(name, rank) == pytest.approx(4 * rank * (64 + d_out))
-
-
-def test_layers_of_one_shape_share_their_median(clock, monkeypatch):
-    slower = {"0": 1.0, "2": 3.0}
-    times = [{**{name: seconds + turn for name, seconds in slower.items()}, "4": 0.0, "": 9.0} for turn in range(3)]
-    runs = iter([run for run in times for _ in range(6)])  # dense, and five ranks
-    monkeypatch.setattr(latency, "module_seconds", lambda *_: next(runs))
-    table = make_table(make_model(), torch.randn(4, 64), num_turns=2)
-    assert table.seconds("0", None) == table.seconds("2", 8) == 3.5  # the median of 2, 4, 3, 5: the first turn warms up
-    assert (table.seconds("4", None), table.dense, table.rest) == (0, 9, 2)
-
-
-def test_the_network_is_left_as_it_is():
-    model = make_model().train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert make_table(model, torch.randn(4, 64), num_turns=1).dense > 0
-    assert all(isinstance(model[number], nn.Linear) and model[number].training for number in (0, 2, 4))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "asvd"])
