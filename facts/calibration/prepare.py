@@ -55,7 +55,8 @@ class Calibration:
     reasons for leaving others alone. `data` are batches of `(inputs, targets)` (None for methods without data), and
     `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
     `output_error(original, changed)` are sums over samples. `flops` counts the dense network by the paper's rule; None
-    if unknown. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    if unknown. `draws_labels` tells the default search to draw labels, which only class logits allow: False if another
+    loss than `SampledLabels` was given. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class Calibration:
     flops: int | None = None
     first_inputs: Any = None
     fit_bias: bool = False
+    draws_labels: bool = True
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -213,8 +215,8 @@ def prepare(
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
     batches = as_batches(data, model)
     inputs, targets = first_of(() if batches is None else batches) or (None, None)
-    if loss is None:
-        loss = _default_loss(model, inputs, targets)
+    draws_labels = loss is None or isinstance(loss, SampledLabels)
+    loss = loss or _default_loss(model, inputs, targets)
     if output_error is None:
         output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
     example = _example(model, inputs, input_shape)
@@ -233,6 +235,7 @@ def prepare(
         flops=selection.flops,
         first_inputs=inputs,
         fit_bias=fit_bias,
+        draws_labels=draws_labels,
     )
 
 

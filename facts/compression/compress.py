@@ -28,7 +28,7 @@ from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
-from facts.moments.losses import Loss, OutputError, SampledLabels, summed_cross_entropy
+from facts.moments.losses import Loss, OutputError
 from facts.moments.memory import within_memory
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
@@ -179,8 +179,7 @@ def default_search(calibration: Calibration) -> Search:
     """The best search that takes no more than a second data pass; without data, one that needs none."""
     if calibration.data is None:
         return Uniform()
-    draws = calibration.loss is summed_cross_entropy or isinstance(calibration.loss, SampledLabels)
-    return CoRSFisher(labels="sampled" if draws else "given")  # labels can only be drawn from class logits
+    return CoRSFisher(labels="sampled" if calibration.draws_labels else "given")
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:

@@ -8,7 +8,6 @@ import torch
 
 from facts.cli import models
 from facts.tasks import ImageDataset, ImageFolder
-from facts.tasks.classification.image_files import Rows
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT, saved
 from tests.networks import make_image_classifier
@@ -117,22 +116,6 @@ class TestDataSets:
         task = ImageDataset(root=name)
         assert len(task.validation_images) == (6 if asked[1] else 5)
         assert f"{len(task.training_images)} images to calibrate on" in task.inspect()
-
-    def test_images_that_are_broken_or_missing_are_left_out(self, dataset, tmp_path, caplog):
-        undecoded = dataset.cast_column("image", datasets.Image(decode=False))
-        files = [{"bytes": b"no image", "path": None}, *undecoded["image"][:7]]
-        broken = datasets.Dataset.from_dict(
-            {"image": files, "label": [0, 1] * 4},
-            features=datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"])),
-        )
-        broken.save_to_disk(tmp_path)
-        task = ImageDataset(root=tmp_path, num_workers=0)
-        network = models.build("timm/test_vit", "random", 2, "cpu")
-        missing = datasets.Dataset.from_dict({"image": [None]}, features=datasets.Features(image=datasets.Image()))
-        assert Rows.of(missing, "train", "image", None).read(0) == b""
-        images = [*task.calibration(network), *task.evaluation(network)]
-        assert sum(len(labels) for _, labels in images) == 7
-        assert "train/0 cannot be decoded and is left out" in caplog.text
 
     def test_refusals(self, run, dataset, tmp_path, monkeypatch):
         datasets.Dataset.from_dict({"text": ["a"], "label": [0]}).save_to_disk(tmp_path / "texts")

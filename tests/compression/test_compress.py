@@ -115,10 +115,11 @@ class TestDefaults:
         assert facts.compress(model, estimator="pela").summary.search.startswith("Uniform(")
 
     @pytest.mark.parametrize(
-        ("loss", "labels"), [(own_loss, "given"), (SampledLabels(summed_cross_entropy), "sampled")]
+        ("loss", "labels"),
+        [(own_loss, "given"), (summed_cross_entropy, "given"), (SampledLabels(summed_cross_entropy), "sampled")],
     )
-    def test_labels_are_drawn_from_class_logits_alone(self, model, batches, loss, labels):
-        result = facts.compress(model, [images for images, _ in batches], loss=loss, ratio=0.6)
+    def test_a_search_draws_labels_unless_the_loss_takes_those_given(self, model, batches, loss, labels):
+        result = facts.compress(model, batches, loss=loss, ratio=0.6)
         assert f"labels='{labels}'" in result.summary.search
 
     def test_plain_layers_in_half_precision(self, model, batches):
@@ -192,10 +193,14 @@ class TestRefusals:
         with pytest.raises(ValueError, match="the calibration data is empty"):
             facts.compress(model, iter(()))
 
-    def test_arguments_of_a_prepared_network(self, model, batches):
-        for options in ({"calibration": batches}, {"layers": ["grid"]}, {"execution": facts.Execution()}):
-            with pytest.raises(ValueError, match=r"of a prepared network go to facts\.prepare"):
-                facts.compress(facts.prepare(model, batches), **options)
+    def test_arguments_of_a_prepared_network_and_shapes_of_factors(self, model, batches):
+        with pytest.raises(ValueError, match=r"of a prepared network go to facts\.prepare"):
+            facts.compress(facts.prepare(model, batches), layers=["grid"])
+        inputs, grads = torch.zeros(3, 4, 5), torch.zeros(3, 4, 2)
+        with pytest.raises(ValueError, match=r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] must agree"):
+            facts.estimate_factors("facts", inputs, torch.zeros(3, 5, 2))
+        with pytest.raises(ValueError, match=r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"):
+            facts.estimate_factors("facts", inputs, grads, torch.zeros(5, 2))
 
     def test_layers_that_the_loss_does_not_reach(self):
         for name in ("facts", "svd_llm"):
@@ -226,16 +231,6 @@ class TestRefusals:
         model.tokens.weight.data[0, 0] = math.nan
         with pytest.raises(ValueError, match="layer tokens cannot be decomposed by PELA"):
             facts.compress(model, estimator="pela")
-
-    def test_shapes_and_options_of_estimators(self):
-        inputs, grads = torch.zeros(3, 4, 5), torch.zeros(3, 4, 2)
-        with pytest.raises(ValueError, match=r"inputs \[3, 4, 5\] and output_grads \[3, 5, 2\] must agree"):
-            facts.estimate_factors("facts", inputs, torch.zeros(3, 5, 2))
-        with pytest.raises(ValueError, match=r"the weight must be \[d_out, d_in\] = \[2, 5\], got \[5, 2\]"):
-            facts.estimate_factors("facts", inputs, grads, torch.zeros(5, 2))
-        for options in ({"shrinkage_row": 1.5}, {"grad_clip": 0}, {"normalize": "layer"}, {"shrinkage": 0.1}):
-            with pytest.raises(ValueError, match=next(iter(options))):
-                FACTS(**options)
 
 
 def test_of_two_that_decompose_at_once_the_second_waits(tmp_path, monkeypatch):

@@ -94,13 +94,6 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-def test_low_rank_layer():
-    layer = facts.LowRankLinear(torch.ones(7, 3), torch.ones(3, 5), torch.ones(7))
-    for rule in ("paper", "full"):
-        cost = facts.count_cost(layer, (2, 4, 6, 5), rule)
-        assert cost == facts.Cost(flops=2 * 48 * 3 * (5 + 7), params=3 * (5 + 7) + 7)
-
-
 def test_counting_leaves_the_network_alone():
     model = timm.create_model("vit_tiny_patch16_224", depth=1).train()
     facts.count_cost(model, IMAGE)
