@@ -52,11 +52,10 @@ class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
     `model` calls the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped` holds the
-    reasons for leaving others alone. `data` are batches of `(inputs, targets)` (None for methods without data), and
-    `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
-    `output_error(original, changed)` are sums over samples. `flops` counts the dense network by the paper's rule; None
-    if unknown. `draws_labels` tells the default search to draw labels, which only class logits allow: False if another
-    loss than `SampledLabels` was given. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    reasons for leaving others alone. `data` are batches of `(inputs, targets)` or None, `first_inputs` those of the
+    first batch, or noise. `loss` and `output_error` are sums over samples. `flops` counts the dense network by the
+    paper's rule; None if unknown. With `draws_labels` the default search draws labels: no loss on given labels was
+    chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
     """
 
     model: nn.Module
@@ -107,10 +106,7 @@ class Calibration:
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those that the cache holds.
-
-        Raises `ValueError` if there are no data.
-        """
+        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those in the cache."""
         return collect_moments(
             self.model,
             self.layers,
@@ -147,17 +143,13 @@ class Calibration:
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         if self.cache is None:
             return self._decompose(estimator)
-        known = self._load(estimator)
+        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.layers))
+        known = load()
         if known is None:
             with self.cache.locked(file_name(estimator)):
-                known = self._load(estimator)  # by now another process may have them
+                known = load()  # by now another process may have them
                 known = self._decompose(estimator) if known is None else known
         return known
-
-    def _load(self, estimator: Estimator) -> dict[str, Decomposition] | None:
-        """The decompositions that the cache holds."""
-        with stage("decomposition"):
-            return load_decompositions(self.cache, estimator, self.layers)
 
     def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
         decompositions: dict[str, Decomposition] = {}
@@ -173,14 +165,10 @@ class Calibration:
                 decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
-        self._delete(moment for moment in estimator.moments if not moment.is_kept)
-        return decompositions
-
-    def _delete(self, moments: Iterable[Moment]) -> None:
-        """Delete moments of every group of layers from the cache."""
-        for moment, names in itertools.product(moments, self.groups()):
-            if cache := self._cache_of(names):
+        for moment, names in itertools.product(estimator.moments, self.groups()):
+            if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
+        return decompositions
 
     def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
         """Times of the layers on the first batch, measured at their first use."""

@@ -86,10 +86,9 @@ def compress(
     | `refit` | what then fits the layers to the outputs of the compressed ones before them: a name or an instance |
 
     In the plan, a 1x1 convolution is called `<name>.linear`. The result's `skipped` holds the reason for each layer
-    left alone. `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes started by
-    torchrun share the data after `facts.utils.distributed.join()`, and all get the same plan. Raises `ValueError` for
-    arguments out of range, for data that the loss does not fit, and for a budget that no plan of the search meets. Logs
-    a warning if the outputs are far from the original's.
+    left alone. `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined
+    a group share the data, and get the same plan. Raises `ValueError` for arguments out of range, for data that the
+    loss does not fit, and for a budget that no plan of the search meets.
     """
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
