@@ -20,10 +20,7 @@ Data = ImageFolder | Corpus
 def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
-    """Data for a network: images in a folder or a data set, or a text. Options that are None stay at their defaults.
-
-    Raises `ValueError` or an `OSError` if there is none, or if a text is shorter than one window.
-    """
+    """Images or a text for a network; options that are None stay at their defaults. Refuses a text without a window."""
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
         return image_data(data, **options)

@@ -103,10 +103,9 @@ def pareto(
     prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, *_ in missing.values()))
     for key, point in missing.items():
         estimator, search, form, ratio = point
+        method = methods[estimator], allocations[search], budgets[ratio], form
         try:
-            result = compress_prepared(
-                prepared, methods[estimator], allocations[search], budgets[ratio], form, compared
-            )
+            result = compress_prepared(prepared, *method, compared)
         except ValueError as error:
             log.error("%s, %s, %s, %g: %s", *point, error)
             continue
