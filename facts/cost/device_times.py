@@ -60,6 +60,7 @@ class DeviceTimes:
             raise ValueError(f"{path} is no file of `facts measure` ({where}): measure again on the device") from error
 
     def write(self, path: Path | str) -> None:
+        """Write JSON."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=1))
 

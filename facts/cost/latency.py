@@ -43,7 +43,10 @@ class LatencyTable(ABC):
 
     def __init__(self, layers: Mapping[str, nn.Linear], rows: Mapping[str, int], form: Form):
         self.layers, self.form = layers, form
-        self.shapes = {name: shape_of(layer, rows[name]) for name, layer in layers.items()}
+        self.shapes = {
+            name: Shape(layer.in_features, layer.out_features, layer.bias is not None, rows[name])
+            for name, layer in layers.items()
+        }
         self.correction = 1.0
 
     @property
@@ -63,23 +66,17 @@ class LatencyTable(ABC):
 
     def seconds(self, name: str, rank: int | None) -> float:
         """Seconds of one layer, dense (None) or at a rank."""
-        times = self.times[self.shapes[name]]
-        return times[None] if rank is None else self.correction * between(self.form, self.shapes[name], times, rank)
+        shape = self.shapes[name]
+        times = self.times[shape]
+        if rank is None:
+            return times[None]
+        num_weights = partial(self.form.num_weights, shape.d_out, shape.d_in)
+        known = sorted((num_weights(each), seconds) for each, seconds in times.items() if each is not None)
+        return self.correction * float(np.interp(num_weights(rank), *zip(*known, strict=True)))
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
-
-
-def shape_of(layer: nn.Linear, rows: int) -> Shape:
-    return Shape(layer.in_features, layer.out_features, layer.bias is not None, rows)
-
-
-def between(form: Form, shape: Shape, times: Times, rank: int) -> float:
-    """Interpolate the seconds of known ranks, linearly in the number of weights."""
-    known = {form.num_weights(shape.d_out, shape.d_in, rank): times[rank] for rank in times if rank is not None}
-    weights = sorted(known)
-    return float(np.interp(form.num_weights(shape.d_out, shape.d_in, rank), weights, [known[each] for each in weights]))
 
 
 def measured_ranks(form: Form, d_out: int, d_in: int) -> list[int]:

@@ -8,7 +8,6 @@ import torch
 from pydantic import ValidationError
 
 import facts
-from facts.calibration.data import as_batches
 from facts.utils.cache import calibration_key
 from tests.networks import KeyedBatches, Runs, image_batches, make_model
 
@@ -65,14 +64,6 @@ def test_every_pass_is_the_same_and_nothing_else_changes(batches):
     assert all(images.equal(old) for (images, _), old in zip(batches, before, strict=True))
     assert same(mixed, first)
     assert not same(facts.CutMix(batches, 4, seed=1), first)
-
-
-def test_processes_mix_their_shares_as_one_would(batches):
-    mixed = facts.CutMix(batches, 4)
-    whole, calibration = list(mixed), as_batches(mixed, make_model())
-    for rank in (0, 1):
-        assert same(mixed.shard(rank, 2), whole[rank::2])
-        assert same(calibration.shard(rank, 2), whole[rank::2])
 
 
 def test_searches_recovery_and_drawn_labels_see_the_mixed_images(batches):

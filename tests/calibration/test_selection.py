@@ -5,7 +5,6 @@ import logging
 import re
 
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -14,7 +13,7 @@ from torch import nn
 import facts
 from facts.calibration.reasons import reasons_to_skip
 from facts.calibration.selection import select_layers
-from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
+from tests.networks import UNIFORM, image_batches, make_model
 
 
 class Doubling(nn.Linear):
@@ -85,11 +84,6 @@ class TestReasons:
         assert list(prepared.layers) == ["good", "normaliser"]
         assert prepared.skipped["small"] == "it was not named"
         assert len(prepared.skipped) == 8
-
-    def test_outputs_by_timm_and_transformers(self):
-        resnet = timm.create_model("resnet18", num_classes=12)
-        assert reasons_to_skip(resnet)["fc"] == "it makes the outputs"
-        assert reasons_to_skip(make_causal_lm("gpt2"))["lm_head"] == "it makes the outputs"
 
     def test_nothing_is_left(self, vectors):
         model = nn.Sequential(nn.Linear(12, 4))
@@ -162,22 +156,6 @@ def test_a_plan_names_layers():
         facts.prepare(model, layers=["4"])
     with pytest.raises(ValueError, match=r"or given as a list of names: \['0'\]"):
         facts.prepare(model, layers="0")
-
-
-class OneSample(nn.Module):
-    """Takes batches of one."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(12, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.layer(x.reshape(1, 12))))
-
-
-def test_a_network_for_one_batch_size(vectors):
-    inputs, targets = vectors[0]
-    assert list(facts.compress(OneSample(), [(inputs[:1], targets[:1])]).plan) == ["layer"]
 
 
 class Unchanged(nn.Linear):

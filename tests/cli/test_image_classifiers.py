@@ -125,7 +125,6 @@ class TestDataSets:
         both.save_to_disk(tmp_path / "both")
         assert ImageDataset(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
         both.rename_column("label", "fine").save_to_disk(tmp_path / "columns")
-        dataset.select(range(3)).map(lambda row: {"label": -1}).save_to_disk(tmp_path / "unlabelled")
 
         def load_dataset(*arguments, **options):
             raise ConnectionError("no answer")
@@ -136,7 +135,6 @@ class TestDataSets:
             ("hub:a/b", "hub:a/b is not on this machine and could not be fetched (no answer)"),
             (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
             (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
-            (tmp_path / "unlabelled", "has images without labels: remove these rows, or the column of classes"),
             (tmp_path / "columns", "has several columns of classes, none of them called label: leave one"),
         ):
             assert message in run("evaluate", *VIT, "--data", data, code=1).output

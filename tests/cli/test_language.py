@@ -83,13 +83,6 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
         assert message in run(*arguments, code=1).output
 
 
-def test_random_weights_have_the_tokenizer_of_their_folder(run, language_model, texts, tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((language_model / name).read_bytes())
-    result = run("evaluate", tmp_path, "--weights", "random", "--data", texts / "test.txt", "--sequence-length", 16)
-    assert "perplexity" in result.output
-
-
 def test_networks_that_are_not_whole(run, language_model, texts, tmp_path, monkeypatch):
     data = ("--data", texts / "test.txt")
     (tmp_path / "config.json").write_text("{")

@@ -60,15 +60,6 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     assert 0 <= summary.budget[name] - (allowed - rest) + 1 <= 1.001
 
 
-def test_several_limits_at_once(model, batches):
-    cost = facts.count_cost(model, (3, 8, 8))
-    after = facts.compress(
-        model, batches, budget=Budget(flops=0.9 * cost.flops, params=0.7 * cost.params)
-    ).summary.after
-    assert after.flops <= 0.9 * cost.flops
-    assert after.params <= 0.7 * cost.params
-
-
 def test_more_than_the_network_costs_leaves_it_as_it_is(model, batches):
     execution = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
     for budget in (Budget(params=10**9), Budget(latency_ms=1e6)):
