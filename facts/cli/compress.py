@@ -91,9 +91,8 @@ def compress(
     ).with_ratios(ratio)
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
-    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
-    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
-    task = task_of(network, data, evaluation_text, **sizes, **reading)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
     with stopwatch():
         prepared = facts.prepare(

@@ -47,10 +47,7 @@ def task_of(
     num_sensitivity: int | None = None,
     **options: Any,
 ) -> Data:
-    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound.
-
-    Raises `ValueError` for a text with fewer windows, or with none left for searches.
-    """
+    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound."""
     options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
     task = data_of(model, data, evaluation_text, **options)
     if isinstance(task, ImageFolder):

@@ -105,8 +105,5 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
 
 
 def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:
-    return {
-        "dense": table.dense,
-        "allowed": problem.bounds["latency"] * table.dense,
-        "predicted": table.predicted(plan),
-    }
+    allowed = problem.bounds["latency"] * table.dense
+    return {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(plan)}

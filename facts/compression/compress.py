@@ -216,18 +216,11 @@ def compress_prepared(
             allocated = allocate_ranks(problem, search, timing)
         if refit:
             with stage("refit"):
-                plan = allocated.result.plan
-                refitting = RefitProblem(calibration, estimator, plan, dict(allocated.decompositions), problem.form)
-                fitted = refit.fit(refitting)
-                precision = calibration.execution.precision
+                plan, precision = allocated.result.plan, calibration.execution.precision
+                decomposed = dict(allocated.decompositions)
+                fitted = refit.fit(RefitProblem(calibration, estimator, plan, decomposed, problem.form))
                 network = apply_plan(calibration.model, fitted, plan, problem.form, precision)
                 allocated = replace(allocated, model=network, decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
-    return CompressionResult(
-        allocated.model,
-        allocated.result.plan,
-        summary,
-        calibration.skipped,
-        calibration.model,
-        calibration.output_error,
-    )
+    origin = calibration.skipped, calibration.model, calibration.output_error
+    return CompressionResult(allocated.model, allocated.result.plan, summary, *origin)

@@ -66,8 +66,9 @@ def pareto(
     `content_key` are read once and stay in memory, so that all methods see the same batches. Raises `ValueError` for
     arguments out of range, for a `loss` without a name, and for a file with other content.
     """
-    methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
-    allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches or ()}
+    # The string of an instance is its representation.
+    methods = {str(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
+    allocations = {str(search): by_name(search, SEARCHES, "search") for search in searches or ()}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
     forms = forms or [default_form(model, execution.precision)]
     for form in forms:
@@ -157,8 +158,3 @@ def _read(file: Path | None) -> dict[str, dict[str, Any]]:
 def _table(rows: dict[str, dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
     """Rows of these fingerprints, in this order, without those that are missing."""
     return pd.DataFrame([rows[key] | {FINGERPRINT: key} for key in keys if key in rows])
-
-
-def _label(choice: Any) -> str:
-    """A method's name, or the representation of an instance."""
-    return choice if isinstance(choice, str) else repr(choice)

@@ -44,13 +44,6 @@ def test_labels_are_drawn_from_class_logits_alone():
         facts.compress(model, [torch.randn(2, 3, 160, 160)])
 
 
-def test_mappings_are_split_into_inputs_and_labels():
-    images, labels = image_batches([4], dtype=torch.float32)[0]
-    for name in ("labels", "label"):
-        ((inputs, targets),) = as_batches([{"pixel_values": images.numpy(), name: labels}], nn.Identity())
-        assert list(inputs) == ["pixel_values"] and inputs["pixel_values"].equal(images) and targets.equal(labels)
-
-
 @pytest.mark.parametrize(("batch", "got"), [((1, 2, 3), "tuple of 3"), ("text", "str")])
 def test_other_forms_are_refused(model, batch, got):
     with pytest.raises(ValueError, match=rf"must be \(inputs, targets\), .*, got a {got}$"):

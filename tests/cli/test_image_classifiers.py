@@ -86,20 +86,6 @@ class TestNetworks:
 
 
 class TestDataSets:
-    def test_a_saved_one_is_like_the_folder(self, run, classifier, dataset, tmp_path):
-        dataset.save_to_disk(tmp_path / "photos")
-        found = run("evaluate", classifier, "--data", tmp_path / "photos", "--num-workers", 0, "--json").stdout
-        task = ImageDataset(root=tmp_path / "photos", num_workers=0)
-        rows = [int(name.split("/")[1]) for name in task.validation_images.names]
-        names = dataset.features["label"].names
-        expected = accuracy(
-            classifier,
-            [dataset[row]["image"].convert("RGB") for row in rows],
-            [CLASSES.index(names[dataset[row]["label"]]) for row in rows],
-        )
-        assert json.loads(found)["top1"] == pytest.approx(expected) and 0 < expected < 100
-        assert len(task.training_images) + len(rows) == len(dataset)
-
     @pytest.mark.parametrize(
         ("name", "asked"), [("hub:a/b", (None, None)), ("hub:a/b/plain/train", ("plain", "train"))]
     )

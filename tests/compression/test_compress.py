@@ -82,12 +82,6 @@ class TestResult:
         assert first.plan == second.plan and first.summary.before == second.summary.before
         assert first.model(batches[0][0]).equal(second.model(batches[0][0]))
 
-    def test_no_data_for_a_method_without_data(self, model):
-        result = facts.compress(model, estimator="pela")
-        assert result.summary.before.flops is None
-        assert result.summary.after.params < result.summary.before.params
-        assert facts.compress(facts.prepare(model, input_shape=(3, 8, 8)), estimator="pela").summary.before.flops > 0
-
     def test_bfloat16_pass(self, model, batches):
         """Half a percent a rounding moves the network by a few percent at most; the weights stay float32."""
         images = batches[0][0]
