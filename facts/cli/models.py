@@ -36,10 +36,7 @@ def load(
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
-    """Build the network of a name, in evaluation mode on its device (default: the GPU, if there is one).
-
-    Raises `ValueError` or an `OSError` if no network has that name, or if its weights do not fit.
-    """
+    """Build the network of a name, in evaluation mode on its device (default: the GPU, if there is one)."""
     place = _device(device)  # before minutes of loading
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()

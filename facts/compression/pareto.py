@@ -60,11 +60,10 @@ def pareto(
     | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
     | `evaluation_key` | identifies the data that `evaluate` measures on |
 
-    The table has a row for the `original`, and one for each combination: `estimator`, `search`, `form`, `ratio`,
-    `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the
-    compression, the metrics, and a `fingerprint`. A combination that fails is logged and has no row. Data without a
-    `content_key` are read once and stay in memory, so that all methods see the same batches. Raises `ValueError` for
-    arguments out of range, for a `loss` without a name, and for a file with other content.
+    The table has a row for the `original`, and one for each combination that does not fail: `estimator`, `search`,
+    `form`, `ratio`, `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, `seconds`
+    of the compression, the metrics, and a `fingerprint`. Data without a `content_key` are read once into memory. Raises
+    `ValueError` for arguments out of range, for a `loss` without a name, and for a file with other content.
     """
     # The string of an instance is its representation.
     methods = {str(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}

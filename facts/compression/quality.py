@@ -17,8 +17,7 @@ def smallest_within(
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 
-    `compare_at(ratio)` compresses to a ratio and compares outputs. A ratio for which a search has no plan is too small.
-    Raises `ValueError` if even the largest ratio is too far off.
+    `compare_at(ratio)` compresses and compares. Raises `ValueError` if even the largest ratio is too far off.
     """
     *smaller, largest = HUNDREDTHS
     results: dict[int, CompressionResult] = {}

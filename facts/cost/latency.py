@@ -71,8 +71,9 @@ class LatencyTable(ABC):
         if rank is None:
             return times[None]
         num_weights = partial(self.form.num_weights, shape.d_out, shape.d_in)
-        known = sorted((num_weights(each), seconds) for each, seconds in times.items() if each is not None)
-        return self.correction * float(np.interp(num_weights(rank), *zip(*known, strict=True)))
+        known = {num_weights(each): seconds for each, seconds in times.items() if each is not None}
+        weights = sorted(known)
+        return self.correction * float(np.interp(num_weights(rank), weights, [known[each] for each in weights]))
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
