@@ -191,12 +191,11 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
-    `facts.compress` takes the result in place of the network. `layers`, `loss`, `output_error` and `execution` are as
-    there. A layer whose name contains one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted
-    for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias`
-    each bias absorbs the mean error that truncation causes in its layer's outputs, and factors are centred accordingly;
-    layers without a bias, and methods without data, are not affected. Raises `ValueError` for unknown layers, and for
-    data without labels if the outputs are not class logits to draw labels from.
+    `facts.compress` takes the result in place of the network; most arguments are as there. A layer whose name contains
+    one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted for `input_shape`, one image
+    `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error
+    of truncation, if there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if
+    the outputs are not class logits to draw labels from.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
@@ -204,10 +203,16 @@ def prepare(
     batches = as_batches(data, model)
     inputs, targets = first_of(() if batches is None else batches) or (None, None)
     draws_labels = loss is None or isinstance(loss, SampledLabels)
-    loss = loss or _default_loss(model, inputs, targets)
+    if loss is None and inputs is not None and targets is None:
+        if getattr(model, "num_classes", None) == 0:
+            raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
+        loss = SampledLabels(summed_cross_entropy)
+    loss = loss or summed_cross_entropy
     if output_error is None:
         output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
-    example = _example(model, inputs, input_shape)
+    example = meta_input(model, input_shape) if input_shape else None
+    if example is None and inputs is not None and has_row_per_sample(inputs):
+        example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
@@ -236,21 +241,3 @@ def refuse_without_weights(model: nn.Module) -> None:
             f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
             "quantise the result"
         )
-
-
-def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:
-    """Cross-entropy; if the data have no labels, on labels that the network draws."""
-    if inputs is None or targets is not None:
-        return summed_cross_entropy
-    if getattr(model, "num_classes", None) == 0:
-        raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
-    return SampledLabels(summed_cross_entropy)
-
-
-def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
-    """Input of the given shape on the meta device, or a batch's first sample; None if neither is known."""
-    if input_shape:
-        return meta_input(model, input_shape)
-    if inputs is None or not has_row_per_sample(inputs):
-        return None
-    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))

@@ -55,7 +55,11 @@ def select_layers(
     `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown
     name, or if no layer is left.
     """
-    _refuse_adapters(model)
+    if adapters := [name for name, each in model.named_modules() if type(each).__module__.startswith("peft.tuners.")]:
+        raise ValueError(
+            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
+            "model = model.merge_and_unload(), so that the weights are what the network computes with"
+        )
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
@@ -90,16 +94,6 @@ def select_layers(
         skipped,
         trace.flops,
     )
-
-
-def _refuse_adapters(model: nn.Module) -> None:
-    """Raises `ValueError` for a network with adapters of PEFT, which would be compressed one by one."""
-    adapters = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.tuners.")]
-    if adapters:
-        raise ValueError(
-            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
-            "model = model.merge_and_unload(), so that the weights are what the network computes with"
-        )
 
 
 def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
