@@ -51,9 +51,8 @@ def select_layers(
 ) -> Selection:
     """Select the layers of these names, or those worth compressing (paper, section 5.1).
 
-    A layer whose name contains one of `excluded_names` is left alone unless `names` has it. The network is traced on
-    `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown
-    name, or if no layer is left.
+    The network is traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises
+    `ValueError` for an unknown name, or if no layer is left.
     """
     if adapters := [name for name, each in model.named_modules() if type(each).__module__.startswith("peft.tuners.")]:
         raise ValueError(

@@ -116,11 +116,7 @@ class MeasuredLatency(LatencyTable):
         return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank layers' times to the measured `seconds` of the whole network with a plan.
-
-        The factor is two at most: on a busy machine a measurement can be far off, even below the time of the other
-        layers.
-        """
+        """Scale the low-rank layers' times, by two at most, to the measured `seconds` of the network with a plan."""
         factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
         self.correction *= min(max(factor, 0.5), 2.0)
 

@@ -38,10 +38,7 @@ class Trace:
 
 
 def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, inputs: Any = None) -> Trace:
-    """Run the network on `example`, on the meta device, and on a batch of two; or else on `inputs`, a real batch.
-
-    `layers` are names of linear layers and convolutions. If neither can be run, the network's own error is raised.
-    """
+    """Run the network on `example`, on the meta device, and on two of it; or else on `inputs`, a real batch."""
     layers = list(layers)
     if example is not None:
         try:

@@ -13,7 +13,6 @@ from tests.networks import KeyedBatches, Runs, image_batches, make_model
 
 SIZES = [5, 4, 1]  # an odd batch, and an image without another
 SHARE = 1e-6  # float32 holds shares of pixels to 6e-8 of themselves
-EXACT = 1e-12  # sums in float64 in another order
 
 
 @pytest.fixture
