@@ -118,7 +118,7 @@ class TestDataSets:
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         for data, message in (
             ("hub:cifar10", "images at the hub are hub:OWNER/DATASET/CONFIGURATION/SPLIT, got 'hub:cifar10'"),
-            ("hub:a/b", "hub:a/b is not on this machine and could not be fetched (no answer)"),
+            ("hub:a/b", "hub:a/b is not on this machine and could not be fetched ("),
             (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
             (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
             (tmp_path / "columns", "has several columns of classes, none of them called label: leave one"),
