@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 import facts
 from facts.calibration.selection import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
 from facts.utils.cache import Cache
-from facts.utils.files import needing_room, replacing
+from facts.utils.files import replacing
 from tests.disk import room_for
 from tests.networks import UNIFORM
 
@@ -74,8 +72,3 @@ def test_a_file_that_was_there_stays(tmp_path):
     with room_for(4096), pytest.raises(OSError, match="no room for"), replacing(path) as temporary:
         temporary.write_text("after" * 1000)
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"] and path.read_text() == "before"
-
-
-def test_other_errors_of_safetensors_stay_what_they_are(tmp_path):
-    with pytest.raises(SafetensorError, match="Is a directory"), needing_room(tmp_path):
-        save_file({"a": torch.ones(1)}, tmp_path)

@@ -28,13 +28,9 @@ class CutMix:
     `data` are images with class indices `[N]`, in any form that `facts.compress` takes. The other image is the previous
     one in the batch (for the first image, the last). A batch has one rectangle; the share of an image that it leaves is
     drawn from Beta(`alpha`, `alpha`), and is larger if the edge cuts the rectangle. The targets are the shares of
-    pixels. `seed` and the number of a batch determine its rectangle, so every pass sees the same images, and no other
-    random draw changes. A batch of one image, other than the first, stays as it is.
-
-    Given to `facts.compress`, they are used for moments, for a search without `sensitivity` data of its own, and for
-    recovery. Methods that use the given labels get the soft targets; those that draw labels (`SampledLabels`) draw them
-    for the mixed images. Images without labels are mixed too, and have no targets. Raises `ValueError` for other data,
-    and for a first batch of one image.
+    pixels; images without labels have none. `seed` and the number of a batch determine its rectangle, so every pass
+    sees the same images. A batch of one image, other than the first, stays as it is. Raises `ValueError` for other
+    data, and for a first batch of one image.
 
     Source: Yun et al., "CutMix", ICCV 2019; torchvision mixes.
     """

@@ -52,10 +52,10 @@ class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
     `model` calls the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped` holds the
-    reasons for leaving others alone. `data` are batches of `(inputs, targets)` (None for methods without data), and
-    `first_inputs` the inputs of the first one, or noise of the given shape. `loss(outputs, targets)` and
-    `output_error(original, changed)` are sums over samples. `flops` counts the dense network by the paper's rule; None
-    if unknown. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    reasons for leaving others alone. `data` are batches of `(inputs, targets)` or None, `first_inputs` those of the
+    first batch, or noise. `loss` and `output_error` are sums over samples. `flops` counts the dense network by the
+    paper's rule; None if unknown. With `draws_labels` the default search draws labels: no loss on given labels was
+    chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
     """
 
     model: nn.Module
@@ -69,6 +69,7 @@ class Calibration:
     flops: int | None = None
     first_inputs: Any = None
     fit_bias: bool = False
+    draws_labels: bool = True
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -105,10 +106,7 @@ class Calibration:
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those that the cache holds.
-
-        Raises `ValueError` if there are no data.
-        """
+        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those in the cache."""
         return collect_moments(
             self.model,
             self.layers,
@@ -145,17 +143,13 @@ class Calibration:
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         if self.cache is None:
             return self._decompose(estimator)
-        known = self._load(estimator)
+        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.layers))
+        known = load()
         if known is None:
             with self.cache.locked(file_name(estimator)):
-                known = self._load(estimator)  # by now another process may have them
+                known = load()  # by now another process may have them
                 known = self._decompose(estimator) if known is None else known
         return known
-
-    def _load(self, estimator: Estimator) -> dict[str, Decomposition] | None:
-        """The decompositions that the cache holds."""
-        with stage("decomposition"):
-            return load_decompositions(self.cache, estimator, self.layers)
 
     def _decompose(self, estimator: Estimator) -> dict[str, Decomposition]:
         decompositions: dict[str, Decomposition] = {}
@@ -171,14 +165,10 @@ class Calibration:
                 decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
-        self._delete(moment for moment in estimator.moments if not moment.is_kept)
-        return decompositions
-
-    def _delete(self, moments: Iterable[Moment]) -> None:
-        """Delete moments of every group of layers from the cache."""
-        for moment, names in itertools.product(moments, self.groups()):
-            if cache := self._cache_of(names):
+        for moment, names in itertools.product(estimator.moments, self.groups()):
+            if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
+        return decompositions
 
     def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
         """Times of the layers on the first batch, measured at their first use."""
@@ -201,23 +191,28 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
-    `facts.compress` takes the result in place of the network. `layers`, `loss`, `output_error` and `execution` are as
-    there. A layer whose name contains one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted
-    for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias`
-    each bias absorbs the mean error that truncation causes in its layer's outputs, and factors are centred accordingly;
-    layers without a bias, and methods without data, are not affected. Raises `ValueError` for unknown layers, and for
-    data without labels if the outputs are not class logits to draw labels from.
+    `facts.compress` takes the result in place of the network; most arguments are as there. A layer whose name contains
+    one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted for `input_shape`, one image
+    `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error
+    of truncation, if there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if
+    the outputs are not class logits to draw labels from.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
     batches = as_batches(data, model)
     inputs, targets = first_of(() if batches is None else batches) or (None, None)
-    if loss is None:
-        loss = _default_loss(model, inputs, targets)
+    draws_labels = loss is None or isinstance(loss, SampledLabels)
+    if loss is None and inputs is not None and targets is None:
+        if getattr(model, "num_classes", None) == 0:
+            raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
+        loss = SampledLabels(summed_cross_entropy)
+    loss = loss or summed_cross_entropy
     if output_error is None:
         output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
-    example = _example(model, inputs, input_shape)
+    example = meta_input(model, input_shape) if input_shape else None
+    if example is None and inputs is not None and has_row_per_sample(inputs):
+        example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
@@ -233,6 +228,7 @@ def prepare(
         flops=selection.flops,
         first_inputs=inputs,
         fit_bias=fit_bias,
+        draws_labels=draws_labels,
     )
 
 
@@ -245,21 +241,3 @@ def refuse_without_weights(model: nn.Module) -> None:
             f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
             "quantise the result"
         )
-
-
-def _default_loss(model: nn.Module, inputs: Any, targets: Any) -> Loss:
-    """Cross-entropy; if the data have no labels, on labels that the network draws."""
-    if inputs is None or targets is not None:
-        return summed_cross_entropy
-    if getattr(model, "num_classes", None) == 0:
-        raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
-    return SampledLabels(summed_cross_entropy)
-
-
-def _example(model: nn.Module, inputs: Any, input_shape: tuple[int, ...] | None) -> Any:
-    """Input of the given shape on the meta device, or a batch's first sample; None if neither is known."""
-    if input_shape:
-        return meta_input(model, input_shape)
-    if inputs is None or not has_row_per_sample(inputs):
-        return None
-    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))

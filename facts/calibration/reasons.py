@@ -61,7 +61,8 @@ def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
         return PARAMETRIZED
     kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
     of_class = type(layer).forward is not kind.forward
-    if layer.weight.is_meta or not (of_class or "forward" in vars(layer) or _hooks(layer)):
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    if layer.weight.is_meta or not (of_class or "forward" in vars(layer) or hooked):
         return None
     inputs = torch.linspace(-1, 1, layer.weight.shape[1]).to(layer.weight)[None]
     if kind is nn.Conv2d:
@@ -77,7 +78,3 @@ def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
     if of_class:
         return f"it is a {type(layer).__name__}, which computes in a way of its own"
     return "a hook, or a `forward` of its own, changes what it computes"
-
-
-def _hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)

@@ -14,7 +14,7 @@ from facts.calibration.reasons import (
     reason_not_plain,
     reasons_to_skip,
 )
-from facts.cost.trace import Trace, trace_network
+from facts.cost.trace import trace_network
 from facts.modules.linear_calls import with_linear_layers
 
 NEVER_USED = "it is never called: another module may read its weight"
@@ -51,19 +51,26 @@ def select_layers(
 ) -> Selection:
     """Select the layers of these names, or those worth compressing (paper, section 5.1).
 
-    A layer whose name contains one of `excluded_names` is left alone unless `names` has it. The network is traced on
-    `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises `ValueError` for an unknown
-    name, or if no layer is left.
+    The network is traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises
+    `ValueError` for an unknown name, or if no layer is left.
     """
-    _refuse_adapters(model)
+    if adapters := [name for name, each in model.named_modules() if type(each).__module__.startswith("peft.tuners.")]:
+        raise ValueError(
+            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
+            "model = model.merge_and_unload(), so that the weights are what the network computes with"
+        )
     model = with_linear_layers(model)
     linear, pointwise = linear_layers(model), pointwise_convolutions(model)
     candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
     trace = trace_network(model, candidates, example, inputs)
-    reasons = _traced_reasons(trace) | reasons_to_skip(model, excluded_names)
+    never = [name for name, count in trace.rows.items() if not count]
+    reasons = dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
+    reasons |= dict.fromkeys(trace.outputs, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
         taken = _known(names, candidates, model)
-        _refuse_own_ways(model, taken)
+        for name in taken:
+            if reason := reason_not_plain(model.get_submodule(name)):  # type: ignore[arg-type]  # a candidate
+                raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it")
         reasons = dict.fromkeys(candidates, NOT_NAMED)
     elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
@@ -85,32 +92,6 @@ def select_layers(
         {new: trace.rows[name] for name, new in renamed.items()},
         skipped,
         trace.flops,
-    )
-
-
-def _refuse_adapters(model: nn.Module) -> None:
-    """Raises `ValueError` for a network with adapters of PEFT, which would be compressed one by one."""
-    adapters = [name for name, module in model.named_modules() if type(module).__module__.startswith("peft.tuners.")]
-    if adapters:
-        raise ValueError(
-            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
-            "model = model.merge_and_unload(), so that the weights are what the network computes with"
-        )
-
-
-def _refuse_own_ways(model: nn.Module, names: list[str]) -> None:
-    """Raises `ValueError` for a named layer that computes more than a product with its weight."""
-    for name in names:
-        if reason := reason_not_plain(model.get_submodule(name)):  # type: ignore[arg-type]  # one of the candidates
-            raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it into its weight")
-
-
-def _traced_reasons(trace: Trace) -> dict[str, str]:
-    never = [name for name, count in trace.rows.items() if not count]
-    return (
-        dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE)
-        | dict.fromkeys(never, NEVER_USED)
-        | dict.fromkeys(trace.outputs, MAKES_OUTPUTS)
     )
 
 

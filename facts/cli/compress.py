@@ -1,7 +1,7 @@
 """`facts compress`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,35 +14,19 @@ BUDGET = "Budget: half of the layers' FLOPs by default; several must all hold"
 def compress(
     model: options.Model,
     data: options.Images,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="A new or empty folder for the result, or an older result's."),
-    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or an older result's.")],
     ratio: Annotated[float | None, option(BUDGET, "The fraction of the compressed layers' FLOPs that remains.")] = None,
     flops: Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")] = None,
     params: Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")] = None,
     latency_ms: Annotated[
-        float | None,
-        option(
-            BUDGET,
-            "Milliseconds of the whole network for one batch, on this machine or on that of `--device-times`.",
-        ),
+        float | None, option(BUDGET, "Milliseconds of a batch, here or on the device of `--device-times`.")
     ] = None,
     device_times: Annotated[
-        Path | None,
-        option(
-            BUDGET,
-            "The file that `facts measure` wrote on the target device: latency is predicted for it.",
-            metavar="FILE",
-        ),
+        Path | None, option(BUDGET, "The target device's file by `facts measure`, to predict latency.", metavar="FILE")
     ] = None,
     error: Annotated[
         float | None,
-        option(
-            BUDGET,
-            "Instead: the smallest network whose outputs are this close to the original's, such as 0.05; for "
-            "classes or tokens the KL divergence, mean over samples.",
-        ),
+        option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of the outputs, 0.05."),
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "cors_fisher",
@@ -51,12 +35,7 @@ def compress(
     refit: options.RefitName = None,
     recover: Annotated[
         float | None,
-        option(
-            METHOD,
-            "Let the original teach the result for this many minutes, on the same data, without labels.",
-            metavar="MINUTES",
-            min=0.01,
-        ),
+        option(METHOD, "Let the original teach the result for so long, without labels.", metavar="MINUTES", min=0.01),
     ] = None,
     convolutions: options.Convolutions = None,
     evaluate: Annotated[
@@ -112,9 +91,8 @@ def compress(
     ).with_ratios(ratio)
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
-    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
-    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
-    task = task_of(network, data, evaluation_text, **sizes, **reading)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
     with stopwatch():
         prepared = facts.prepare(
@@ -125,15 +103,8 @@ def compress(
             input_shape=task.input_shape(network),
             fit_bias=fit_bias,
         )
-        result = facts.compress(
-            prepared,
-            estimator=estimator,
-            search=search,
-            form=form,
-            budget=budget,
-            sensitivity=sensitivity,
-            refit=refit,
-        )
+        methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form, "refit": refit}
+        result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     print(result)

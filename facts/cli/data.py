@@ -20,10 +20,7 @@ Data = ImageFolder | Corpus
 def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
-    """Data for a network: images in a folder or a data set, or a text. Options that are None stay at their defaults.
-
-    Raises `ValueError` or an `OSError` if there is none, or if a text is shorter than one window.
-    """
+    """Images or a text for a network; options that are None stay at their defaults. Refuses a text without a window."""
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
         return image_data(data, **options)
@@ -50,10 +47,7 @@ def task_of(
     num_sensitivity: int | None = None,
     **options: Any,
 ) -> Data:
-    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound.
-
-    Raises `ValueError` for a text with fewer windows, or with none left for searches.
-    """
+    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound."""
     options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
     task = data_of(model, data, evaluation_text, **options)
     if isinstance(task, ImageFolder):

@@ -47,7 +47,10 @@ def inspect(
         console.print(literal(f"{name}: " + ", ".join(f"{which} {value:.4g}" for which, value in both.items())))
     console.print(plan_table(manifest, shapes(folder / WEIGHTS, manifest)))
     if manifest.skipped:
-        console.print(skipped_table(manifest.skipped))
+        table = Table("layer", "reason", title="left alone", title_justify="left", box=None)
+        for name, reason in manifest.skipped.items():
+            table.add_row(literal(name), literal(reason))
+        console.print(table)
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     console.print(literal(f"versions: {versions}\nfingerprint: {manifest.fingerprint}"))
 
@@ -66,14 +69,6 @@ def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Tabl
         table.add_row(
             literal(name), shape, "dense" if rank is None else str(rank), f"{share:.0%}", Bar(1, 0, share, width=BAR)
         )
-    return table
-
-
-def skipped_table(skipped: dict[str, str]) -> Table:
-    """Table of the layers left alone, one row each."""
-    table = Table("layer", "reason", title="left alone", title_justify="left", box=None)
-    for name, reason in skipped.items():
-        table.add_row(literal(name), literal(reason))
     return table
 
 

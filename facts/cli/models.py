@@ -19,7 +19,7 @@ from facts.tasks.classification.preprocessing import data_config
 from facts.tasks.language.corpus import Corpus
 
 CONFIGURATION = "config.json"
-BESIDE = ("tokenizer", "image_processor")
+PROCESSORS = ("tokenizer", "image_processor")
 
 
 def load(
@@ -32,19 +32,15 @@ def load(
         return build(name, weights, num_classes, device)
     if weights or num_classes:
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
-    place = _device(device)
-    return load_compressed(name, architecture=architecture).model.to(place)
+    return load_compressed(name, architecture=architecture).model.to(_device(device))
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
-    """Build the network of a name, in evaluation mode on its device (default: the GPU, if there is one).
-
-    Raises `ValueError` or an `OSError` if no network has that name, or if its weights do not fit.
-    """
+    """Build the network of a name, in evaluation mode on its device (default: the GPU, if there is one)."""
     place = _device(device)  # before minutes of loading
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
-    if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(BESIDE):
+    if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(PROCESSORS):
         read_processors(network, Path(name).expanduser())  # its weights are random, or in another place
     return network.to(place)
 
@@ -69,7 +65,10 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
     folder = Path(name).expanduser()
     if (folder / CONFIGURATION).is_file():
         own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
-        configuration = _configuration(folder)
+        try:
+            configuration = json.loads((folder / CONFIGURATION).read_text())
+        except ValueError as error:
+            raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
         return _kind(configuration, name)(configuration=configuration, weights=weights or str(own))
     raise ValueError(
         f"there is no network {name!r}: name one as {TIMM}NAME or as {TRANSFORMERS}OWNER/NAME, or give a folder with "
@@ -99,13 +98,6 @@ def _timm(tag: str, weights: str, num_classes: int | None) -> TimmModel:
             f"timm has no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
         )
     return TimmModel(tag=tag, weights=weights, arguments={"num_classes": num_classes} if num_classes else {})
-
-
-def _configuration(folder: Path) -> dict:
-    try:
-        return json.loads((folder / CONFIGURATION).read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
 
 
 def _device(name: str | None) -> torch.device:

@@ -70,21 +70,12 @@ Model = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    option(
-        None,
-        "A checkpoint, a folder with the checkpoints of many networks, or random ones, to try things out. "
-        "Default: the published weights.",
-        metavar="FILE|FOLDER|random",
-    ),
+    option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
 NumClasses = Annotated[int | None, option(None, "Classes of a timm network with your own classifier.", min=1)]
 Architecture = Annotated[
     str | None,
-    option(
-        None,
-        "For a folder with a network of your own class: your function that builds the dense network.",
-        metavar="PACKAGE.MODULE:FUNCTION",
-    ),
+    option(None, "Function that builds the dense network of your own class.", metavar="PACKAGE.MODULE:FUNCTION"),
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 
@@ -92,12 +83,10 @@ Images = Annotated[
     str,
     option(
         DATA,
-        "Images: a folder with a folder for each class, or with [bold]train[/] and [bold]val[/] of such; without "
-        "these, half of the images are kept for evaluation. Folders named by ImageNet's synsets have its labels; "
-        "if they are not the network's classes, the network calibrates on labels that it draws itself. Or a data set "
-        "of Hugging Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
-        "written by `save_to_disk`.\n\n"
-        "Language models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
+        "Images: a folder of class folders, or of [bold]train[/] and [bold]val[/] with such; otherwise half of the "
+        "images are kept for evaluation. Labels of unknown classes are drawn by the network. Or a data set of Hugging "
+        "Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder written by "
+        "`save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
     ),
@@ -106,21 +95,13 @@ EvaluationText = Annotated[
     str | None, option(DATA, "For language models: the text to measure perplexity on.", metavar="TEXT")
 ]
 NumCalibration = Annotated[
-    int | None,
-    option(DATA, "Size of the calibration set; default: up to 512 images or 256 windows of text.", min=1),
+    int | None, option(DATA, "Images or windows to calibrate on; default: up to 512 or 256.", min=1)
 ]
 NumSensitivity = Annotated[
-    int | None,
-    option(DATA, "Images or windows of text on which a search compares outputs; default: up to 512 or 16.", min=1),
+    int | None, option(DATA, "Images or windows on which a search compares outputs; default: up to 512 or 16.", min=1)
 ]
 CutMix = Annotated[
-    bool,
-    option(
-        DATA,
-        "Mix the images to calibrate and to search on: a rectangle of each shows another one, and labels are the "
-        "shares of pixels.",
-        "--cutmix",
-    ),
+    bool, option(DATA, "Put a rectangle of another image into each; labels are the shares of pixels.", "--cutmix")
 ]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
@@ -133,39 +114,22 @@ Precision = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    option(
-        MACHINE,
-        "Folder for intermediate results: another budget or search on the same network and data takes a fraction "
-        "of the time. It grows to gigabytes, and may be deleted.",
-        metavar="FOLDER",
-    ),
+    option(MACHINE, "Folder for gigabytes of intermediate results, which make another run quick.", metavar="FOLDER"),
 ]
 Moments = Annotated[
     Literal["auto", "device", "host"],
-    option(
-        MEMORY, "Where moments grow: on the device, in main memory, or on the device until half of its memory is taken."
-    ),
+    option(MEMORY, "Where moments grow: on the device (auto: until it is half full), or in main memory."),
 ]
 CheckpointBlocks = Annotated[
     Literal["auto", "on", "off"],
-    option(
-        MEMORY,
-        "Compute activations within blocks twice instead of keeping them: half of the memory, a fifth more time. "
-        "[bold]auto[/]: on a CPU.",
-    ),
+    option(MEMORY, "Compute activations in blocks twice: half the memory, a fifth more time. Auto: on a CPU."),
 ]
 LayersAtOnce = Annotated[
-    int | None,
-    option(
-        MEMORY,
-        "Layers whose moments are in memory at a time; each such group takes a data pass. Default: all.",
-        min=1,
-    ),
+    int | None, option(MEMORY, "Layers with moments in memory at a time, a data pass each. Default: all.", min=1)
 ]
 
 Convolutions = Annotated[
-    bool | None,
-    option(METHOD, "Compress 1x1 convolutions too. By default, only if the network has no linear layer."),
+    bool | None, option(METHOD, "Compress 1x1 convolutions too; default: only if there is no linear layer.")
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]

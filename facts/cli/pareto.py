@@ -67,7 +67,10 @@ def pareto(
     """
     names, allocations = all_chosen(estimators, ESTIMATORS), all_chosen(searches, SEARCHES)
     kinds = all_chosen(forms, FORMS) if forms else None
-    fractions = numbers(ratios)
+    try:
+        fractions = [float(part) for part in ratios.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"--ratios takes numbers with commas between them, 0.3,0.5: {error}") from error
 
     from rich.console import Console
 
@@ -79,9 +82,8 @@ def pareto(
 
     writable_folder(out)
     network = build(model, weights, num_classes, device)
-    sizes = {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity, "batch_size": batch_size}
-    reading = {"sequence_length": sequence_length, "num_workers": num_workers, "seed": seed}
-    task = task_of(network, data, evaluation_text, **sizes, **reading)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+    task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     if reason := nothing_to_evaluate(task, network):
         raise ValueError(f"there is nothing to compare by: {reason}")
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache or out / "cache")
@@ -107,13 +109,3 @@ def pareto(
     Console().print(table(points, COLUMNS[cost], metric))
     draw(points, COLUMNS[cost], metric, pictures := [out / "pareto.png", out / "pareto.svg"])
     print(f"saved {', '.join(map(str, [out / 'pareto.csv', *pictures]))}")
-
-
-def numbers(text: str) -> list[float]:
-    """Split a comma-separated list into numbers. An entry that is no number is a usage error."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"--ratios takes numbers with commas between them, such as 0.3,0.5: {error}"
-        ) from error

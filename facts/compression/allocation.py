@@ -46,11 +46,7 @@ class AllocatedNetwork:
 
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
-    """Search for ranks and apply them.
-
-    If the network is slower or faster than predicted, the table of its layers' times is corrected, and the search runs
-    again; not if the times are another device's, where nothing can be measured.
-    """
+    """Search for ranks and apply them; again, with corrected times, if the network's time was predicted wrongly."""
     num_corrections, precision = 0, problem.calibration.execution.precision
     while True:
         result = search_plan(problem, search)
@@ -84,10 +80,7 @@ def batch_times(
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
-    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget.
-
-    A predicted latency above it is logged as a warning if it is measured afterwards.
-    """
+    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget."""
     dense: Plan = dict.fromkeys(problem.layers)
     if problem.fits(dense):
         return SearchResult(dense)
@@ -105,8 +98,5 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
 
 
 def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:
-    return {
-        "dense": table.dense,
-        "allowed": problem.bounds["latency"] * table.dense,
-        "predicted": table.predicted(plan),
-    }
+    allowed = problem.bounds["latency"] * table.dense
+    return {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(plan)}

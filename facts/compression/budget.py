@@ -56,10 +56,7 @@ class Budget:
 
     @classmethod
     def of(
-        cls,
-        ratio: float | None = None,
-        cost: CostName = "flops",
-        bounds: Mapping[CostName, float] | None = None,
+        cls, ratio: float | None = None, cost: CostName = "flops", bounds: Mapping[CostName, float] | None = None
     ) -> Self:
         """Make a budget of ratios alone; by default, half of the cost."""
         return cls().with_ratios(ratio, cost, bounds)
@@ -81,8 +78,8 @@ class Budget:
     def limits(self) -> dict[CostName, float]:
         """Limits of the whole network's cost, latency in seconds."""
         latency = None if self.latency_ms is None else self.latency_ms / 1000
-        given: dict[CostName, float | None] = {"flops": self.flops, "params": self.params, "latency": latency}
-        return {name: limit for name, limit in given.items() if limit is not None}
+        given = zip(COST_NAMES, (self.flops, self.params, latency), strict=True)
+        return {name: limit for name, limit in given if limit is not None}
 
     @property
     def bounds_latency(self) -> bool:

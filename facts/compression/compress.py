@@ -28,7 +28,7 @@ from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
-from facts.moments.losses import Loss, OutputError, SampledLabels, summed_cross_entropy
+from facts.moments.losses import Loss, OutputError
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
@@ -85,10 +85,9 @@ def compress(
     | `refit` | what then fits the layers to the outputs of the compressed ones before them: a name or an instance |
 
     In the plan, a 1x1 convolution is called `<name>.linear`. The result's `skipped` holds the reason for each layer
-    left alone. `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes started by
-    torchrun share the data after `facts.utils.distributed.join()`, and all get the same plan. Raises `ValueError` for
-    arguments out of range, for data that the loss does not fit, and for a budget that no plan of the search meets. Logs
-    a warning if the outputs are far from the original's.
+    left alone. `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined
+    a group share the data, and get the same plan. Raises `ValueError` for arguments out of range, for data that the
+    loss does not fit, and for a budget that no plan of the search meets.
     """
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
@@ -180,8 +179,7 @@ def default_search(calibration: Calibration) -> Search:
     """The best search that takes no more than a second data pass; without data, one that needs none."""
     if calibration.data is None:
         return Uniform()
-    draws = calibration.loss is summed_cross_entropy or isinstance(calibration.loss, SampledLabels)
-    return CoRSFisher(labels="sampled" if draws else "given")  # labels can only be drawn from class logits
+    return CoRSFisher(labels="sampled" if calibration.draws_labels else "given")
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
@@ -219,18 +217,11 @@ def compress_prepared(
             allocated = allocate_ranks(problem, search, timing)
         if refit:
             with stage("refit"):
-                plan = allocated.result.plan
-                refitting = RefitProblem(calibration, estimator, plan, dict(allocated.decompositions), problem.form)
-                fitted = refit.fit(refitting)
-                precision = calibration.execution.precision
+                plan, precision = allocated.result.plan, calibration.execution.precision
+                decomposed = dict(allocated.decompositions)
+                fitted = refit.fit(RefitProblem(calibration, estimator, plan, decomposed, problem.form))
                 network = apply_plan(calibration.model, fitted, plan, problem.form, precision)
                 allocated = replace(allocated, model=network, decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
-    return CompressionResult(
-        allocated.model,
-        allocated.result.plan,
-        summary,
-        calibration.skipped,
-        calibration.model,
-        calibration.output_error,
-    )
+    origin = calibration.skipped, calibration.model, calibration.output_error
+    return CompressionResult(allocated.model, allocated.result.plan, summary, *origin)

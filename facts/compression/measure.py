@@ -29,10 +29,9 @@ def measure(
 ) -> DeviceTimes:
     """Measure a network on noise, on this device: as it is, and with its layers at several ranks.
 
-    `facts.Budget` takes the result, or its file, as `device_times`, to allocate ranks on any machine. Weights do not
-    matter. `input_shape` is one image `[C, H, W]`, or any shape with its batch axis. `name` is for people (default: the
-    network's class). The other arguments are those of `facts.compress` and `facts.Execution`, and must be the same
-    there; a layer that was not measured gets a time by its size. Raises `ValueError` for arguments out of range.
+    `facts.Budget` takes the result, or its file, as `device_times`. `input_shape` is one image `[C, H, W]`, or any
+    shape with its batch axis; weights do not matter. The other arguments must be the same in `facts.compress`; a layer
+    that was not measured gets a time by its size. Raises `ValueError` for arguments out of range.
     """
     if batch_size < 1 or num_turns < 1:
         raise ValueError(f"batch_size and num_turns must be at least 1, got {batch_size} and {num_turns}")

@@ -60,14 +60,14 @@ def pareto(
     | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
     | `evaluation_key` | identifies the data that `evaluate` measures on |
 
-    The table has a row for the `original`, and one for each combination: `estimator`, `search`, `form`, `ratio`,
-    `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, the `seconds` of the
-    compression, the metrics, and a `fingerprint`. A combination that fails is logged and has no row. Data without a
-    `content_key` are read once and stay in memory, so that all methods see the same batches. Raises `ValueError` for
-    arguments out of range, for a `loss` without a name, and for a file with other content.
+    The table has a row for the `original`, and one for each combination that does not fail: `estimator`, `search`,
+    `form`, `ratio`, `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, `seconds`
+    of the compression, the metrics, and a `fingerprint`. Data without a `content_key` are read once into memory. Raises
+    `ValueError` for arguments out of range, for a `loss` without a name, and for a file with other content.
     """
-    methods = {_label(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
-    allocations = {_label(search): by_name(search, SEARCHES, "search") for search in searches or ()}
+    # The string of an instance is its representation.
+    methods = {str(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
+    allocations = {str(search): by_name(search, SEARCHES, "search") for search in searches or ()}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
     forms = forms or [default_form(model, execution.precision)]
     for form in forms:
@@ -103,10 +103,9 @@ def pareto(
     prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, *_ in missing.values()))
     for key, point in missing.items():
         estimator, search, form, ratio = point
+        method = methods[estimator], allocations[search], budgets[ratio], form
         try:
-            result = compress_prepared(
-                prepared, methods[estimator], allocations[search], budgets[ratio], form, compared
-            )
+            result = compress_prepared(prepared, *method, compared)
         except ValueError as error:
             log.error("%s, %s, %s, %g: %s", *point, error)
             continue
@@ -158,8 +157,3 @@ def _read(file: Path | None) -> dict[str, dict[str, Any]]:
 def _table(rows: dict[str, dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
     """Rows of these fingerprints, in this order, without those that are missing."""
     return pd.DataFrame([rows[key] | {FINGERPRINT: key} for key in keys if key in rows])
-
-
-def _label(choice: Any) -> str:
-    """A method's name, or the representation of an instance."""
-    return choice if isinstance(choice, str) else repr(choice)

@@ -17,27 +17,25 @@ def smallest_within(
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 
-    `compare_at(ratio)` compresses to a ratio and compares outputs. A ratio for which a search has no plan is too small.
-    Raises `ValueError` if even the largest ratio is too far off.
+    `compare_at(ratio)` compresses and compares. Raises `ValueError` if even the largest ratio is too far off.
     """
     *smaller, largest = HUNDREDTHS
-    results = {largest: compare_at(largest / 100)}
-
-    def is_within(hundredths: int) -> bool:
-        distance = results[hundredths].summary.distance
-        assert distance is not None
-        log.info("%d%% of the %s: %s", hundredths, cost, distance)
-        return distance.mean <= error
+    results: dict[int, CompressionResult] = {}
 
     def suffices(hundredths: int) -> bool:
         try:
             results[hundredths] = compare_at(hundredths / 100)
         except ValueError as reason:
+            if hundredths == largest:
+                raise
             log.info("%d%% of the %s: %s", hundredths, cost, reason)
             return False
-        return is_within(hundredths)
+        distance = results[hundredths].summary.distance
+        assert distance is not None
+        log.info("%d%% of the %s: %s", hundredths, cost, distance)
+        return distance.mean <= error
 
-    if not is_within(largest):
+    if not suffices(largest):
         found = results[largest].summary.distance
         raise ValueError(f"even with {largest}% of the {cost}, {found}: allow an error of more than {error:g}")
     return results[HUNDREDTHS[bisect_left(smaller, True, key=suffices)]]

@@ -31,12 +31,9 @@ def quantize(
 
     torchao rounds them. `group_size` neighbours in a row of `[d_out, d_in]` share a scale (default: a row of `int8`, 32
     of `int4`), and no weight moves by more than half of it: the group's largest absolute value / 127.5, or / 7.5.
-    Products are computed in floating point, so the network gets smaller, not faster. Biases, norms, embeddings,
-    convolutions, layers of one input and shared weights stay as they are.
-
-    Pivoted layers are rewritten first, since rounding could move their product far: for `int8` with the pivots for
-    arithmetic of eight digits, for `int4` as two factors, or as the dense layer if that is no larger. So in `int4` a
-    pivoted network has more FLOPs than before, and its summary no longer says how many.
+    Products are in floating point, so the network gets smaller, not faster. Biases, norms, embeddings, convolutions,
+    layers of one input and shared weights stay as they are. Pivoted layers are rewritten first, since rounding could
+    move their product far: for `int8` with other pivots, for `int4` as two factors or dense, with unknown FLOPs.
 
     The result is a copy that can be saved and exported, but not trained. Raises `ModuleNotFoundError` without
     `facts[quantization]`, and `ValueError` for a network that is quantized, is not in float32, or has nothing to round.

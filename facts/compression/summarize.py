@@ -45,10 +45,7 @@ def summarize(
         latency_device=allocated.device,
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
-            name: [
-                [rank, rank / problem.full_rank(name), error]
-                for rank, error in sorted((rank, error) for rank, error in errors.items() if rank is not None)
-            ]
+            name: [[rank, rank / problem.full_rank(name), errors[rank]] for rank in sorted(filter(None, errors))]
             for name, errors in result.profile.items()
         },
     )

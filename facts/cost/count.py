@@ -44,17 +44,12 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
       mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
     """
-    return count_pass(model, meta_input(model, input_shape), rule)
-
-
-def count_pass(model: nn.Module, inputs: Any, rule: Rule = "paper") -> Cost:
-    """`count_cost` for inputs that are on the meta device already."""
     if rule not in ("paper", "full"):
         raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
     network = with_linear_layers(skeleton(model)).eval()
     products = FlopCounterMode(display=False)
     with torch.no_grad(), counting(network, rule) as operations, products if rule == "full" else nullcontext():
-        whole_forward(network)(inputs)
+        whole_forward(network)(meta_input(model, input_shape))
     return Cost(sum(operations) + products.get_total_flops(), count_params(model))
 
 
@@ -82,7 +77,9 @@ def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
 def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     """Tensor without values for one image `[C, H, W]`, for tokens `[N, T]`, or of any shape with its batch axis."""
     shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
-    dtype = torch.int64 if reads_tokens(model) else _dtype(model)
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
+    if reads_tokens(model):
+        dtype = torch.int64
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -118,7 +115,3 @@ def _elementwise(name: str, module: nn.Module, rule: Rule) -> Callable[..., int]
         case _ if rule == "full" and type(module).__name__ == "SelectiveScan":
             return lambda _, args, out: SCAN_OPS * out.numel() * args[2].shape[1]  # A is [channels, states]
     return None
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -43,7 +43,10 @@ class LatencyTable(ABC):
 
     def __init__(self, layers: Mapping[str, nn.Linear], rows: Mapping[str, int], form: Form):
         self.layers, self.form = layers, form
-        self.shapes = {name: shape_of(layer, rows[name]) for name, layer in layers.items()}
+        self.shapes = {
+            name: Shape(layer.in_features, layer.out_features, layer.bias is not None, rows[name])
+            for name, layer in layers.items()
+        }
         self.correction = 1.0
 
     @property
@@ -63,23 +66,18 @@ class LatencyTable(ABC):
 
     def seconds(self, name: str, rank: int | None) -> float:
         """Seconds of one layer, dense (None) or at a rank."""
-        times = self.times[self.shapes[name]]
-        return times[None] if rank is None else self.correction * between(self.form, self.shapes[name], times, rank)
+        shape = self.shapes[name]
+        times = self.times[shape]
+        if rank is None:
+            return times[None]
+        num_weights = partial(self.form.num_weights, shape.d_out, shape.d_in)
+        known = {num_weights(each): seconds for each, seconds in times.items() if each is not None}
+        weights = sorted(known)
+        return self.correction * float(np.interp(num_weights(rank), weights, [known[each] for each in weights]))
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
-
-
-def shape_of(layer: nn.Linear, rows: int) -> Shape:
-    return Shape(layer.in_features, layer.out_features, layer.bias is not None, rows)
-
-
-def between(form: Form, shape: Shape, times: Times, rank: int) -> float:
-    """Interpolate the seconds of known ranks, linearly in the number of weights."""
-    known = {form.num_weights(shape.d_out, shape.d_in, rank): times[rank] for rank in times if rank is not None}
-    weights = sorted(known)
-    return float(np.interp(form.num_weights(shape.d_out, shape.d_in, rank), weights, [known[each] for each in weights]))
 
 
 def measured_ranks(form: Form, d_out: int, d_in: int) -> list[int]:
@@ -118,11 +116,7 @@ class MeasuredLatency(LatencyTable):
         return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank layers' times to the measured `seconds` of the whole network with a plan.
-
-        The factor is two at most: on a busy machine a measurement can be far off, even below the time of the other
-        layers.
-        """
+        """Scale the low-rank layers' times, by two at most, to the measured `seconds` of the network with a plan."""
         factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
         self.correction *= min(max(factor, 0.5), 2.0)
 

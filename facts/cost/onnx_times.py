@@ -12,10 +12,7 @@ from facts.utils.extras import needing
 
 
 def onnx_call(file: Path | str) -> Callable[[Tensor], Tensor]:
-    """Load a file of `facts.export_onnx` as a function of a batch, with torch's number of threads.
-
-    Raises `ModuleNotFoundError` without `facts[export]`.
-    """
+    """Load a file of `facts.export_onnx` as a function of a batch, with torch's number of threads."""
     with needing("export", "running ONNX files"):
         import onnxruntime
     options = onnxruntime.SessionOptions()

@@ -53,7 +53,6 @@ class TimingPolicy:
         return {name: Timing(tuple(turn[name] for turn in turns)) for name in functions}
 
     def _turn(self, call: Callable[[], Any]) -> float:
-        """Seconds of a call: the median of many, or of a single call if `min_seconds` is 0."""
         if self.min_seconds:
             many = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
             return many.blocked_autorange(min_run_time=self.min_seconds).median

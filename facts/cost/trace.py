@@ -38,10 +38,7 @@ class Trace:
 
 
 def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, inputs: Any = None) -> Trace:
-    """Run the network on `example`, on the meta device, and on a batch of two; or else on `inputs`, a real batch.
-
-    `layers` are names of linear layers and convolutions. If neither can be run, the network's own error is raised.
-    """
+    """Run the network on `example`, on the meta device, and on two of it; or else on `inputs`, a real batch."""
     layers = list(layers)
     if example is not None:
         try:
@@ -56,7 +53,7 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
     inputs = to_device(inputs, next(model.parameters()).device)
     if has_row_per_sample(inputs):
         return replace(_trace_samples(model, layers, first_sample(inputs)), flops=None)
-    whole = _observe(model, layers, inputs)
+    whole, _ = _observe(model, layers, inputs)
     num_samples = batch_size(inputs)
     return Trace({name: rows // num_samples for name, rows in whole.rows.items()}, whole.outputs)
 
@@ -71,30 +68,21 @@ def first_sample(inputs: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[:1], inputs)
 
 
-@dataclass(frozen=True)
-class _Observation:
-    """One forward pass: the shapes `[..., d]` of the inputs of each layer, one a call, and their totals."""
-
-    shapes: dict[str, list[torch.Size]]
-    rows: dict[str, int]
-    outputs: frozenset[str]
-    flops: int
-
-
 def _trace_samples(network: nn.Module, layers: list[str], sample: Any) -> Trace:
-    one = _observe(network, layers, sample)
+    trace, one = _observe(network, layers, sample)
     unrelated: list[str] = []
     try:
-        two = _observe(network, layers, tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample))
+        _, two = _observe(network, layers, tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample))
     except UNABLE:  # a network for batches of one size
         pass
     else:
-        doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in one.shapes.items()}
-        unrelated = [name for name in layers if doubled[name] != [shape[0] for shape in two.shapes[name]]]
-    return Trace(one.rows, one.outputs, frozenset(unrelated), one.flops)
+        doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in one.items()}
+        unrelated = [name for name in layers if doubled[name] != [shape[0] for shape in two[name]]]
+    return replace(trace, unrelated=frozenset(unrelated))
 
 
-def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation:
+def _observe(network: nn.Module, layers: list[str], inputs: Any) -> tuple[Trace, dict[str, list[torch.Size]]]:
+    """Trace one forward pass, and the shapes `[..., d]` of the inputs of each layer, one a call."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     last: dict[str, Any] = {}
 
@@ -112,7 +100,7 @@ def _observe(network: nn.Module, layers: list[str], inputs: Any) -> _Observation
         outputs = {id(leaf) for leaf in tree_leaves(whole_forward(network)(inputs))}
     rows = {name: _num_rows(network.get_submodule(name), shapes[name]) for name in layers}
     made = frozenset(name for name, output in last.items() if id(output) in outputs)
-    return _Observation(shapes, rows, made, sum(operations))
+    return Trace(rows, made, flops=sum(operations)), shapes
 
 
 def _num_rows(layer: nn.Module, shapes: list[torch.Size]) -> int:

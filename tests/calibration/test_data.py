@@ -10,7 +10,7 @@ import facts
 from facts.calibration.data import as_batches
 from facts.moments import InputSum
 from facts.moments.losses import SampledLabels, summed_cross_entropy
-from tests.networks import UNIFORM, image_batches, make_causal_lm, make_model
+from tests.networks import image_batches, make_causal_lm, make_model
 
 TOKENS = torch.arange(24).reshape(3, 8)
 
@@ -34,18 +34,6 @@ def test_data_without_labels_get_drawn_ones(model):
     assert not weights_of(facts.compress(model, batches)).equal(drawn)
 
 
-def test_no_labels_are_drawn_where_a_loss_is_given(model):
-    images = [images for images, _ in image_batches([4], dtype=torch.float32)]
-    seen = []
-
-    def energy(outputs, targets):
-        seen.append(targets)
-        return outputs.square().sum()
-
-    facts.compress(model, images, loss=energy, **UNIFORM)
-    assert seen == [None]
-
-
 def test_labels_are_drawn_from_class_logits_alone():
     """Not from the width of a map, nor from one number."""
     for shape in ((4, 1), (4, 10, 6, 6), (4,)):
@@ -54,13 +42,6 @@ def test_labels_are_drawn_from_class_logits_alone():
     model = timm.create_model("test_vit", num_classes=0)
     with pytest.raises(ValueError, match="VisionTransformer has no classifier to draw labels from: give targets"):
         facts.compress(model, [torch.randn(2, 3, 160, 160)])
-
-
-def test_mappings_are_split_into_inputs_and_labels():
-    images, labels = image_batches([4], dtype=torch.float32)[0]
-    for name in ("labels", "label"):
-        ((inputs, targets),) = as_batches([{"pixel_values": images.numpy(), name: labels}], nn.Identity())
-        assert list(inputs) == ["pixel_values"] and inputs["pixel_values"].equal(images) and targets.equal(labels)
 
 
 @pytest.mark.parametrize(("batch", "got"), [((1, 2, 3), "tuple of 3"), ("text", "str")])

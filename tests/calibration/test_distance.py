@@ -81,9 +81,6 @@ def test_a_budget_that_is_too_small(caplog):
         "facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
     )
     assert f"information is lost; {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
-
-
-def test_advice_leaves_out_what_was_done():
     summary = facts.compress(make_model(), BATCHES, search="cors_fisher", form="pivoted").summary
     assert summary.advice == "try facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
     assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

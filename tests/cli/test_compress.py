@@ -7,9 +7,6 @@ import torch
 
 import facts
 from tests.cli.conftest import VIT, saved
-from tests.cli.pictures import write_images
-
-UNKNOWN_CLASSES = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
 
 
 def test_the_result_is_printed_measured_and_saved(compressed):
@@ -94,19 +91,6 @@ def test_the_cache_spares_the_data_pass_and_an_older_result_is_replaced(run, pho
         results.append(saved(out)["summary"])
         assert results[-1]["bounds"] == {"flops": ratio}
     assert "calibration" in results[0]["seconds"] and "calibration" not in results[1]["seconds"]
-
-
-def test_images_of_other_classes_are_calibrated_on_and_not_evaluated(run, photos, tmp_path):
-    result = run("compress", *UNKNOWN_CLASSES, "--data", photos, "--cutmix", "--out", tmp_path / "vit")
-    assert "not evaluated: the 3 classes" in result.output and "the network's 1000 classes" in result.output
-    assert saved(tmp_path / "vit")["metrics"] in (None, {})
-
-
-def test_images_that_cannot_be_decoded_are_named(run, tmp_path, caplog):
-    photos = write_images(tmp_path / "photos")
-    (photos / "dog" / "1.png").write_bytes(b"no image")
-    run("compress", *VIT, "--data", photos, "--out", tmp_path / "vit", "--no-evaluate")
-    assert "dog/1.png cannot be decoded and is left out" in caplog.text
 
 
 def test_device_times(run, photos, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import onnxruntime
@@ -94,5 +95,5 @@ class TestExport:
     def test_what_is_missing_is_told_before_any_work(self, run, tmp_path, monkeypatch):
         options = (tmp_path / "absent", "--out", tmp_path / "vit.onnx")
         assert "is no folder: give one that save_compressed wrote" in run("export", *options, code=1).output
-        monkeypatch.setattr("facts.saving.export.find_spec", lambda name: name != "onnxruntime" or None)
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
         assert "ONNX export needs onnxruntime: pip install -e '.[export]'" in run("export", *options, code=1).output

@@ -11,7 +11,6 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed: ma
 pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
 
 from experiments.mini.language import new_tokenizer
-from facts.cli.data import task_of
 from facts.cli.models import build
 from tests.networks import make_causal_lm
 
@@ -68,11 +67,6 @@ def test_pareto(run, language_model, texts, tmp_path):
     assert line.split()[-2:] == [f"{best.perplexity:.4g}", "*"]
 
 
-def test_without_another_text_nothing_is_evaluated(run, language_model, texts, tmp_path):
-    result = run("compress", language_model, "--data", texts / "train.txt", *SIZES, "--out", tmp_path / "small")
-    assert "not evaluated: give --evaluation-text" in result.output
-
-
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     (tmp_path / "short.txt").write_text("one two three four five six")
     tokenizer = build(str(language_model), None, None, "cpu").tokenizer
@@ -87,27 +81,6 @@ def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     ):
         arguments = ("compress", language_model, "--data", text, *SIZES, *options, "--out", tmp_path / "small")
         assert message in run(*arguments, code=1).output
-
-
-@pytest.mark.parametrize("length", [16, 128])
-def test_without_a_number_the_text_gives_as_much_as_it_has(language_model, texts, length):
-    model = build(str(language_model), None, None, "cpu")
-    data = str(texts / "train.txt")
-    task = task_of(model, data, None, None, sequence_length=length)
-    available = len(task.tokens("training", model)) // length
-    assert 2 < available < 272
-    assert task.num_sensitivity == min(16, available // 2)
-    assert task.num_sensitivity + task.num_calibration == available
-    assert len(task.calibration(model)) == task.num_calibration
-    task = task_of(model, data, None, 2, 1, sequence_length=length)
-    assert (task.num_calibration, task.num_sensitivity) == (2, 1)
-
-
-def test_random_weights_have_the_tokenizer_of_their_folder(run, language_model, texts, tmp_path):
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((language_model / name).read_bytes())
-    result = run("evaluate", tmp_path, "--weights", "random", "--data", texts / "test.txt", "--sequence-length", 16)
-    assert "perplexity" in result.output
 
 
 def test_networks_that_are_not_whole(run, language_model, texts, tmp_path, monkeypatch):

@@ -29,17 +29,6 @@ def test_table_and_picture_are_continued(run, photos, tmp_path, caplog):
     assert done == [f"asvd, cors_fisher, plain, {ratio}" for ratio in (0.4, 0.6)]
 
 
-def test_points_of_mixed_images_are_others(run, photos, tmp_path):
-    arguments = ("pareto", *VIT, "--data", photos, "--estimators", "svd_llm", "--ratios", "0.4", "--out", tmp_path)
-    tables = []
-    for option in ((), ("--cutmix",)):
-        run(*arguments, *option)
-        tables.append(pd.read_csv(tmp_path / "pareto.csv"))
-    before, after = tables
-    pd.testing.assert_frame_equal(after[: len(before)], before)
-    assert len(before) == 2 and len(after) == 4  # each with an original
-
-
 def test_nothing_to_compare(run, photos, tmp_path):
     network = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
     result = run("pareto", *network, "--data", photos, "--out", tmp_path / "out", code=1)

@@ -7,7 +7,6 @@ import pytest
 
 import facts
 from facts import Budget
-from facts.compression.budget import ratio_of_layers
 from facts.cost.timing import TimingPolicy
 from tests.networks import image_batches, make_vit
 
@@ -61,15 +60,6 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     assert 0 <= summary.budget[name] - (allowed - rest) + 1 <= 1.001
 
 
-def test_several_limits_at_once(model, batches):
-    cost = facts.count_cost(model, (3, 8, 8))
-    after = facts.compress(
-        model, batches, budget=Budget(flops=0.9 * cost.flops, params=0.7 * cost.params)
-    ).summary.after
-    assert after.flops <= 0.9 * cost.flops
-    assert after.params <= 0.7 * cost.params
-
-
 def test_more_than_the_network_costs_leaves_it_as_it_is(model, batches):
     execution = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
     for budget in (Budget(params=10**9), Budget(latency_ms=1e6)):
@@ -85,12 +75,6 @@ def test_limits_that_cannot_be_met(model, batches):
         facts.compress(model, batches, budget=Budget(latency_ms=1e-6))
     with pytest.raises(ValueError, match=r"the network's FLOPs are unknown: give calibration data, facts\.prepare"):
         facts.compress(model, estimator="pela", budget=Budget(flops=1000))
-
-
-def test_ratio_of_layers_never_rounds_up():
-    for allowed in range(101, 200):
-        assert 100 + ratio_of_layers("params", allowed, 200, 100) * 100 <= allowed
-    assert ratio_of_layers("params", 200, 200, 100) == 1
 
 
 class TestError:

@@ -86,16 +86,6 @@ def test_inputs_by_name_are_compressed_as_pairs_are(kind):
     assert found.equal(expected) and not found.equal(other)
 
 
-def test_compression_and_recovery():
-    loader = LOADERS["default_data_collator"]()
-    result = facts.compress(make_image_classifier(), loader, search="uniform", ratio=0.4)
-    assert result.summary.after.flops < result.summary.before.flops
-    assert result.summary.distance.num_samples == len(LABELS)
-    recovered = facts.recover(result, loader, epochs=3, batch_size=4, learning_rate=1e-3)
-    assert recovered.summary.recovery.after < recovered.summary.recovery.before
-    assert recovered.plan == result.plan
-
-
 def test_samples_in_place_of_batches():
     for data in (tensors(), pictures(), SAMPLES):
         with pytest.raises(ValueError, match=r"single samples: give batches of them, DataLoader\(dataset, batch_size"):

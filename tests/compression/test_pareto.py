@@ -100,33 +100,6 @@ def test_other_settings_make_new_rows_next_to_the_older_ones(model, batches, eva
     assert len(pd.read_csv(kept["file"])) == 2 + 2 + 2 + 1 + 2  # another estimator shares the original
 
 
-class Reading:
-    """Batches in another order at every reading, as of a loader that shuffles; how many were read."""
-
-    def __init__(self, batches):
-        self.batches, self.count = batches, 0
-
-    def __iter__(self):
-        order = torch.randperm(len(self.batches), generator=torch.Generator().manual_seed(self.count))
-        for index in order:
-            self.count += 1
-            yield self.batches[index]
-
-
-def test_data_without_a_key_are_read_once(model, batches, evaluate):
-    calibration, sensitivity = Reading(batches), Reading([images for images, _ in batches[:2]])
-    pareto(model, calibration, evaluate, **METHODS, sensitivity=sensitivity)
-    assert (calibration.count, sensitivity.count) == (3, 2)
-
-
-def test_a_method_that_fails_does_not_stop_the_others(model, batches, evaluate, caplog):
-    methods = {"estimators": ("pela",), "searches": ("cors", "uniform"), "forms": ("plain",)}
-    points = pareto(model, batches, evaluate, **methods, ratios=(1e-6, 0.5))
-    found = {*zip(points.search, points.ratio, strict=True)}
-    assert ("cors", 0.5) in found and ("cors", 1e-6) not in found
-    assert "pela, cors, plain, 1e-06: " in caplog.text
-
-
 def test_wrong_arguments_are_refused_before_any_work(model, batches, evaluate, tmp_path):
     other = tmp_path / "points.csv"
     other.write_text("a,b\n1,2\n")

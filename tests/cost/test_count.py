@@ -1,4 +1,3 @@
-import copy
 import math
 from functools import cache
 
@@ -13,7 +12,6 @@ from facts.compression.compress import compress_prepared
 from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
 from facts.search import Uniform
-from tests.networks import make_convnext, make_swin
 
 IMAGE = (3, 224, 224)
 RECIPES = {
@@ -80,24 +78,6 @@ def test_full_rule_adds_mambavisions_mixing(networks):
     assert full - paper == attention + convolutions + scan + stem_norms
 
 
-def test_full_rule_follows_the_compressed_products(networks, compressed):
-    """What compression saves is the same under both rules."""
-    dense, small = networks["DeiT-B plain"], compressed("DeiT-B plain", 0.5).model
-    saved = [
-        facts.count_cost(dense, IMAGE, rule).flops - facts.count_cost(small, IMAGE, rule).flops
-        for rule in ("paper", "full")
-    ]
-    assert saved[0] == saved[1] > 16e9
-
-
-@pytest.mark.parametrize(("make", "image"), [(make_swin, (3, 16, 16)), (make_convnext, (3, 32, 32))])
-@pytest.mark.parametrize("rule", ["paper", "full"])
-def test_real_networks_agree_with_the_meta_device(make, image, rule):
-    model = make(torch.float32)
-    assert facts.count_cost(model, image, rule) == facts.count_cost(copy.deepcopy(model).to("meta"), image, rule)
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-
-
 def test_by_hand():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 2, stride=2, bias=False),  # 4 x 4 maps
@@ -114,13 +94,6 @@ def test_by_hand():
         assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
 
 
-def test_low_rank_layer():
-    layer = facts.LowRankLinear(torch.ones(7, 3), torch.ones(3, 5), torch.ones(7))
-    for rule in ("paper", "full"):
-        cost = facts.count_cost(layer, (2, 4, 6, 5), rule)
-        assert cost == facts.Cost(flops=2 * 48 * 3 * (5 + 7), params=3 * (5 + 7) + 7)
-
-
 def test_counting_leaves_the_network_alone():
     model = timm.create_model("vit_tiny_patch16_224", depth=1).train()
     facts.count_cost(model, IMAGE)
@@ -129,11 +102,6 @@ def test_counting_leaves_the_network_alone():
     assert all(math.isfinite(parameter.sum().item()) for parameter in model.parameters())
     with pytest.raises(ValueError, match="rule must be 'paper' or 'full', got 'fvcore'"):
         facts.count_cost(model, IMAGE, rule="fvcore")
-
-
-def test_transposed_convolutions_are_counted_as_pytorch_counts_them():
-    layer = nn.ConvTranspose2d(6, 4, kernel_size=3, stride=2, groups=2, bias=False)
-    assert facts.count_cost(layer, (6, 5, 7)) == facts.count_cost(layer, (6, 5, 7), rule="full")
 
 
 def test_a_network_can_say_what_all_of_its_work_is():

@@ -10,7 +10,7 @@ from torch import nn
 import facts
 from facts.calibration.execution import DEFAULT_EXECUTION
 from facts.cost.latency import Shape, measured_ranks
-from facts.cost.predicted import LinearModel, PredictedLatency
+from facts.cost.predicted import LinearModel
 from facts.modules.forms import FORMS
 from facts.search import Uniform
 from facts.search.base import SearchResult
@@ -95,13 +95,6 @@ def test_a_layer_that_was_not_measured_is_named(measured, caplog):
         latency = compress(measured, layers=["0", "4"]).summary.latency
     assert "not measured on a board, so predicted by size: 4" in caplog.text
     assert 0 < latency["predicted"] <= latency["allowed"]
-
-
-def test_times_at_measured_ranks_are_those_measured(measured):
-    table = PredictedLatency(measured, {"0": nn.Linear(64, 64)}, {"0": 1})
-    (layer,) = measured.layers
-    assert {rank: table.seconds("0", rank) for rank in layer.by_rank} == pytest.approx(layer.by_rank)
-    assert table.seconds("0", None) == layer.dense
 
 
 def test_a_missed_budget_is_an_error_since_nothing_is_measured(measured, monkeypatch):

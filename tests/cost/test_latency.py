@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 import facts
-from facts.cost import latency
 from facts.cost.latency import MeasuredLatency
 from facts.cost.timing import Timing, TimingPolicy
-from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 from facts.search import Uniform
@@ -78,25 +76,6 @@ def test_times_of_the_network_and_of_its_layers(clock):
             assert table.seconds(name, rank) == pytest.approx(4 * rank * (64 + d_out))
 
 
-def test_layers_of_one_shape_share_their_median(clock, monkeypatch):
-    slower = {"0": 1.0, "2": 3.0}
-    times = [{**{name: seconds + turn for name, seconds in slower.items()}, "4": 0.0, "": 9.0} for turn in range(3)]
-    runs = iter([run for run in times for _ in range(6)])  # dense, and five ranks
-    monkeypatch.setattr(latency, "module_seconds", lambda *_: next(runs))
-    table = make_table(make_model(), torch.randn(4, 64), num_turns=2)
-    assert table.seconds("0", None) == table.seconds("2", 8) == 3.5  # the median of 2, 4, 3, 5: the first turn warms up
-    assert (table.seconds("4", None), table.dense, table.rest) == (0, 9, 2)
-
-
-def test_the_network_is_left_as_it_is():
-    model = make_model().train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert make_table(model, torch.randn(4, 64), num_turns=1).dense > 0
-    assert all(isinstance(model[number], nn.Linear) and model[number].training for number in (0, 2, 4))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-
-
 @pytest.mark.parametrize("search", ["uniform", "cors", "asvd"])
 @pytest.mark.parametrize("bounds", [{}, {"params": 0.6}])
 def test_a_latency_budget_is_kept_and_spent(clock, search, bounds):
@@ -133,12 +112,6 @@ def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
     assert table.predicted(plan) - table.rest == pytest.approx(factor * (before - table.rest))
 
 
-def test_an_unbounded_latency_is_measured_on_a_few_samples():
-    batches = [(torch.randn(20, 64), torch.randint(32, (20,)))]
-    latency = facts.compress(make_model(), batches, ratio=0.7).summary.latency
-    assert latency["samples"] == 16 and latency["dense"] > 0 and latency["measured"] > 0 and len(latency) == 3
-
-
 def test_noise_of_the_given_shape_where_there_is_no_data(clock):
     settings = {"estimator": "pela", "ratio": 0.7, "cost": "latency"}
     prepared = facts.prepare(make_model(), input_shape=(5, 64), execution=QUICK)
@@ -155,17 +128,3 @@ def test_a_budget_below_what_no_layer_can_change(clock):
             facts.compress(make_model(), BATCHES, search=search, ratio=0.1, **settings)
     with pytest.raises(ValueError, match="no allocation costs as little as the budget"):
         facts.compress(make_model(), BATCHES, search="cors", ratio=0.17, **settings)
-
-
-def test_a_latency_pays_for_higher_ranks_if_layers_are_pivoted(clock):
-    table = make_table(make_model(), torch.randn(4, 64), form=FORMS["pivoted"])
-    for rank in (1, 3, 8, 13, 29, 64):  # measured ranks and others
-        assert table.seconds("0", rank) == pytest.approx(4 * rank * (64 + 64 - rank))
-    plans = {}
-    for form in FORMS:
-        settings = {"form": form, "search": "uniform", "ratio": 0.7, "cost": "latency"}
-        result = facts.compress(make_model(), BATCHES, **settings, execution=QUICK)
-        found = result.summary.latency
-        assert 0.9 * found["allowed"] < found["measured"] <= found["allowed"] * (1 + 1e-9)
-        plans[form] = result.plan
-    assert all(plans["pivoted"][name] > rank for name, rank in plans["plain"].items())
