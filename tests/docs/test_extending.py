@@ -34,7 +34,7 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path):
     assert all(row in printed for row in top1.index)
 
 
-def test_an_estimator_inside_the_package_is_three_parts(tmp_path):
+def test_an_estimator_inside_the_package_has_five_parts(tmp_path):
     """In a copy of the package: it is found by name, by the command line, by the page of methods and by the tests."""
     no_weights = shutil.ignore_patterns("__pycache__", "checkpoints")
     for name in ("facts", "conf", "experiments", "tests"):
@@ -65,7 +65,6 @@ def test_an_estimator_inside_the_package_is_three_parts(tmp_path):
     tested = run(f"python -m pytest -vv -p no:cacheprovider {tests}", tmp_path, **here)
     for name in (
         "test_factors_through_a_network[swin-diagonal]",  # against the oracle
-        "test_every_estimator_file_compresses_a_network[diagonal]",
         "test_every_estimator_and_search_has_a_file_and_a_name",
         "test_the_files_say_the_defaults_of_the_classes[estimator",
     ):
