@@ -5,7 +5,7 @@ from tests.detection import installed  # noqa: F401, I001
 import pytest
 
 import facts
-from experiments.doctor import examine
+from experiments.checks import examine
 from experiments.grid import GridCell
 from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost

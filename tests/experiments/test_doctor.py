@@ -7,8 +7,9 @@ import torch
 import wandb
 from rich.console import Console
 
-import experiments.doctor
-from experiments.doctor import Finding, examine, look_first, main, show_findings
+import experiments.checks
+from experiments.checks import Finding, examine, look_first, show_findings
+from experiments.doctor import main
 from experiments.grid import GridCell
 
 
@@ -52,7 +53,7 @@ def test_a_network_that_cannot_be_built_is_not_looked_at(cell_config, without_mo
 
 
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (2 * 10**18, 10**18))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (2 * 10**18, 10**18))
     monkeypatch.setattr(type(wandb.api), "api_key", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = found(cell_config("hardware=cuda", "tracking=online"))
@@ -71,14 +72,14 @@ def test_room_on_the_disk(cell_config, tmp_path, monkeypatch):
     cached.parent.mkdir(parents=True)
     with cached.open("wb") as file:
         file.truncate(10**13)  # a sparse file, of what is needed
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 10**13))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 10**13))
     (tmp_path / "file").write_text("")
     configs = cell_config(), cell_config(f"results={tmp_path / 'file'}")
     assert [found(config)["disk"].level for config in configs] == ["fine", "problem"]
 
 
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 0))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
     paper = ["profile=paper", f"task.paper.root={tmp_path}"]
     findings = found(
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
@@ -107,7 +108,7 @@ def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, cap
         cell_config(),
         [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all")],
     )
-    monkeypatch.setattr("experiments.doctor.examine", lambda config, grid: findings)
+    monkeypatch.setattr("experiments.checks.examine", lambda config, grid: findings)
     with pytest.raises(SystemExit, match="force=true"):
         look_first(config, [], Console())
     config.force = True
@@ -130,13 +131,13 @@ def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
 
 @pytest.mark.system
 def test_a_trial_that_fails_ends_no_other(cell_config, monkeypatch):
-    real, devices = experiments.doctor.run, []
+    real, devices = experiments.checks.run, []
 
     def run(network, inputs):
         devices.append(network)
         return real(network, inputs) * (1.1 if len(devices) % 2 else 1)  # wrong on the device, which comes first
 
-    monkeypatch.setattr(experiments.doctor, "run", run)
+    monkeypatch.setattr(experiments.checks, "run", run)
     monkeypatch.setattr(
         "facts.search.methods.cors.CoRS.allocate", Mock(side_effect=RuntimeError("no kernel\nand more"))
     )

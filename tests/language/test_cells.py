@@ -7,7 +7,7 @@ import torch
 
 from experiments.runner import open_cell
 from experiments.runner import run_cell
-from experiments.doctor import examine
+from experiments.checks import examine
 from experiments.grid import GridCell
 from experiments.mini.train import main, mini_recipe
 
