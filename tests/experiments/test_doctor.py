@@ -8,7 +8,7 @@ import wandb
 from rich.console import Console
 
 import experiments.checks
-from experiments.checks import Finding, examine, look_first, show_findings
+from experiments.checks import Finding, examine, look_first
 from experiments.doctor import main
 from experiments.grid import GridCell
 
@@ -67,17 +67,6 @@ def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch)
     assert findings["device"].detail == "GPU" and "24.0 GB free" in findings["memory"].detail
 
 
-def test_room_on_the_disk(cell_config, tmp_path, monkeypatch):
-    cached = tmp_path / "results/mini/cache/key/moments"
-    cached.parent.mkdir(parents=True)
-    with cached.open("wb") as file:
-        file.truncate(10**13)  # a sparse file, of what is needed
-    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 10**13))
-    (tmp_path / "file").write_text("")
-    configs = cell_config(), cell_config(f"results={tmp_path / 'file'}")
-    assert [found(config)["disk"].level for config in configs] == ["fine", "problem"]
-
-
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
     paper = ["profile=paper", f"task.paper.root={tmp_path}"]
@@ -92,15 +81,6 @@ def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
         level, detail = findings[f"weights of {name}"][1:3]
         assert level == "problem" and str(tmp_path / file) in detail
     assert "random" in findings["weights of swin_b"].detail
-
-
-def test_findings_are_printed_as_they_come_and_as_they_are(capsys):
-    def findings():
-        yield Finding("a[b]", "warning", "[red] text " + 40 * "long ", "do [this]")
-        printed = capsys.readouterr().out.splitlines()
-        assert printed == ["warning  a[b]: [red] text " + 40 * "long ", "         to do: do [this]"]
-
-    assert not show_findings(findings(), Console(width=60))
 
 
 def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, capsys):

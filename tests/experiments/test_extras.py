@@ -4,14 +4,8 @@ import sys
 
 import pytest
 
-from experiments.extras import MODULES, missing_packages
 from experiments.grid import possible
 from experiments.mini.train import mini_recipe
-
-
-def test_a_module_without_its_package_is_missing(monkeypatch):
-    monkeypatch.setitem(MODULES, "mine", ("no_such_package.part", "torch.nn", "torch.no_such_part"))
-    assert missing_packages("mine") == ["no_such_package.part", "torch.no_such_part"]
 
 
 def test_experiments_without_their_packages_are_left_out_and_named(cell_config, without_module, caplog):

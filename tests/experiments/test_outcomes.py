@@ -31,13 +31,6 @@ def test_outcomes_come_back_as_they_were(outcomes):
     assert unpacked(packed(torch.tensor(outcomes))).tolist() == outcomes
 
 
-def test_samples_at_the_beginning_that_do_not_count_are_kept():
-    outcomes = torch.tensor([False] * 9 + [True, False, False])
-    assert unpacked(packed(outcomes)).tolist() == outcomes.tolist()
-    assert packed(outcomes) != packed(outcomes[1:])
-    assert len(packed(torch.zeros(3000, dtype=torch.bool))) <= 3000 / 4 + 1
-
-
 @pytest.mark.parametrize("count", [0, 20, 246, 392, NUM_SAMPLES])
 def test_the_standard_error_is_the_bootstraps(count):
     assert standard_error(right(count)) == pytest.approx(100 * bootstrapped(1.0 * right(count)), rel=TOLERANCE)

@@ -109,11 +109,8 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.mini.num_calibration=20000"], "num_calibration"),
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
         (["profile=paper", "model.paper.weights=random", "task.paper.root=nowhere"], "no ImageNet at nowhere"),
-        (["profile=paper", "model=mambavision_b", "checkpoints=nowhere"], "no checkpoint 'nowhere'"),
-        (["profile=paper", "model.paper.tag=deit_base.other"], "timm publishes no weights of 'deit_base.other'"),
         (["results=/dev/null"], r"cannot write to the folder .*null"),
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),

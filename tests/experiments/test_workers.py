@@ -88,13 +88,6 @@ def test_several_workers_find_what_one_finds(grids, steps, num_workers):
     assert len(steps) == len(set(steps)) == 8 and steps[-2:] == [("first", "DeiT", TIMED), ("first", "Swin", TIMED)]
 
 
-def test_a_table_is_composed_when_it_is_reached(grids, steps):
-    composed = []
-    lazily = (composed.append(grid[0].experiment) or grid for grid in grids[1:])
-    for grid in run_grids(lazily, ThisProcess(), 1):
-        assert composed[-1] == grid[0].experiment
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [(["analysis=throughput"], True), (["cost=latency"], True), ([], False), (["estimator.shrinkage_row=3"], False)],
