@@ -87,10 +87,7 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 
 
 def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
-    """Compose one cell for each choice of network, task, estimator and further parts that the experiments make.
-
-    That is enough to see what a run needs; its tables are composed when they are reached.
-    """
+    """Compose a cell for each choice of network, task, estimator and further parts: enough to see what a run needs."""
     samples: dict[tuple[str, ...], GridCell] = {}
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
@@ -102,10 +99,7 @@ def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
-    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow.
-
-    Raises `ValueError` for `axis` or `values` without the experiment `ablation`, and for that without them.
-    """
+    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow."""
     names, ablates = named_experiments(), bool(config.experiment.option)
     if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(

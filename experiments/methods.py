@@ -3,15 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig
 from torch import nn
 
 from experiments.instantiation import instantiate, plain
-from facts.calibration.execution import Execution
-from facts.calibration.prepare import Calibration, prepare
+from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
@@ -25,26 +23,13 @@ from facts.pruning.base import PrunedCost
 from facts.refit import Refit
 from facts.result import Summary
 from facts.search.base import Search
-from facts.tasks import Task
 from facts.utils.stopwatch import timed
+
+if TYPE_CHECKING:
+    from experiments.cell import Cell
 
 # Fields that the result of a compression depends on, besides a refit.
 OPTIONS = ("estimator", "search", "bounds", "excluded_names", "form", "fit_bias", "ratio", "cost", "cache")
-
-
-class Work(Protocol):
-    """Network, data and settings for a method; a `Cell` provides them."""
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def task(self) -> Task: ...
-    @property
-    def calibration(self) -> Calibration: ...
-    @property
-    def execution(self) -> Execution: ...
-    @property
-    def folder(self) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -60,13 +45,13 @@ class Product:
 
 
 class Method(ABC):
-    """A way to make a network. One that `is_made_once` need not come out the same in every process of torchrun."""
+    """A way to make a netcell. One that `is_made_once` need not come out the same in every process of torchrun."""
 
     is_made_once: ClassVar[bool] = False
 
     @abstractmethod
-    def produce(self, work: Work) -> Product:
-        """Make the network."""
+    def produce(self, cell: "Cell") -> Product:
+        """Make the netcell."""
 
     @abstractmethod
     def identity(self, recipe: Recipe) -> dict[str, Any]:
@@ -92,8 +77,8 @@ class Method(ABC):
 class Dense(Method):
     """The network as it is."""
 
-    def produce(self, work: Work) -> Product:
-        return Product(work.model, count_cost(work.model, work.task.input_shape(work.model)))
+    def produce(self, cell: "Cell") -> Product:
+        return Product(cell.model, count_cost(cell.model, cell.task.input_shape(cell.model)))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return {"estimator": None}
@@ -110,10 +95,10 @@ class LowRank(Method):
     options: dict[str, Any]
     refit: Refit | None = None
 
-    def produce(self, work: Work) -> Product:
-        sensitivity = work.task.sensitivity(work.model)
+    def produce(self, cell: "Cell") -> Product:
+        sensitivity = cell.task.sensitivity(cell.model)
         result = compress_prepared(
-            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.refit
+            cell.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.refit
         )
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
@@ -154,10 +139,10 @@ class Pruned(Method):
 
     is_made_once = True
 
-    def produce(self, work: Work) -> Product:
-        shape = work.task.input_shape(work.model)
+    def produce(self, cell: "Cell") -> Product:
+        shape = cell.task.input_shape(cell.model)
         seconds: dict[str, float] = {}
-        problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
+        problem = PruningProblem(cell.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
             model = self.pruner.prune(problem).cpu()  # as it is sent to other processes
         return Product(model, count_cost(model, shape), seconds=seconds)
@@ -177,16 +162,16 @@ class Staged(Method):
     compression: LowRank
     stages: Stages
 
-    def produce(self, work: Work) -> Product:
+    def produce(self, cell: "Cell") -> Product:
         low_rank = self.compression
 
         def compress(classifier: nn.Module, data: Any) -> Any:
             excluded_names = low_rank.options["excluded_names"]
-            prepared = prepare(classifier, data, execution=work.execution, excluded_names=excluded_names)
+            prepared = prepare(classifier, data, execution=cell.execution, excluded_names=excluded_names)
             return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget, low_rank.form)
 
-        trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
-        cost = count_cost(trained.model, work.task.input_shape(work.model))
+        trained = train_in_stages(cell.model, cell.task, self.stages, compress, cell.folder / "finetuning")
+        cost = count_cost(trained.model, cell.task.input_shape(cell.model))
         return Product(trained.model, cost, trained.plan, seconds=trained.seconds)
 
     @property

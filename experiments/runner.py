@@ -50,10 +50,7 @@ def together(action: Callable[P, T]) -> Callable[P, T]:
 
 @together
 def open_cell(config: DictConfig) -> Cell:
-    """Check everything and load the network, before any work starts.
-
-    Raises `ValueError` or an `OSError` that says what to change.
-    """
+    """Check everything and load the network. Raises `ValueError` or an `OSError` that says what to change."""
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
@@ -67,10 +64,7 @@ def open_cell(config: DictConfig) -> Cell:
 
 @together
 def collect_moments(cells: list[Cell]) -> None:
-    """Put into the cache what the estimators of unfinished cells need that share a network and its data.
-
-    First come the moments of the cells' data, then those of the data that analyses read; a data pass for each.
-    """
+    """Put into the cache what unfinished cells with the same network and data need: one pass, and one for analyses."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
@@ -87,11 +81,7 @@ def collect_moments(cells: list[Cell]) -> None:
 
 @together
 def run_cell(cell: Cell, wait: bool = True) -> Record:
-    """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
-
-    If another process runs the cell, wait for it, or raise `HeldElsewhere` without `wait`. Processes started by
-    torchrun run it together; the main rank writes.
-    """
+    """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`."""
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
         earlier = earlier_record(cell)
         if earlier and earlier.status == "done":
