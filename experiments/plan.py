@@ -160,7 +160,7 @@ def sizes_of(
 
 
 def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()) -> int:
-    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest its tensors too."""
+    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest all tensors."""
     kept: list[dict[int, torch.UntypedStorage]] = []  # outside of blocks, then within each
     current: list[int] = [0]
 

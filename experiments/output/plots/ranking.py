@@ -19,7 +19,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
     Intervals of ranks, 95 %, are of a bootstrap over test images, the same for all methods and for columns of one size.
-    Blue are the best and those whose difference in rank may be zero. The line joins methods that no other beats in both.
+    Blue are the best, and those whose difference in rank may be zero; the line joins methods that none beats in both.
     """
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
