@@ -76,11 +76,6 @@ def test_the_command_line_chooses_the_columns(ablation, overrides, columns):
     [
         (["axis=ratio", "values=[0.3]"], {"0.3": ["ratio=0.3"]}, "ratio=0.5 (DeiT-B) or 0.6 (Swin-B)"),
         (
-            ["axis=estimator", "values=[none,pela]"],
-            {"none": ["estimator=none"], "pela": ["estimator=pela"]},
-            "estimator=facts",
-        ),
-        (
             ["axis=finetuning", "values=[[],recovery]"],
             {"none": ["finetuning=[]"], "recovery": ["finetuning=recovery"]},
             "finetuning=null",
@@ -137,12 +132,6 @@ def test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line(ablation, over
     with pytest.raises(ValueError, match=message) as caught:
         ablation(*overrides)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("choice", ["all", "search_methods", "[ablation,search_methods]"])
-def test_other_experiments_have_no_axis(chosen, choice):
-    with pytest.raises(ValueError, match="of the experiment ablation, which needs both and is run alone"):
-        chosen(f"experiment={choice}", *SHRINKAGE)
 
 
 def test_the_command_line_adds_a_row_to_a_table_with_settings_of_its_own_in_mini(chosen):

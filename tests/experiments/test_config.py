@@ -42,17 +42,6 @@ def test_every_estimator_and_search_has_a_file_and_a_name():
         )
 
 
-def test_every_method_is_among_the_rivals(cell_config):
-    """Estimators with uniform ranks and with CoRS, searches and refits at least once."""
-    rows = [set(overrides) for overrides in cell_config("experiment=rivals").experiment.rows.values()]
-    facts = {"estimator=facts"}
-    estimators = [row | facts if not any("estimator" in each for each in row) else row for row in rows]
-    wanted = [{f"estimator={name}", *search} for name in ESTIMATORS for search in ((), ("search=cors",))]
-    assert [row for row in wanted if row not in estimators] == [], "rows that conf/experiment/_rivals.yaml lacks"
-    for group, known in (("search", set(SEARCHES) - {"uniform"}), ("refit", set(REFITS))):
-        assert {f"{group}={name}" for name in known} - set().union(*rows) == set(), "no row of _rivals.yaml has these"
-
-
 @pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES), ("refit", REFITS)])
 def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
     for name, cls in known.items():

@@ -1,16 +1,16 @@
 """The doctor: what is fine, what is not, and what to do about it."""
 
-from unittest.mock import Mock
+import sys
 
 import pytest
 import torch
 import wandb
 from rich.console import Console
 
-import experiments.checks
 from experiments.checks import Finding, examine, look_first
 from experiments.doctor import main
-from experiments.grid import GridCell
+from experiments.grid import GridCell, possible
+from experiments.mini.train import mini_recipe
 
 
 def found(*configs) -> dict[str, Finding]:
@@ -42,14 +42,6 @@ def test_packages_that_a_cell_needs(cell_config, without_module):
     levels = {name: findings[f"packages of the extra {name}"].level for name in ("analysis", "highs", "pruning")}
     assert levels == {"analysis": "fine", "highs": "problem", "pruning": "fine"}
     assert findings["packages of the extra highs"][2:] == ("highspy missing", "pip install -e '.[highs]'")
-
-
-def test_a_network_that_cannot_be_built_is_not_looked_at(cell_config, without_module):
-    """After a plain installation, mmcv lacks its operators."""
-    without_module("mmcv._ext")
-    findings = found(cell_config("task=coco", "model=mask_rcnn_swin_b"), cell_config("model=swin_b"))
-    assert findings["packages of the extra detection"].advice == "make install-detection"
-    assert findings["weights of swin_b"].level == "fine" and "weights of mask_rcnn_swin_b" not in findings
 
 
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
@@ -96,6 +88,19 @@ def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, cap
     assert capsys.readouterr().out == 2 * "problem  disk: full\n         to do: clear it\n"
 
 
+def test_experiments_without_their_packages_are_left_out_and_named(cell_config, without_module, caplog):
+    without_module("mmcv._ext")
+    experiments = [cell_config(f"experiment={name}").experiment for name in ("detection", "model_sizes")]
+    assert [experiment.name for experiment in possible(experiments)] == ["model_sizes"]
+    assert "detection is left out, since mmcv._ext are missing: make reproduce-all" in caplog.text
+
+
+def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mmdet.models", None)
+    with pytest.raises(ImportError, match=r"mmdet cannot be imported .* make install-detection"):
+        mini_recipe("mask_rcnn_swin_b", weights="random").build()
+
+
 @pytest.mark.system
 def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
     cells = (["estimator=facts"], ["estimator=pela"], ["search=cors"], ["finetuning=recovery"], ["estimator=none"])
@@ -107,20 +112,3 @@ def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
     assert {finding.level for finding in tried.values()} == {"fine"}, tried
     assert "differ from the CPU's by 0.0e+00" in tried["trial of deit_b · classification · CoRS"].detail
     assert not list((tmp_path / "results").rglob("*.json"))
-
-
-@pytest.mark.system
-def test_a_trial_that_fails_ends_no_other(cell_config, monkeypatch):
-    real, devices = experiments.checks.run, []
-
-    def run(network, inputs):
-        devices.append(network)
-        return real(network, inputs) * (1.1 if len(devices) % 2 else 1)  # wrong on the device, which comes first
-
-    monkeypatch.setattr(experiments.checks, "run", run)
-    monkeypatch.setattr(
-        "facts.search.methods.cors.CoRS.allocate", Mock(side_effect=RuntimeError("no kernel\nand more"))
-    )
-    *_, failed, apart = found(cell_config("deep=true", "search=cors"), cell_config("deep=true")).values()
-    assert failed.level == apart.level == "problem"
-    assert failed.detail == "no kernel" and "by 1.0e-01" in apart.detail

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from experiments.config import CONF, Experiment
-from experiments.output.report.charts import SERIES
 from experiments.output.report.page import write_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
@@ -17,7 +16,6 @@ from tests.browser import WIDTHS, chromium
 from tests.records import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
 RESULTS = Path(CONF).parent / "results/mini"
-STYLE = Path(CONF).parent / "experiments/output/report/templates/style.css"
 
 
 class Page(HTMLParser):
@@ -143,28 +141,6 @@ def test_without_records_the_tables_stay(tmp_path):
     assert "No record with a sensitivity profile is here." in page.text
     assert "no record: run it again to see why" in page.text
     assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
-
-
-def luminance(color: str) -> float:
-    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(*colors: str) -> float:
-    dark, light = sorted(map(luminance, colors))
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", [1, 2], ids=["light", "dark"])
-def test_text_and_lines_stand_out_by_the_rules_of_wcag(scheme):
-    declared = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", STYLE.read_text())
-    colors = {name: each[scheme - 1] for name, *each in declared}
-    grounds = [colors[name] for name in ("ground", "panel", "bar")]
-    assert min(contrast(colors["ink"], ground) for ground in grounds) >= 4.5
-    texts = [colors[name] for name in ("soft", "accent", "done", "failed", "missing")]
-    assert min(contrast(text, ground) for text in texts for ground in grounds[:2]) >= 4.5
-    assert min(contrast(line, colors["ground"]) for line in SERIES) >= 3
 
 
 @pytest.mark.system

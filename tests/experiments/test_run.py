@@ -60,7 +60,6 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
     same += [f"checkpoints={tmp_path}", f"model.mini.weights={weights}"]
     other = [
         "ratio=0.4",
-        "estimator=svd_llm",
         "estimator.shrinkage_row=0.5",
         "cost=params",
         "model=swin_b",
@@ -68,7 +67,6 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
         "hardware.precision=bfloat16",
         "model.mini.weights=random",
         "labels=sampled",
-        "analysis=cross_moments",
         "analysis=throughput",
         "finetuning=low_rank",
         "cost=latency",

@@ -83,14 +83,6 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert 1.7 < behind["A"] < 1.8 and behind["C"] > 10
 
 
-def test_the_original_is_no_method_unless_it_is_pruned(experiment):
-    dense = measured({"Baseline": 98, "A": 61.5})
-    assert not extra(experiment, dense, "Pairs apart")
-    experiment.rows["Baseline"].append("pruning=nvit")
-    (pairs,) = extra(experiment, dense, "Pairs apart")
-    assert (pairs.ours, pairs.count) == (1, 1)
-
-
 @pytest.mark.parametrize("comparable", [True, False])
 def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_path, comparable):
     entries = entries_of(experiment, places({"A": 12.5}), comparable)
