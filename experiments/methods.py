@@ -65,7 +65,7 @@ class Method(ABC):
     @property
     def choices(self) -> tuple[Hashable, ...]:
         """The configured parts that have a file of their own."""
-        return ()
+        return tuple(part for part in vars(self).values() if isinstance(part, Estimator | Search | Refit | Pruner))
 
     @property
     def depends_on_device(self) -> bool:
@@ -111,10 +111,6 @@ class LowRank(Method):
         return self.estimator
 
     @property
-    def choices(self) -> tuple[Hashable, ...]:
-        return (self.estimator, self.search, *([self.refit] if self.refit else []))
-
-    @property
     def depends_on_device(self) -> bool:
         return "latency" in self.budget.ratios
 
@@ -146,10 +142,6 @@ class Pruned(Method):
         with timed(seconds, "pruning"):
             model = self.pruner.prune(problem).cpu()  # as it is sent to other processes
         return Product(model, count_cost(model, shape), seconds=seconds)
-
-    @property
-    def choices(self) -> tuple[Hashable, ...]:
-        return (self.pruner,)
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return {"pruning": repr(self.pruner), "ratio": self.ratio, "cost": self.cost}

@@ -134,14 +134,6 @@ def test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line(ablation, over
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_line_adds_a_row_to_a_table_with_settings_of_its_own_in_mini(chosen):
-    """The profile is to be found though `experiment.rows` is a field of the experiment alone."""
-    (experiment,) = chosen("experiment=model_sizes", "+experiment.rows.Mine=['estimator=pela']")
-    assert experiment.mini
-    mine = [cell.config for cell in grid_of(experiment) if cell.row == "Mine"]
-    assert {config.estimator._target_ for config in mine} == {"facts.estimators.PELA"}
-
-
 def test_the_carried_ones_are_made_with_all_others_and_the_open_one_is_not(chosen, monkeypatch):
     monkeypatch.setattr("experiments.grid.experiment_of", lambda name: name)
     assert {*CARRIED, "search_methods"} < {*every_experiment()} and "ablation" not in every_experiment()

@@ -5,15 +5,19 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from experiments.cell import Cell
 from experiments.config import CONF
+from experiments.errors import in_one_line
 from experiments.instantiation import instantiate
 from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
@@ -166,3 +170,13 @@ def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, targe
     config.search._target_ = target
     with pytest.raises(ValueError, match=r"^search\._target_: .+$"):
         instantiate(config.search)
+
+
+@pytest.mark.parametrize(("mode", "full"), [(RunMode.RUN, "0"), (RunMode.RUN, "1"), (RunMode.MULTIRUN, "0")])
+def test_one_line_unless_in_full_or_in_a_sweep(monkeypatch, mode, full):
+    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=mode))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+    alone = mode == RunMode.RUN and full == "0"
+    text = r"^error: ratio is too large \(HYDRA_FULL_ERROR=1 shows where\)$" if alone else "^ratio is too large$"
+    with pytest.raises(SystemExit if alone else ValueError, match=text), in_one_line():
+        raise ValueError("ratio is too large")

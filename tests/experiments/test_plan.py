@@ -1,6 +1,5 @@
 """The plan: states of cells, and what the open ones need."""
 
-import copy
 import re
 from unittest.mock import patch
 
@@ -10,14 +9,11 @@ from rich.console import Console
 
 from experiments.cell import results_folder
 from experiments.grid import GridCell
-from experiments.plan import kept_bytes, latest_records, needs_of, show_plan, state_of
+from experiments.plan import latest_records, needs_of, show_plan, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
 from experiments.workers import share_data_pass
-from facts.calibration.selection import select_layers
-from facts.cost.trace import trace_network
 from facts.models import Recipe
-from tests.networks import make_causal_lm
 
 
 @pytest.mark.system
@@ -67,21 +63,6 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     assert state(cell_config("profile=paper", "model=mambavision_b")) == "weights not here"
 
 
-def test_what_a_pass_keeps_is_counted_without_computing():
-    """On `meta` as on the CPU: the inputs of layers and more, and less with checkpointed blocks."""
-    model, inputs, counted = make_causal_lm(dtype=torch.float32), torch.randint(64, (2, 12)), {}
-    model.set_attn_implementation("eager")  # others have no kernels on `meta`
-    for device in ("cpu", "meta"):
-        network = copy.deepcopy(model).to(device)
-        layers, blocks = select_layers(network).layers, network.model.layers
-        counted[device] = [kept_bytes(network, layers.values(), inputs.to(device), each) for each in ((), blocks)]
-    assert counted["cpu"] == counted["meta"]
-    whole, checkpointed = counted["cpu"]
-    rows = trace_network(network, layers, inputs.to("meta")).rows  # of all inputs
-    assert whole > sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
-    assert checkpointed < 0.7 * whole
-
-
 def test_what_cells_need(cell_config):
     """Moments once, decompositions by estimator, and on the device those of so many layers at a time."""
 
@@ -98,6 +79,12 @@ def test_what_cells_need(cell_config):
     assert few < memory and same == disk
     on_disk, held = (needs(["estimator=gfwsvd", f"estimator.store={place}"]) for place in ("disk", "device"))
     assert on_disk[0] < held[0] and on_disk[1] == held[1]
+
+
+def test_a_network_of_the_papers_size_is_measured_without_weights_and_data(cell_config):
+    blocks = [f"hardware.memory.checkpoint_blocks={choice}" for choice in ("false", "true")]
+    kept, again = (needs_of([[cell_config("profile=paper", "estimator=none", each)]])[0] for each in blocks)
+    assert 4 * 87.3e6 < again < 0.4 * kept < kept < 12e9
 
 
 @pytest.mark.system

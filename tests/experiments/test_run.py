@@ -11,7 +11,7 @@ import experiments.methods
 import experiments.runner
 from experiments.mini import CHECKPOINTS
 from experiments.record import read_record, read_records, write_record
-from experiments.runner import open_cell, run_cell, subject_of
+from experiments.runner import open_cell, run_cell
 from tests.records import make_record, make_summary
 
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
@@ -129,13 +129,6 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
     assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
     assert set(record.analysis) == set(record.plan) and record.seconds["analysis"] > 0
     assert read_record(record.fingerprint, cell.records) == record
-    subject = subject_of(cell, cell.model)
-    factors, held_out, every = (
-        {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
-        for batches in (subject.calibration.data, subject.held_out.data, cell.task.evaluation(cell.model))
-    )
-    assert (len(factors), len(held_out)) == (1600, 800)
-    assert not factors & held_out and factors | held_out <= every
 
 
 @pytest.mark.system
