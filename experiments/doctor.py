@@ -6,13 +6,13 @@ from rich.console import Console
 
 from experiments.checks import examine, show_findings
 from experiments.config import CONF
-from experiments.errors import in_one_line
 from experiments.grid import chosen_experiments, grid_of
+from experiments.runner import started
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: DictConfig) -> None:
-    with in_one_line():
+    with started():
         grid = [cell for experiment in chosen_experiments(config) for cell in grid_of(experiment)]
         if show_findings(examine(config, grid), Console()):
             raise SystemExit(1)

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,15 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from experiments.cell import Cell
 from experiments.composition import refuse_hidden_files
 from experiments.config import Tracking
-from experiments.errors import in_one_line
 from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
@@ -36,11 +39,16 @@ T = TypeVar("T")
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Run a command: join the processes of torchrun, and end with one line for a user error."""
+    """Run a command in torchrun's processes. A user error ends it with one line, or in full if asked or in a sweep."""
     distributed.join()
-    with in_one_line():
+    try:
         refuse_hidden_files()
         yield
+    except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in a line of its own
+        raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
 
 
 def together(action: Callable[P, T]) -> Callable[P, T]:

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 
 from experiments.cell import Cell
 from experiments.config import CONF
-from experiments.errors import in_one_line
 from experiments.instantiation import instantiate
 from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
+from experiments.runner import started
 from facts.analysis import Analysis
 from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
@@ -174,9 +174,11 @@ def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, targe
 
 @pytest.mark.parametrize(("mode", "full"), [(RunMode.RUN, "0"), (RunMode.RUN, "1"), (RunMode.MULTIRUN, "0")])
 def test_one_line_unless_in_full_or_in_a_sweep(monkeypatch, mode, full):
-    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=mode))
+    monkeypatch.setattr(
+        HydraConfig, "get", lambda: SimpleNamespace(mode=mode, runtime=SimpleNamespace(config_sources=()))
+    )
     monkeypatch.setenv("HYDRA_FULL_ERROR", full)
     alone = mode == RunMode.RUN and full == "0"
     text = r"^error: ratio is too large \(HYDRA_FULL_ERROR=1 shows where\)$" if alone else "^ratio is too large$"
-    with pytest.raises(SystemExit if alone else ValueError, match=text), in_one_line():
+    with pytest.raises(SystemExit if alone else ValueError, match=text), started():
         raise ValueError("ratio is too large")
