@@ -174,9 +174,8 @@ def test_a_target_that_does_not_exist_is_an_error_of_one_line(cell_config, targe
 
 @pytest.mark.parametrize(("mode", "full"), [(RunMode.RUN, "0"), (RunMode.RUN, "1"), (RunMode.MULTIRUN, "0")])
 def test_one_line_unless_in_full_or_in_a_sweep(monkeypatch, mode, full):
-    monkeypatch.setattr(
-        HydraConfig, "get", lambda: SimpleNamespace(mode=mode, runtime=SimpleNamespace(config_sources=()))
-    )
+    chosen = SimpleNamespace(mode=mode, runtime=SimpleNamespace(config_sources=()))
+    monkeypatch.setattr(HydraConfig, "get", lambda: chosen)
     monkeypatch.setenv("HYDRA_FULL_ERROR", full)
     alone = mode == RunMode.RUN and full == "0"
     text = r"^error: ratio is too large \(HYDRA_FULL_ERROR=1 shows where\)$" if alone else "^ratio is too large$"
