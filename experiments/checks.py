@@ -161,7 +161,7 @@ def memory(on_gpu: bool, needed: int) -> Finding:
 
 
 def disk(config: DictConfig, needed: int) -> str:
-    """Room in the results folder. Raises an `OSError` if what the cache needs, beside what it holds, does not fit."""
+    """Room in the results folder. Raises an `OSError` if what the cache needs, less what it holds, does not fit."""
     folder = writable_folder(results_folder(config))
     held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free

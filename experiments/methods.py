@@ -55,7 +55,7 @@ class Method(ABC):
 
     @abstractmethod
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """All that the product depends on, beside the cell's network, data and numerics."""
+        """All that the product depends on, besides the cell's network, data and numerics."""
 
     @property
     def needed_estimator(self) -> Estimator | None:

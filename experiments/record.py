@@ -139,7 +139,7 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
-    """The records that `write_records` wrote beside an experiment's table, perhaps elsewhere."""
+    """The records that `write_records` wrote with an experiment's table, perhaps elsewhere."""
     path = folder / "tables" / f"{experiment}.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

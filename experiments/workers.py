@@ -34,7 +34,7 @@ Part = list[GridCell]
 
 
 def parts_of(grid: Grid) -> tuple[list[Part], list[Part]]:
-    """Divide an experiment into parts that may run beside others, and those that measure time."""
+    """Divide an experiment into parts that may run together, and those that measure time."""
     timed = {cell for cell in grid if cell.config is not None and is_timed(cell)}
     return by_data(cell for cell in grid if cell not in timed), by_data(cell for cell in grid if cell in timed)
 

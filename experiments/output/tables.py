@@ -1,4 +1,4 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values beside ours."""
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
