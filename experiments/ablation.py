@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cell import PROFILES, Cell
 from experiments.composition import compose, given_overrides
 from experiments.config import Experiment
+from experiments.instantiation import plain
 
 # Keys of a whole run: no axis, and no part of an ablation's name.
 OF_RUN = {"axis", "deep", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
@@ -30,15 +31,8 @@ def with_rows(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
 def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
-    """Make the overrides of each value by its label. If the axis is a list of fields, a value is a list of as many.
-
-    Raises `ValueError` for anything but a list of values, or a mapping of labels to values.
-    """
+    """Make the overrides of each value by its label; for a list of fields, a value is a list of as many settings."""
     if not isinstance(values, list | dict) or not values:
         raise ValueError(f"values must be a list such as values=[0,0.3,0.7], or a mapping of labels, got {values!r}")
     fields, rows = axis if isinstance(axis, list) else [axis], {}
@@ -62,11 +56,7 @@ def as_override(value: Any) -> str:
 
 
 def ablation_of(config: DictConfig) -> Experiment:
-    """Complete the experiment `ablation` from the command line: its name, rows, columns and notes.
-
-    A model on the command line makes the only column; other overrides hold in all columns. Raises `ValueError` for a
-    field that does not exist, and for a value that it refuses.
-    """
+    """Complete the experiment `ablation` from the command line, whose model, if given, makes the only column."""
     experiment = with_rows(config.experiment)
     axis = plain(experiment.axis)
     fields = [str(field) for field in (axis if isinstance(axis, list) else [axis])]

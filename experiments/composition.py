@@ -20,10 +20,7 @@ def given_overrides() -> list[Override]:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """Compose a cell's configuration: the overrides of the command line, then those of the table.
-
-    Raises `ValueError` for a choice that no group has.
-    """
+    """Compose a cell: the command line's overrides, then these. Raises `ValueError` for a choice that no group has."""
     given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
     try:
         return hydra.compose("run", overrides=[*given, *overrides])

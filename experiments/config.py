@@ -1,7 +1,4 @@
-"""Schema of a configuration: every key with its type. Defaults are in `conf/`.
-
-Methods check their own fields.
-"""
+"""Schema of a configuration: every key with its type. Defaults are in `conf/`; methods check their own fields."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

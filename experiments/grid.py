@@ -87,10 +87,7 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 
 
 def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
-    """Compose one cell for each choice of network, task, estimator and further parts that the experiments make.
-
-    That is enough to see what a run needs; its tables are composed when they are reached.
-    """
+    """Compose a cell for each choice of network, task, estimator and further parts: enough to see what a run needs."""
     samples: dict[tuple[str, ...], GridCell] = {}
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
@@ -102,11 +99,10 @@ def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
 
 
 def chosen_experiments(config: DictConfig) -> list[Experiment]:
-    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow.
-
-    Raises `ValueError` for `axis` or `values` without the experiment `ablation`, and for that without them.
-    """
-    names, ablates = named_experiments(), bool(config.experiment.option)
+    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow."""
+    given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"]
+    names = given[-1] if given and isinstance(given[-1], list) else []  # Hydra would merge their files into one
+    ablates = bool(config.experiment.option)
     if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(
             "axis and values are of the experiment ablation, which needs both and is run alone: "
@@ -121,12 +117,6 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
     if config.experiment.experiments:
         return possible(map(experiment_of, config.experiment.experiments))
     return [with_rows(config.experiment)]
-
-
-def named_experiments() -> list[str]:
-    """The names of `experiment=[a,b]`, whose files Hydra would merge into one; empty without a list."""
-    given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"]
-    return given[-1] if given and isinstance(given[-1], list) else []
 
 
 def every_experiment() -> list[Experiment]:

@@ -13,11 +13,7 @@ T = TypeVar("T")
 
 
 def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
-    """Build the object of a node's `_target_` from plain containers; its own errors are raised.
-
-    Fields out of range and targets that do not exist are a `ValueError` of one line that names them, below the node's
-    place in the configuration or the given `key`. So is a value in place of a node.
-    """
+    """Build a node's `_target_`; fields out of range and targets that do not exist are a `ValueError` of one line."""
     check_is_group(node)
     try:
         return hydra.utils.instantiate(node, _convert_="all")

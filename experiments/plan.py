@@ -41,10 +41,7 @@ METHOD = ("estimator", "search", "refit", "pruning", "finetuning", "stages", "an
 
 
 def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
-    """Show the state of every cell, and what the open ones need.
-
-    With `plan=sample`, run one cell of each network without a record first. Its record counts like any other.
-    """
+    """Show the state of every cell and the needs of open ones; `plan=sample` first runs one of each unknown network."""
     folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
     records = latest_records(folder / "records")
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
@@ -72,10 +69,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
-    """State of a cell without loading or fetching: `done`, `failed`, `to do`, or the reason why it cannot run.
-
-    A record counts if it has the cell's identity and weights. Changed data are noticed only when the cell runs.
-    """
+    """`done`, `failed`, `to do`, or why it cannot run, by identity and weights; changed data show only in the run."""
     try:
         cell = Cell.of(config)
         if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
@@ -127,10 +121,7 @@ def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) ->
 
 
 def needs_of(columns: Iterable[list[DictConfig]]) -> tuple[int, int]:
-    """Bytes on the device, and on disk, of columns that run one after another, counted without weights or images.
-
-    The device holds the parameters, the moments, and what a whole batch keeps for the backward pass.
-    """
+    """Bytes on the device and on disk of columns that run one after another, counted without weights or images."""
     needs = [(0, 0), *map(_needs_of, columns)]
     return max(memory for memory, _ in needs), sum(disk for _, disk in needs)
 
@@ -169,10 +160,7 @@ def sizes_of(
 
 
 def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()) -> int:
-    """Bytes that a data pass keeps of these inputs: inputs of layers, tensors of autograd, and outputs for the loss.
-
-    Checkpointed `blocks` keep their arguments, and the largest of them its tensors when it runs again.
-    """
+    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest all tensors."""
     kept: list[dict[int, torch.UntypedStorage]] = []  # outside of blocks, then within each
     current: list[int] = [0]
 

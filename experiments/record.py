@@ -121,9 +121,7 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write records as lines of JSON, each once, to be read elsewhere: without the values of analyses, which take
-    megabytes, and with paths in the results folder that begin with `results`.
-    """
+    """Write records, each once, for readers elsewhere: without megabytes of analyses and the place of the results."""
     by_fingerprint = {record.fingerprint: record for record in records}
     with replacing(path) as temporary, temporary.open("w") as file:
         for record in by_fingerprint.values():
@@ -141,7 +139,7 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
-    """The records that `write_records` wrote beside an experiment's table, perhaps elsewhere."""
+    """The records that `write_records` wrote with an experiment's table, perhaps elsewhere."""
     path = folder / "tables" / f"{experiment}.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

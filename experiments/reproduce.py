@@ -9,8 +9,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.cell import results_folder
+from experiments.checks import look_first
 from experiments.config import CONF
-from experiments.doctor import look_first
 from experiments.grid import chosen_experiments, grid_of, samples_of
 from experiments.output.results import report_on_all, show
 from experiments.plan import show_plan

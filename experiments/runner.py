@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,15 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from experiments.cell import Cell
 from experiments.composition import refuse_hidden_files
 from experiments.config import Tracking
-from experiments.errors import in_one_line
 from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
@@ -36,11 +39,16 @@ T = TypeVar("T")
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Run a command: join the processes of torchrun, and end with one line for a user error."""
+    """Run a command in torchrun's processes. A user error ends it with one line, or in full if asked or in a sweep."""
     distributed.join()
-    with in_one_line():
+    try:
         refuse_hidden_files()
         yield
+    except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in a line of its own
+        raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
 
 
 def together(action: Callable[P, T]) -> Callable[P, T]:
@@ -50,10 +58,7 @@ def together(action: Callable[P, T]) -> Callable[P, T]:
 
 @together
 def open_cell(config: DictConfig) -> Cell:
-    """Check everything and load the network, before any work starts.
-
-    Raises `ValueError` or an `OSError` that says what to change.
-    """
+    """Check everything and load the network. Raises `ValueError` or an `OSError` that says what to change."""
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
@@ -67,10 +72,7 @@ def open_cell(config: DictConfig) -> Cell:
 
 @together
 def collect_moments(cells: list[Cell]) -> None:
-    """Put into the cache what the estimators of unfinished cells need that share a network and its data.
-
-    First come the moments of the cells' data, then those of the data that analyses read; a data pass for each.
-    """
+    """Put into the cache what unfinished cells with the same network and data need: one pass, and one for analyses."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
@@ -87,11 +89,7 @@ def collect_moments(cells: list[Cell]) -> None:
 
 @together
 def run_cell(cell: Cell, wait: bool = True) -> Record:
-    """Run a cell, or return its record if it is done already. A failure is recorded and raised again.
-
-    If another process runs the cell, wait for it, or raise `HeldElsewhere` without `wait`. Processes started by
-    torchrun run it together; the main rank writes.
-    """
+    """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`."""
     with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
         earlier = earlier_record(cell)
         if earlier and earlier.status == "done":

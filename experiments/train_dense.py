@@ -30,10 +30,7 @@ def main(config: DictConfig) -> None:
 
 
 def train(config: DictConfig) -> None:
-    """Train the network of `model` on its `task`, and write the weights to where the model's recipe looks for them.
-
-    An interrupted training continues when it is started again. Raises `FileExistsError` if the weights are there.
-    """
+    """Train the network and write its weights where its recipe looks for them; an interrupted training continues."""
     cell = Cell.of(config)
     recipe, schedule = cell.recipe, cell.finetuning
     if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):

@@ -34,7 +34,7 @@ Part = list[GridCell]
 
 
 def parts_of(grid: Grid) -> tuple[list[Part], list[Part]]:
-    """Divide an experiment into parts that may run beside others, and those that measure time."""
+    """Divide an experiment into parts that may run together, and those that measure time."""
     timed = {cell for cell in grid if cell.config is not None and is_timed(cell)}
     return by_data(cell for cell in grid if cell not in timed), by_data(cell for cell in grid if cell in timed)
 
@@ -87,11 +87,7 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
-    """Run the cells of experiments on so many workers; yield each experiment's as soon as all of them are done.
-
-    Experiments are taken one after another, when a worker is free. Parts that measure time come last, alone. Raises
-    `BrokenExecutor` if a worker dies.
-    """
+    """Run the cells of experiments, those that measure time last and alone; yield each experiment's as it is done."""
     alone: list[tuple[Grid, Part]] = []
     running: dict[Future, tuple[Grid, Part]] = {}
 
@@ -110,24 +106,17 @@ def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterat
             break
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             grid, part = running.pop(future)
-            take_over(part, future.result())
-            if is_complete(grid):
-                yield grid
+            yield from take_over(part, future.result(), grid)
     for grid, part in alone:
-        take_over(part, pool.submit(run_part, part).result())
-        if is_complete(grid):
-            yield grid
+        yield from take_over(part, pool.submit(run_part, part).result(), grid)
 
 
-def take_over(part: Part, done: Part) -> None:
-    """Set the records and states of cells that another process has run."""
+def take_over(part: Part, done: Part, grid: Grid) -> list[Grid]:
+    """Set the records and states of cells that another process has run. Returns their grid if it is complete now."""
     for cell, result in zip(part, done, strict=True):
         cell.record, cell.status = result.record, result.status
         log.info("%s, %s, %s: %s", cell.experiment, cell.row, cell.column, cell.status)
-
-
-def is_complete(grid: Grid) -> bool:
-    return all(cell.status != "missing" for cell in grid)
+    return [] if any(cell.status == "missing" for cell in grid) else [grid]
 
 
 class ThisProcess(Executor):
@@ -199,7 +188,7 @@ def launch(grids: Iterable[Grid]) -> list[Grid]:
     for jobs in filter(None, [together, *([job] for job in alone)]):
         done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
         for (part, _), result in zip(jobs, done, strict=True):
-            take_over(part, result.return_value)
+            take_over(part, result.return_value, part)
     return grids
 
 

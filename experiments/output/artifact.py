@@ -20,7 +20,9 @@ def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: 
     snapshot = Path(run.dir).with_name("report")  # a copy: the next table may be written before this is synced
     snapshot.mkdir()
     plans_of(grid).to_csv(snapshot / "plans.csv", index=False)
-    for path in files_of(experiment, grid, folder):
+    shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
+    fingerprints = {cell.record.fingerprint for cell in grid if cell.record}
+    for path in [*shown, *(folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints)]:
         copy = snapshot / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
@@ -34,13 +36,6 @@ def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: 
     for path in filter(Path.is_file, snapshot.rglob("*")):
         artifact.add_file(str(path), str(path.relative_to(snapshot)), skip_cache=True, policy="immutable")
     run.log_artifact(artifact)
-
-
-def files_of(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> list[Path]:
-    """List the table and the figure in all their formats, and the records of the cells."""
-    shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
-    fingerprints = {cell.record.fingerprint for cell in grid if cell.record}
-    return shown + [folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints]
 
 
 def plans_of(grid: Iterable[GridCell]) -> pd.DataFrame:

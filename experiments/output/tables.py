@@ -1,7 +1,7 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values beside ours."""
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import comb
 from pathlib import Path
@@ -125,8 +125,8 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
         both = ranked[ranked.column == column][["ours", "paper"]].dropna()
         if len(both) >= FEWEST_RANKED and both.nunique().min() > 1:
             value, p_value = spearman(both.ours.to_numpy(), both.paper.to_numpy())
-            entry = Entry(RANK_CORRELATION, column, experiment.ranked_by, value, None, None, "done")
-            correlations.append(replace(entry, count=len(both), p_value=p_value))
+            place = RANK_CORRELATION, column, experiment.ranked_by
+            correlations.append(Entry(*place, value, None, None, "done", count=len(both), p_value=p_value))
     return correlations
 
 
@@ -185,11 +185,7 @@ def arrange(
     compared: Container[str],
     show: Callable[[Entry | None, str], str],
 ) -> pd.DataFrame:
-    """Arrange an experiment's entries by row, and by column, metric and source as levels of headings.
-
-    Ours stand there for every metric, and for each `compared` one the published values and the differences, if any is
-    known. `show` makes the cell of an entry and a source.
-    """
+    """Arrange entries by row, and by column, metric and source; published values stand for `compared` metrics alone."""
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
     known = {(entry.metric, source) for entry in entries for source in SOURCES if getattr(entry, source) is not None}
     names = {"ours": "", "paper": experiment.published_in, "difference": "difference"}

@@ -15,10 +15,7 @@ log = logging.getLogger(__name__)
 def tracked(
     tracking: Tracking, folder: Path, run_id: str, **init: Any
 ) -> Iterator[Callable[[Callable[[Any], None]], None]]:
-    """Open a W&B run for the block. Yields a function that calls its argument on the run, if there is one.
-
-    An error in the block marks it as failed.
-    """
+    """Open a W&B run for the block; yields a function that calls its argument on the run, if there is one."""
     run = None
     if tracking.mode != "disabled":
         run = _guarded("start", lambda: _start(tracking, folder, run_id, init))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.doctor import sources
+from experiments.checks import sources
 from experiments.instantiation import instantiate
 from experiments.mini.train import mini_recipe
 from experiments.train_dense import train

@@ -60,7 +60,6 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     [
         (["model=swin_s"], {"Swin-S": ("swin_s", 0.5)}),
         (["ratio=0.3"], {"DeiT-B": ("deit_b", 0.3), "Swin-B": ("swin_b", 0.3)}),
-        (["~experiment.columns.Swin-B"], {"DeiT-B": ("deit_b", 0.5)}),
         (
             ["+experiment.columns.Small=['model=deit_s']"],
             {"DeiT-B": ("deit_b", 0.5), "Swin-B": ("swin_b", 0.6), "Small": ("deit_s", 0.5)},
@@ -76,11 +75,6 @@ def test_the_command_line_chooses_the_columns(ablation, overrides, columns):
     ("overrides", "rows", "default"),
     [
         (["axis=ratio", "values=[0.3]"], {"0.3": ["ratio=0.3"]}, "ratio=0.5 (DeiT-B) or 0.6 (Swin-B)"),
-        (
-            ["axis=estimator", "values=[none,pela]"],
-            {"none": ["estimator=none"], "pela": ["estimator=pela"]},
-            "estimator=facts",
-        ),
         (
             ["axis=finetuning", "values=[[],recovery]"],
             {"none": ["finetuning=[]"], "recovery": ["finetuning=recovery"]},
@@ -126,11 +120,9 @@ def test_no_two_ablations_have_the_same_name(ablation):
     [
         (["axis=estimator.shrinkage", "values=[0]"], r"axis=estimator\.shrinkage; .*estimator\.shrinkage_row"),
         (["axis=task.paper.num_calibration", "values=[64]"], r"nearest that they can: task\.mini\.num_calibration"),
-        (["axis=3", "values=[64]"], "axis=3; the nearest that they can: none is like it"),
         *(([f"axis={axis}", "values=[deit_b]"], f"rows cannot vary axis={axis}") for axis in ("model", "results")),
         (["axis=estimator.shrinkage_row", "values=[0,2]"], r"shrinkage_row=2: input should be less than or equal to 1"),
         (["axis=ratio", "values=[half]"], r"ratio=half: Value 'half' of type 'str' could not be converted to Float$"),
-        (["axis=estimator", "values=[fact]"], "estimator/fact is none of aafm, asvd, facts"),
         (["axis=ratio", "values=0.5"], r"values must be a list such as values=\[0,0\.3,0\.7\], .* got 0\.5"),
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings, of ratio, seed, got \[0\.4\]"),
         (["axis=ratio"], "the experiment ablation, which needs both"),
@@ -140,20 +132,6 @@ def test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line(ablation, over
     with pytest.raises(ValueError, match=message) as caught:
         ablation(*overrides)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("choice", ["all", "search_methods", "[ablation,search_methods]"])
-def test_other_experiments_have_no_axis(chosen, choice):
-    with pytest.raises(ValueError, match="of the experiment ablation, which needs both and is run alone"):
-        chosen(f"experiment={choice}", *SHRINKAGE)
-
-
-def test_the_command_line_adds_a_row_to_a_table_with_settings_of_its_own_in_mini(chosen):
-    """The profile is to be found though `experiment.rows` is a field of the experiment alone."""
-    (experiment,) = chosen("experiment=model_sizes", "+experiment.rows.Mine=['estimator=pela']")
-    assert experiment.mini
-    mine = [cell.config for cell in grid_of(experiment) if cell.row == "Mine"]
-    assert {config.estimator._target_ for config in mine} == {"facts.estimators.PELA"}
 
 
 def test_the_carried_ones_are_made_with_all_others_and_the_open_one_is_not(chosen, monkeypatch):

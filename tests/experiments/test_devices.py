@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments import paper
-from experiments.cell import Cell
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.devices import OWN_TO_A_DEVICE, kept_records, rows_of_other_devices
+from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, wide_table
 from experiments.record import write_record, write_records
@@ -75,15 +74,6 @@ def test_rows_of_other_devices(experiment, tmp_path):
     draw_figure(experiment, grid, tmp_path)
     drawn = (tmp_path / "demo.csv").read_text()
     assert drawn.count("This device") == drawn.count("NVIDIA H100") == 2 and "V100" not in drawn
-
-
-def test_what_a_machine_sets_is_no_other_work(cell_config):
-    """A processor computes in float32, a GPU in TF32."""
-    timing = ("analysis=throughput", "estimator=pela", "model.mini.weights=random")
-    here = Cell.of(cell_config(*timing, "hardware=cpu")).identity
-    there = Cell.of(cell_config(*timing, "hardware=cuda", "hardware.device=cpu")).identity
-    assert {name for name in here if here[name] != there[name]} <= set(OWN_TO_A_DEVICE)
-    assert here["matmul_precision"] != there["matmul_precision"]
 
 
 def test_records_for_readers_elsewhere_do_not_say_where_the_results_lay(tmp_path):

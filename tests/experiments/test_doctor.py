@@ -1,15 +1,16 @@
 """The doctor: what is fine, what is not, and what to do about it."""
 
-from unittest.mock import Mock
+import sys
 
 import pytest
 import torch
 import wandb
 from rich.console import Console
 
-import experiments.doctor
-from experiments.doctor import Finding, examine, look_first, main, show_findings
-from experiments.grid import GridCell
+from experiments.checks import Finding, examine, look_first
+from experiments.doctor import main
+from experiments.grid import GridCell, possible
+from experiments.mini.train import mini_recipe
 
 
 def found(*configs) -> dict[str, Finding]:
@@ -43,16 +44,8 @@ def test_packages_that_a_cell_needs(cell_config, without_module):
     assert findings["packages of the extra highs"][2:] == ("highspy missing", "pip install -e '.[highs]'")
 
 
-def test_a_network_that_cannot_be_built_is_not_looked_at(cell_config, without_module):
-    """After a plain installation, mmcv lacks its operators."""
-    without_module("mmcv._ext")
-    findings = found(cell_config("task=coco", "model=mask_rcnn_swin_b"), cell_config("model=swin_b"))
-    assert findings["packages of the extra detection"].advice == "make install-detection"
-    assert findings["weights of swin_b"].level == "fine" and "weights of mask_rcnn_swin_b" not in findings
-
-
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (2 * 10**18, 10**18))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (2 * 10**18, 10**18))
     monkeypatch.setattr(type(wandb.api), "api_key", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = found(cell_config("hardware=cuda", "tracking=online"))
@@ -66,19 +59,8 @@ def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch)
     assert findings["device"].detail == "GPU" and "24.0 GB free" in findings["memory"].detail
 
 
-def test_room_on_the_disk(cell_config, tmp_path, monkeypatch):
-    cached = tmp_path / "results/mini/cache/key/moments"
-    cached.parent.mkdir(parents=True)
-    with cached.open("wb") as file:
-        file.truncate(10**13)  # a sparse file, of what is needed
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 10**13))
-    (tmp_path / "file").write_text("")
-    configs = cell_config(), cell_config(f"results={tmp_path / 'file'}")
-    assert [found(config)["disk"].level for config in configs] == ["fine", "problem"]
-
-
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 0))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
     paper = ["profile=paper", f"task.paper.root={tmp_path}"]
     findings = found(
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
@@ -93,26 +75,30 @@ def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
     assert "random" in findings["weights of swin_b"].detail
 
 
-def test_findings_are_printed_as_they_come_and_as_they_are(capsys):
-    def findings():
-        yield Finding("a[b]", "warning", "[red] text " + 40 * "long ", "do [this]")
-        printed = capsys.readouterr().out.splitlines()
-        assert printed == ["warning  a[b]: [red] text " + 40 * "long ", "         to do: do [this]"]
-
-    assert not show_findings(findings(), Console(width=60))
-
-
 def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, capsys):
     config, findings = (
         cell_config(),
         [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all")],
     )
-    monkeypatch.setattr("experiments.doctor.examine", lambda config, grid: findings)
+    monkeypatch.setattr("experiments.checks.examine", lambda config, grid: findings)
     with pytest.raises(SystemExit, match="force=true"):
         look_first(config, [], Console())
     config.force = True
     look_first(config, [], Console())
     assert capsys.readouterr().out == 2 * "problem  disk: full\n         to do: clear it\n"
+
+
+def test_experiments_without_their_packages_are_left_out_and_named(cell_config, without_module, caplog):
+    without_module("mmcv._ext")
+    experiments = [cell_config(f"experiment={name}").experiment for name in ("detection", "model_sizes")]
+    assert [experiment.name for experiment in possible(experiments)] == ["model_sizes"]
+    assert "detection is left out, since mmcv._ext are missing: make reproduce-all" in caplog.text
+
+
+def test_a_network_of_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mmdet.models", None)
+    with pytest.raises(ImportError, match=r"mmdet cannot be imported .* make install-detection"):
+        mini_recipe("mask_rcnn_swin_b", weights="random").build()
 
 
 @pytest.mark.system
@@ -126,20 +112,3 @@ def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
     assert {finding.level for finding in tried.values()} == {"fine"}, tried
     assert "differ from the CPU's by 0.0e+00" in tried["trial of deit_b · classification · CoRS"].detail
     assert not list((tmp_path / "results").rglob("*.json"))
-
-
-@pytest.mark.system
-def test_a_trial_that_fails_ends_no_other(cell_config, monkeypatch):
-    real, devices = experiments.doctor.run, []
-
-    def run(network, inputs):
-        devices.append(network)
-        return real(network, inputs) * (1.1 if len(devices) % 2 else 1)  # wrong on the device, which comes first
-
-    monkeypatch.setattr(experiments.doctor, "run", run)
-    monkeypatch.setattr(
-        "facts.search.methods.cors.CoRS.allocate", Mock(side_effect=RuntimeError("no kernel\nand more"))
-    )
-    *_, failed, apart = found(cell_config("deep=true", "search=cors"), cell_config("deep=true")).values()
-    assert failed.level == apart.level == "problem"
-    assert failed.detail == "no kernel" and "by 1.0e-01" in apart.detail

@@ -1,9 +1,7 @@
 """The plan: states of cells, and what the open ones need."""
 
-import copy
 import re
-from concurrent.futures import BrokenExecutor
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,14 +9,11 @@ from rich.console import Console
 
 from experiments.cell import results_folder
 from experiments.grid import GridCell
-from experiments.plan import kept_bytes, latest_records, needs_of, show_plan, state_of
+from experiments.plan import latest_records, needs_of, show_plan, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
 from experiments.workers import share_data_pass
-from facts.calibration.selection import select_layers
-from facts.cost.trace import trace_network
 from facts.models import Recipe
-from tests.networks import make_causal_lm
 
 
 @pytest.mark.system
@@ -28,13 +23,6 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
     assert printed.count("to do") == 3 + 14
     assert re.search(r"together +│ 17 .* unknown; plan=sample", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
-
-
-@pytest.mark.system
-def test_a_worker_that_dies_ends_the_run_in_one_line(command, monkeypatch):
-    monkeypatch.setattr("experiments.reproduce.run_grids", Mock(side_effect=BrokenExecutor("killed")))
-    with pytest.raises(SystemExit, match=r"^a worker died, often for lack of memory \(killed\): start again"):
-        command(reproduce, "experiment=contributions")
 
 
 @pytest.mark.system
@@ -73,21 +61,6 @@ def test_states_of_cells(cell_config, monkeypatch, tmp_path):
     assert state(missing) == "blocked (FileNotFoundError)"
     monkeypatch.setattr("facts.models.Recipe.checkpoint", lambda recipe: None)
     assert state(cell_config("profile=paper", "model=mambavision_b")) == "weights not here"
-
-
-def test_what_a_pass_keeps_is_counted_without_computing():
-    """On `meta` as on the CPU: the inputs of layers and more, and less with checkpointed blocks."""
-    model, inputs, counted = make_causal_lm(dtype=torch.float32), torch.randint(64, (2, 12)), {}
-    model.set_attn_implementation("eager")  # others have no kernels on `meta`
-    for device in ("cpu", "meta"):
-        network = copy.deepcopy(model).to(device)
-        layers, blocks = select_layers(network).layers, network.model.layers
-        counted[device] = [kept_bytes(network, layers.values(), inputs.to(device), each) for each in ((), blocks)]
-    assert counted["cpu"] == counted["meta"]
-    whole, checkpointed = counted["cpu"]
-    rows = trace_network(network, layers, inputs.to("meta")).rows  # of all inputs
-    assert whole > sum(4 * rows[name] * layer.in_features for name, layer in layers.items())
-    assert checkpointed < 0.7 * whole
 
 
 def test_what_cells_need(cell_config):

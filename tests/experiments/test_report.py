@@ -1,27 +1,21 @@
 """The report: everything that a results folder holds, and why the rest is not there; in a browser, and by its parts."""
 
 import re
-import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 
 from experiments.config import CONF, Experiment
-from experiments.grid import every_experiment
-from experiments.output.report.charts import SERIES
 from experiments.output.report.page import write_report
-from experiments.output.results import report_on_all
 from experiments.output.tables import ERRORS
 from experiments.report import main
 from tests.browser import WIDTHS, chromium
 from tests.records import BOTH, EXPERIMENTS, LAYERS, PLAIN, REASON, write_results
 
 RESULTS = Path(CONF).parent / "results/mini"
-STYLE = Path(CONF).parent / "experiments/output/report/templates/style.css"
 
 
 class Page(HTMLParser):
@@ -147,46 +141,6 @@ def test_without_records_the_tables_stay(tmp_path):
     assert "No record with a sensitivity profile is here." in page.text
     assert "no record: run it again to see why" in page.text
     assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
-
-
-def luminance(color: str) -> float:
-    channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(*colors: str) -> float:
-    dark, light = sorted(map(luminance, colors))
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", [1, 2], ids=["light", "dark"])
-def test_text_and_lines_stand_out_by_the_rules_of_wcag(scheme):
-    declared = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", STYLE.read_text())
-    colors = {name: each[scheme - 1] for name, *each in declared}
-    grounds = [colors[name] for name in ("ground", "panel", "bar")]
-    assert min(contrast(colors["ink"], ground) for ground in grounds) >= 4.5
-    texts = [colors[name] for name in ("soft", "accent", "done", "failed", "missing")]
-    assert min(contrast(text, ground) for text in texts for ground in grounds[:2]) >= 4.5
-    assert min(contrast(line, colors["ground"]) for line in SERIES) >= 3
-
-
-@pytest.mark.system
-def test_every_experiment_is_reported_whichever_ran(tmp_path):
-    folder = tmp_path / "mini"
-    shutil.copytree(RESULTS / "tables", folder / "tables")
-    with initialize_config_dir(CONF, version_base="1.3"):
-        report_on_all(folder)
-        experiments = every_experiment()
-    page = Page(folder / "report.html")
-    short = (folder / "report.md").read_text()
-    assert "[report.html](report.html)" in short and "| FACTS" in short
-    for experiment in experiments:
-        assert experiment.title in short
-        assert (f"table-{experiment.name}" in page.tables) == bool(experiment.metrics)
-    assert rows(page, "fisher_estimators")["Method"][:2] == ["token-local", "act-grad coupling"]
-    figures = {line[0] for line in page.tables["table-missing"][1:] if line[3] == "figure"}
-    assert figures == {experiment.name for experiment in experiments if experiment.figure}
 
 
 @pytest.mark.system

@@ -178,16 +178,6 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small
     assert alone.record.values["total_minutes"] > 0
 
 
-def test_places_share_a_column_where_network_and_data_are_the_same(cell_config):
-    data = [
-        place(cell_config(*overrides)).data
-        for overrides in (["ratio=0.4"], ["estimator=pela", "search=cors"], ["task.mini.num_calibration=64"])
-    ]
-    assert data[0] == data[1] != data[2]
-    full_scale = [place(cell_config("profile=paper", f"seed={seed}")).data for seed in (0, 0, 1)]
-    assert full_scale[0] == full_scale[1] != full_scale[2]
-
-
 @pytest.fixture
 def command_line(monkeypatch):
     """A function that composes a configuration of `reproduce` as its command line does."""

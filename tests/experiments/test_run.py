@@ -11,7 +11,7 @@ import experiments.methods
 import experiments.runner
 from experiments.mini import CHECKPOINTS
 from experiments.record import read_record, read_records, write_record
-from experiments.runner import open_cell, run_cell, subject_of
+from experiments.runner import open_cell, run_cell
 from tests.records import make_record, make_summary
 
 PRUNING = ["pruning=isomorphic", "estimator=none", "cost=params", "ratio=0.7"]
@@ -60,7 +60,6 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
     same += [f"checkpoints={tmp_path}", f"model.mini.weights={weights}"]
     other = [
         "ratio=0.4",
-        "estimator=svd_llm",
         "estimator.shrinkage_row=0.5",
         "cost=params",
         "model=swin_b",
@@ -68,7 +67,6 @@ def test_the_fingerprint_follows_what_a_result_depends_on_and_nothing_else(cell_
         "hardware.precision=bfloat16",
         "model.mini.weights=random",
         "labels=sampled",
-        "analysis=cross_moments",
         "analysis=throughput",
         "finetuning=low_rank",
         "cost=latency",
@@ -109,11 +107,8 @@ def test_a_damaged_record_is_set_aside(tmp_path, caplog, damage):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task.mini.num_calibration=20000"], "num_calibration"),
         (["model.mini.weights=nowhere.safetensors"], "no checkpoint 'nowhere.safetensors'"),
         (["profile=paper", "model.paper.weights=random", "task.paper.root=nowhere"], "no ImageNet at nowhere"),
-        (["profile=paper", "model=mambavision_b", "checkpoints=nowhere"], "no checkpoint 'nowhere'"),
-        (["profile=paper", "model.paper.tag=deit_base.other"], "timm publishes no weights of 'deit_base.other'"),
         (["results=/dev/null"], r"cannot write to the folder .*null"),
         (["estimator=none", "analysis=fisher_similarity"], "choose one, or leave the analysis out"),
         (["model=swin_b", "analysis=token_coupling"], "no linear layer or 1x1 convolution is called blocks.4.mlp.fc2;"),
@@ -134,13 +129,6 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
     assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
     assert set(record.analysis) == set(record.plan) and record.seconds["analysis"] > 0
     assert read_record(record.fingerprint, cell.records) == record
-    subject = subject_of(cell, cell.model)
-    factors, held_out, every = (
-        {tuple(image.flatten().tolist()) for images, _ in batches for image in images}
-        for batches in (subject.calibration.data, subject.held_out.data, cell.task.evaluation(cell.model))
-    )
-    assert (len(factors), len(held_out)) == (1600, 800)
-    assert not factors & held_out and factors | held_out <= every
 
 
 @pytest.mark.system

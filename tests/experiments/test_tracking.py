@@ -73,17 +73,6 @@ def test_a_failed_cell_is_a_failed_run(offline, runs, monkeypatch):
     assert (run.exit_code, run.history) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "group"),
-    [
-        (["ratio=0.3,0.4", "results=/somewhere", "tracking=online", "tracking.project=x"], "ratio=0.3,0.4"),
-        (["+note='${oc.env:HOME}'", "estimator=glob(*)"], "+note=___oc.env:HOME__ estimator=glob(*)"),
-    ],
-)
-def test_groups_are_overrides_in_one_line(overrides, group):
-    assert group_of(overrides) == group
-
-
 def test_long_groups_are_cut_and_stay_distinct():
     long = ["ratio=" + ",".join(f"{number / 1000}" for number in range(100, 200))]
     first, second = group_of(long), group_of([*long, "seed=1"])

@@ -18,7 +18,7 @@ import experiments.reproduce
 import experiments.workers
 from experiments.config import CONF
 from experiments.grid import GridCell
-from experiments.workers import ThisProcess, is_timed, local_pool, run_grids, visible_gpus
+from experiments.workers import ThisProcess, local_pool, run_grids, visible_gpus
 from facts.utils import distributed
 from tests.records import make_record
 
@@ -86,21 +86,6 @@ def test_several_workers_find_what_one_finds(grids, steps, num_workers):
         expected = ("n.a.", None) if each.config is None else ("done", f"{each.experiment}/{each.row}/{each.column}")
         assert (each.status, found) == expected
     assert len(steps) == len(set(steps)) == 8 and steps[-2:] == [("first", "DeiT", TIMED), ("first", "Swin", TIMED)]
-
-
-def test_a_table_is_composed_when_it_is_reached(grids, steps):
-    composed = []
-    lazily = (composed.append(grid[0].experiment) or grid for grid in grids[1:])
-    for grid in run_grids(lazily, ThisProcess(), 1):
-        assert composed[-1] == grid[0].experiment
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [(["analysis=throughput"], True), (["cost=latency"], True), ([], False), (["estimator.shrinkage_row=3"], False)],
-)
-def test_cells_that_measure_time_are_told_from_the_others(cell_config, overrides, expected):
-    assert is_timed(GridCell("demo", "row", "column", cell_config(*overrides))) == expected
 
 
 def seen(folder: str) -> tuple[bool, str | None]:

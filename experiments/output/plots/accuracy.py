@@ -8,20 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.output.plots.style import (
-    BLACK,
-    BLUE,
-    CURVES,
-    GREEN,
-    ORANGE,
-    VERMILION,
-    WIDTH,
-    Records,
-    metrics_of,
-    panels,
-    say,
-    share_legend,
-)
+from experiments.output.plots.colors import BLACK, BLUE, CURVES, GREEN, ORANGE, VERMILION
+from experiments.output.plots.style import WIDTH, Records, metrics_of, panels, say, share_legend
 
 CHARACTERS_OF_LABEL = 10  # in a line
 CHARACTERS_OF_AXIS = 50  # if labels of one width take more, they are turned
@@ -51,10 +39,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
 
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot top-1 against GFLOPs, a panel for each network and a curve for each method.
-
-    Methods that are not ranked, such as the original, are a line across the panel.
-    """
+    """Plot top-1 against GFLOPs by network, a curve a method; methods that are not ranked are a line across."""
     points = metrics_of(records, "gflops", "top1").dropna()
     points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
     points = points.rename(columns={"row": "method"})

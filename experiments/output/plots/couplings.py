@@ -7,21 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from experiments.config import Experiment
-from experiments.output.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    VERMILION,
-    WIDTH,
-    Records,
-    joined,
-    metrics_of,
-    panels,
-    say,
-    share_legend,
-)
+from experiments.output.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from experiments.output.plots.style import WIDTH, Records, joined, metrics_of, panels, say, share_legend
 from experiments.record import Record
 
 SIGNIFICANT = 0.05

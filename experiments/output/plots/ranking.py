@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import Experiment
 from experiments.outcomes import mean_ranks, unpacked
-from experiments.output.plots.style import BLUE, GREY, VERMILION, Records, panels, say
+from experiments.output.plots.colors import BLUE, GREY, VERMILION
+from experiments.output.plots.style import Records, panels, say
 
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -17,10 +18,8 @@ COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minu
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
-    Ranks have the 95 % intervals of a bootstrap that resamples the test images, the same for all methods, and for
-    all columns with as many images. An interval need not hold its rank: a narrow lead is lost in most draws. Blue are
-    the best method and those whose rank is not apart from its: the interval of the difference holds zero. The line
-    joins methods such that none is both faster and more accurate, each with its place.
+    Intervals of ranks, 95 %, are of a bootstrap over test images, the same for all methods and for columns of one size.
+    Blue are the best, and those whose difference in rank may be zero; the line joins methods that none beats in both.
     """
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, VERMILION, Records, joined, panels, say
+from experiments.output.plots.colors import BLACK, BLUE, VERMILION
+from experiments.output.plots.style import Records, joined, panels, say
 from experiments.record import Record
 from facts.cost.ranks import candidate_ranks
 from facts.search import interpolate_profile

@@ -1,4 +1,4 @@
-"""Shared style of all figures: colours that the colour-blind can distinguish, sizes, and values of records."""
+"""Shared style and parts of all figures, and values of records."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,6 @@ from matplotlib.figure import Figure
 from experiments.config import Experiment
 from experiments.record import Record
 
-# Okabe and Ito's colours.
-BLUE, VERMILION, GREEN, ORANGE, BLACK, GREY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#000000", "#999999"
-CURVES = (ORANGE, VERMILION, GREEN, BLUE, BLACK)  # colours of methods, in order
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.grid": True,

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments.config import Experiment
-from experiments.output.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, Records, panels, say
+from experiments.output.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from experiments.output.plots.style import Records, panels, say
 from experiments.paper import paper_values
 from experiments.record import Record
 from facts.cost.speed import Speed
@@ -29,10 +30,7 @@ PUBLISHED = "///"  # hatching of the paper's bars
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot a panel a network and a group of bars a device; above each bar its ratio to the original.
-
-    Where a device cannot run a network, a note says so. The paper's bars are hatched.
-    """
+    """Plot a panel a network and bars a device, each with its ratio to the original; the paper's bars are hatched."""
     columns = dict.fromkeys(column for _, column in records)
     places = [(row, column) for column in columns for row, own in records if own == column]
     bars = pd.DataFrame([bar for place in places for bar in _bars(experiment, *place, records[place])], columns=COLUMNS)

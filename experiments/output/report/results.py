@@ -33,10 +33,7 @@ class Result:
 
 
 def read_result(experiment: Experiment, properties: Properties, folder: Path) -> Result:
-    """Read an experiment's table and records, the published ones where a cell did not run here.
-
-    Cells that the table lacks are missing or not applicable.
-    """
+    """Read an experiment's table and records, the published ones where a cell did not run here."""
     entries, paper = {}, paper_values(experiment.name)
     for row, column, metric in product(experiment.rows, experiment.columns, experiment.metrics):
         status: Status = "n.a." if column in experiment.not_applicable.get(row, {}) else "missing"

@@ -1,0 +1,207 @@
+"""Checks that a run can succeed: packages, device, data, weights, memory and disk, and trials in small."""
+
+import copy
+import importlib.metadata
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from experiments.cell import results_folder
+from experiments.extras import OF_TASKS, TASKS, how_to_install, missing_packages
+from experiments.grid import GridCell, by_data
+from experiments.instantiation import instantiate
+from experiments.plan import choices, needs_of
+from experiments.record import PACKAGES
+from experiments.runner import open_cell, trained
+from facts.models import OpenMMLabModel, Recipe
+from facts.models.weights import sha256
+from facts.modules.modes import autocast, evaluating
+from facts.modules.networks import run
+from facts.utils.batches import to_device
+from facts.utils.files import writable_folder
+
+COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
+# Fields of a configuration that make a cell small.
+STEPS = ("epochs", "num_epochs", "num_steps", "steps_between", "num_batches", "num_generations", "num_trials")
+SMALL = dict.fromkeys(STEPS, 1) | {"num_calibration": 32, "num_sensitivity": 8, "num_training": 128, "minutes": 0.01}
+# Largest relative difference of outputs: ten times the rounding of a sum of a few thousand products; convolutions on a
+# GPU run in TF32 by default.
+MOST_APART = {"float32": 2e-2, "bfloat16": 1e-1}
+
+
+class Finding(NamedTuple):
+    """One check: its subject, its outcome, and how to solve a problem."""
+
+    what: str
+    level: Literal["fine", "warning", "problem"]
+    detail: str
+    advice: str = ""
+
+
+def look_first(config: DictConfig, grid: Iterable[GridCell], console: Console) -> None:
+    """Print the problems of a run that is about to start. Raises `SystemExit` if there are any, unless with `force`."""
+    found = (finding for finding in examine(config, grid) if finding.level != "fine")
+    if show_findings(found, console) and not config.force:
+        raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
+
+
+def show_findings(findings: Iterable[Finding], console: Console) -> bool:
+    """Print each finding when it comes. Returns whether there was a problem."""
+    problems = 0
+    for what, level, detail, advice in findings:
+        problems += level == "problem"
+        console.print(f"[{COLORS[level]}]{level:8}[/] {escape(what)}: {escape(detail)}", soft_wrap=True)
+        if advice:
+            console.print(f"         to do: {escape(advice)}", soft_wrap=True)
+    return problems > 0
+
+
+def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
+    """Check the machine, and all that these cells need; with `deep`, try one cell of each kind in small."""
+    columns = [[cell.known_config for cell in column] for column in by_data(grid)]
+    yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    for extra in dict.fromkeys(extra for cell in chain(*columns) for extra in extras_of(cell)):
+        missing = ", ".join(missing_packages(extra))
+        problem = Finding(f"packages of the extra {extra}", "problem", f"{missing} missing", how_to_install(extra))
+        yield problem if missing else Finding(f"packages of the extra {extra}", "fine", "installed")
+    on_gpu = config.hardware.device.startswith("cuda")
+    device = torch.cuda.get_device_name if on_gpu else lambda: f"{torch.get_num_threads()} CPU threads"
+    yield check("device", device, "choose hardware=cpu, or install the driver")
+    yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
+    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    configs = list(chain(*columns))
+    for name, task in _distinct(configs, "task"):
+        yield check(f"data of {name}", task.inspect, "see docs/reproducing.md, At full scale")
+    for name, recipe in _distinct(configs, "model"):
+        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+        yield check(f"weights of {name}", partial(weights, recipe), advice + sources(name, recipe))
+    on_device, on_disk = needs_of(columns)
+    yield memory(on_gpu and torch.cuda.is_available(), on_device)
+    yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
+    for kind, cell in {kind_of(cell): cell for cell in configs if config.deep}.items():
+        yield check(f"trial of {' · '.join(kind)}", partial(trial, cell))
+
+
+def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
+    """Describe what `look` finds. The first line of its error is a problem."""
+    try:
+        return Finding(what, "fine", look())
+    except Exception as error:
+        return Finding(what, "problem", (str(error).strip() or repr(error)).partition("\n")[0], advice)
+
+
+def extras_of(config: DictConfig) -> list[str]:
+    """The optional packages that a cell needs."""
+    needs = {
+        "analysis": config.analysis and config.analysis.name == "token_coupling",
+        "highs": config.search.get("solver") == "highs",
+        "pruning": config.pruning and config.pruning.name == "isomorphic",
+        OF_TASKS.get(config.task.name, ""): config.task.name in OF_TASKS,
+    }
+    return [extra for extra, needed in needs.items() if needed]
+
+
+def tracking(mode: str) -> str:
+    if mode == "online":
+        import wandb
+
+        if not wandb.api.api_key:
+            raise ValueError("W&B online without an account")
+    return f"W&B {mode}"
+
+
+def weights(recipe: Recipe) -> str:
+    if path := recipe.checkpoint():
+        return f"{path}, sha256 {sha256(path)}"
+    return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
+
+
+def sources(name: str, recipe: Recipe) -> str:
+    """Advice on the source of a detector's or segmenter's weights, empty for other networks."""
+    if not isinstance(recipe, OpenMMLabModel):
+        return ""
+    training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"
+    if url := recipe.published:
+        start = Path(url).stem.rpartition("-")[2]
+        return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
+    return f". Nobody publishes it: {training}"
+
+
+def _distinct(configs: Iterable[DictConfig], group: str) -> Iterator[tuple[str, Any]]:
+    """The objects that the cells choose in one group, with their names."""
+    nodes = {config[group].name: config[group][config.profile.name] for config in configs}
+    return ((name, instantiate(node)) for name, node in nodes.items())
+
+
+def memory(on_gpu: bool, needed: int) -> Finding:
+    """Compare free memory, if it is known, with what the largest network needs."""
+    meminfo = Path("/proc/meminfo")  # of Linux
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)
+    free = torch.cuda.mem_get_info()[0] if on_gpu else free
+    detail = f"{decimal(free)} free, some {decimal(needed)} needed"
+    if needed < free:
+        return Finding("memory", "fine", detail)
+    advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
+    return Finding("memory", "warning", detail, advice)
+
+
+def disk(config: DictConfig, needed: int) -> str:
+    """Room in the results folder. Raises an `OSError` if what the cache needs, less what it holds, does not fit."""
+    folder = writable_folder(results_folder(config))
+    held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}: {decimal(free)} free, some {decimal(max(0, needed - held))} needed"
+    if needed - held > free:
+        raise OSError(detail)
+    return detail
+
+
+def kind_of(config: DictConfig) -> tuple[str, ...]:
+    """Network and method, whatever the estimator."""
+    compression = ("search", "refit") if config.estimator["_target_"] else ()
+    chosen = choices(config, ("model", "task", *compression, "pruning", "stages", "finetuning"))
+    return tuple(choice.rpartition(".")[2] for choice in chosen if choice)
+
+
+def trial(config: DictConfig) -> str:
+    """Make a cell's network in small. Raises `ValueError` if its outputs are not those on the CPU in float32."""
+    start = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        small = in_small(OmegaConf.to_container(config, resolve=True)) | {"cache": False, "results": folder}
+        cell = open_cell(OmegaConf.create(small))
+        product = cell.method.produce(cell)
+        model = trained(product, cell).model if cell.finetuning else product.model
+        inputs, _ = next(iter(cell.task.calibration(cell.model)))
+    outputs = []
+    for network, precision in ((model, cell.execution.precision), (copy.deepcopy(model).cpu(), torch.float32)):
+        device = next(network.parameters()).device
+        with torch.inference_mode(), evaluating(network), autocast(device, precision):
+            found = tree_leaves(run(network, to_device(inputs, device)))
+        outputs.append(next(leaf for leaf in found if isinstance(leaf, Tensor)).float().cpu())
+    apart = ((outputs[0] - outputs[1]).norm() / outputs[1].norm()).item()
+    detail = f"{time.perf_counter() - start:.1f} s; outputs differ from the CPU's by {apart:.1e}"
+    if not apart <= MOST_APART[config.hardware.precision]:
+        raise ValueError(detail)
+    return detail
+
+
+def in_small(node: Any) -> Any:
+    """The same part of a configuration with little data and few steps."""
+    if not isinstance(node, dict):
+        return node
+    return {name: SMALL[name] if name in SMALL else in_small(child) for name, child in node.items()}
