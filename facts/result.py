@@ -54,7 +54,7 @@ class Summary:
       on another device, `latency_device`
     - `solution`: the solver's status, error, bound and gap, if the search used one
     - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
-    - `distance` of the outputs from the original's on calibration data; `recovery`: None without one
+    - `distance` of the outputs from the original's on calibration data; `recovery`: None without one.
     """
 
     before: Cost
