@@ -122,8 +122,7 @@ def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog
 @pytest.mark.parametrize("ratio", [0.5, 1])
 def test_1x1_convolutions(ratio, tmp_path):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
-    prepared = facts.prepare(model, input_shape=(3, 64, 64), convolutions=True)
-    result = facts.compress(prepared, estimator="pela", ratio=ratio)
+    result = compressed(model, (3, 64, 64), layers="all", ratio=ratio)
     assert any(name.endswith(".linear") for name in result.plan)
     facts.save_compressed(result, tmp_path)
     fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
@@ -135,7 +134,7 @@ def test_a_layer_under_two_names(tmp_path):
         layer = nn.Linear(64, 64)
         return nn.Sequential(layer, nn.GELU(), layer)
 
-    result = compressed(build(), (64,))
+    result = compressed(build(), (64,), layers=["0"])
     result.model[2] = result.model[0]
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path, model=build())

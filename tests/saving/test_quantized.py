@@ -29,11 +29,11 @@ def test_outputs_and_shapes_come_back(build, weights, form, tmp_path):
 
 def test_a_network_of_your_own_with_its_card_and_summary(tmp_path):
     network = nn.Sequential(nn.Linear(24, 33), nn.Tanh(), nn.Linear(33, 5))
+    dense = sum(parameter.nbytes for parameter in network.parameters())
     result = facts.quantize(network, "int4", group_size=7)
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path, model=network)
-    dense, file = sum(parameter.nbytes for parameter in network.parameters()), tmp_path / WEIGHTS
-    assert file.stat().st_size < dense
+    assert (tmp_path / WEIGHTS).stat().st_size < dense
     assert_same(loaded, result, (24,))
     fact, card = "2 weights in int4, one scale for groups of 7", (tmp_path / "README.md").read_text()
     assert f"quantized: {fact}" in repr(loaded) and f"- quantization: {fact}\n" in card and "method" not in card
