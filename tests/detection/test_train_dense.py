@@ -26,7 +26,7 @@ def config(cell_config, scenes, tmp_path):
 def test_a_detector_is_trained_once_and_found_by_its_configuration(config, tmp_path):
     train(config)
     mini_recipe("mask_rcnn_swin_b", weights=str(tmp_path / "trained.safetensors")).build()
-    with pytest.raises(FileExistsError, match=r"trained.safetensors is there already: move it away"):
+    with pytest.raises(FileExistsError, match=r"trained.safetensors exists: move it away"):
         train(config)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from experiments.mini.train import mini_recipe
+from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.models.transplant import untrained
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
@@ -47,9 +48,8 @@ def test_the_backbone_gives_the_classifier_s_features(name, form):
     if form:  # Swin's downsampling layers too
         names = [layer for layer, module in classifier.named_modules() if isinstance(module, nn.Linear)]
         names.remove("head" if "head" in names else "head.fc")
-        shape = (3, 64, 64)
-        options = {"ratio": 0.5, "layers": names, "input_shape": shape}
-        classifier = compress(classifier, estimator="pela", form=form, **options).model
+        prepared = prepare(classifier, layers=names, input_shape=(3, 64, 64))
+        classifier = compress(prepared, estimator="pela", form=form, ratio=0.5).model
     network = untrained(recipe, classifier)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
