@@ -18,7 +18,9 @@ KILLS = 3
 SECONDS = 10  # before a kill, on average
 WORK = (
     "experiment=fisher_estimators",
+    "~experiment.columns.Swin-B",
     "workers=2",
+    "analysis.mini.num_probes=4",
     "task.mini.num_calibration=128",
     "task.mini.num_factors_per_class=2",
     "task.mini.num_held_out_per_class=2",
@@ -55,5 +57,5 @@ def test_a_table_survives_kills(tmp_path, record_property):
         number += killed(tmp_path / "killed", moments.expovariate(1 / SECONDS))
     killed(tmp_path / "killed")
     assert number and table(tmp_path / "killed") == table(tmp_path / "undisturbed")
-    assert table(tmp_path / "killed").count(",done,") > 14
+    assert table(tmp_path / "killed").count(",done,") > 7
     record_property("attacks", number)

@@ -33,6 +33,7 @@ SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
 def command(results: Path) -> list[str]:
     few = ("num_calibration=128", "num_factors_per_class=2", "num_held_out_per_class=2")
     options = ["tracking=off", "workers=2", f"results={results}", *(f"task.mini.{field}" for field in few)]
+    options.append("analysis.mini.num_probes=4")
     return [sys.executable, "-m", "experiments.reproduce", "experiment=fisher_estimators", *options]
 
 
