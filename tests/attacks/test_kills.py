@@ -14,13 +14,12 @@ from experiments.config import CONF
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 
-KILLS = 3
+KILLS = 2
 SECONDS = 10  # before a kill, on average
 WORK = (
     "experiment=fisher_estimators",
     "~experiment.columns.Swin-B",
     "workers=2",
-    "analysis.mini.num_probes=4",
     "task.mini.num_calibration=128",
     "task.mini.num_factors_per_class=2",
     "task.mini.num_held_out_per_class=2",

@@ -30,10 +30,8 @@ def test_data_pass_and_throughput(benchmark):
     assert len(table) == 4 and table["speed-up"][0] == 1 and (table["images per second"] > 0).all()
 
 
-@pytest.mark.parametrize("predicted", [False, True])
-def test_latency(benchmark, predicted):
+def test_latency(benchmark):
     """The small networks have no latency to save: next to nothing is asked for."""
-    arguments = ["--models", "deit_b", "--ratios", 0.999, "--search", "uniform", *["--predicted"] * predicted]
-    table = benchmark("latency", *arguments, table="latency_predicted" if predicted else None)
-    assert table["allowed [%]"][0] == 99.9 and (table[["predicted [%]", "measured again [%]"]] > 0).all(axis=None)
-    assert ("measured [%]" in table) != predicted
+    table = benchmark("latency", "--models", "deit_b", "--ratios", 0.999, "--search", "uniform")
+    shares = table[["predicted [%]", "measured [%]", "measured again [%]"]]
+    assert table["allowed [%]"][0] == 99.9 and (shares > 0).all(axis=None)

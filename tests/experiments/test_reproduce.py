@@ -24,7 +24,7 @@ from experiments.workers import run_cells, share_data_pass
 from facts.moments.collect import MomentPass
 
 ROOT = Path(CONF).parent
-NUM_CELLS = 2 * 7
+NUM_CELLS = 7
 
 # A network that needs no weights, and few images.
 SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
@@ -33,8 +33,14 @@ SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
 def command(results: Path) -> list[str]:
     few = ("num_calibration=128", "num_factors_per_class=2", "num_held_out_per_class=2")
     options = ["tracking=off", "workers=2", f"results={results}", *(f"task.mini.{field}" for field in few)]
-    options.append("analysis.mini.num_probes=4")
-    return [sys.executable, "-m", "experiments.reproduce", "experiment=fisher_estimators", *options]
+    return [
+        sys.executable,
+        "-m",
+        "experiments.reproduce",
+        "experiment=fisher_estimators",
+        "~experiment.columns.Swin-B",
+        *options,
+    ]
 
 
 def stamps(results: Path) -> dict[str, int]:
