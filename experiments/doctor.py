@@ -6,15 +6,14 @@ from rich.console import Console
 
 from experiments.checks import examine, show_findings
 from experiments.config import CONF
-from experiments.grid import chosen_experiments, grid_of
+from experiments.grid import chosen_experiments, samples_of
 from experiments.runner import started
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
 def main(config: DictConfig) -> None:
     with started():
-        grid = [cell for experiment in chosen_experiments(config) for cell in grid_of(experiment)]
-        if show_findings(examine(config, grid), Console()):
+        if show_findings(examine(config, samples_of(chosen_experiments(config))), Console()):
             raise SystemExit(1)
 
 

@@ -22,7 +22,7 @@ from facts.estimators import Estimator
 log = logging.getLogger(__name__)
 
 MAIN = "paper"  # the collection of the main job
-PARTS = ("model=", "estimator=", "analysis=", "pruning=", "finetuning=", "stages=", "search.solver=")
+PARTS = ("model=", "estimator=", "search", "refit=", "analysis=", "pruning=", "finetuning=", "stages=")
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
@@ -87,7 +87,7 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 
 
 def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
-    """Compose a cell for each choice of network, task, estimator and further parts: enough to see what a run needs."""
+    """Compose a cell for each choice of network, task and method: enough to see what a run needs."""
     samples: dict[tuple[str, ...], GridCell] = {}
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):

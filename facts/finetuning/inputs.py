@@ -133,7 +133,10 @@ def _is_one_photo_each(part: Any) -> bool:
 
 
 def random_views(images: Tensor) -> Tensor:
-    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size."""
+    """Crop each image `[N, C, H, W]`, flip it with probability one half, and resize it bilinearly to the same size.
+
+    Both networks see the same view, so no label can be wrong.
+    """
     exact = at_least_float32(images)  # half precision has too few bits for positions
     draws = torch.rand(5, len(exact), dtype=exact.dtype, device=exact.device)
     area, aspect = 1 - (1 - SMALLEST_AREA) * draws[0], ASPECT ** (2 * draws[1] - 1)

@@ -33,9 +33,11 @@ class Steps:
     """Fields of `Finetuning` and `Recovery`: the steps of AdamW.
 
     The rate rises to `learning_rate` over `num_warmups` steps, a fifth of all at most. A step takes `accumulate`
-    batches, whatever the number of processes. `block_weight` weighs the relative squared errors of the outputs of the
-    blocks with low-rank layers. `minutes` bounds the time, and the schedule ends with it. `precision` is the autocast
-    type of both networks. A checkpoint is written every `save_every` steps and after each epoch.
+    batches, whatever the number of processes. `block_weight` times the relative squared errors of the outputs of blocks
+    with low-rank layers, summed over blocks, are added to the loss. `minutes` bounds the time, and the schedule ends
+    with it: the first steps and each epoch tell how many there can be. `precision` is the autocast type of both
+    networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch. `seed`
+    determines the order of the data, augmentation and dropout.
     """
 
     minutes: Positive | None = None
@@ -62,9 +64,10 @@ class Finetuning(Steps):
     `temperature` and `weight_decay` DeiT's; `min_learning_rate` is from Isomorphic Pruning's code, which lowers the
     rate once an epoch: for its single epoch at a constant rate, set `min_learning_rate` to `learning_rate`.
 
-    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule, or to a tenth after each of
-    `decay_epochs` with `steps`. `backbone_scale` multiplies the rate in a part called `backbone`. With
-    `train_batch_norm`, for layers that were never trained, BatchNorm updates its statistics.
+    The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a
+    tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
+    multiplies the rate in a part called `backbone`, to protect it while new heads learn. With `train_batch_norm`, for
+    layers that were never trained, BatchNorm normalises by the batch and updates its running statistics.
     """
 
     num_epochs: Count = 1

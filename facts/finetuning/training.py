@@ -65,7 +65,8 @@ def finetune(
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data: a second call with the
     same untrained student continues at the last one. On a CPU, an interruption does not change a bit of the weights,
-    unless the recipe bounds the time. Processes started by torchrun share each step's batches.
+    unless the recipe bounds the time. Processes started by torchrun share each step's batches. The statistics of
+    BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """

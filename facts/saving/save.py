@@ -24,7 +24,8 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
 
     Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
     is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
-    for the model card, which is renewed unless it was edited. If the process is killed halfway, loading refuses.
+    for the model card, which is renewed unless it was edited. If the process is killed halfway, loading refuses the
+    folder.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = writable_folder(Path(folder))

@@ -23,7 +23,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file in the same folder that becomes `path` if the block succeeds, and is removed otherwise."""
+    """Yield a temporary file in the same folder that becomes `path` if the block succeeds, and is removed otherwise.
+
+    Raises `OSError` that says what to do if the disk is full.
+    """
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
@@ -40,7 +43,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def staging(path: Path) -> Iterator[Path]:
     """Yield `path` in a temporary folder next to it, for a writer of several files that `path` refers to.
 
-    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed.
+    If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed. Raises
+    `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:

@@ -212,10 +212,10 @@ def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(comm
     assert [experiment.name for experiment in named] == ["llm", "throughput"]
 
 
-def test_samples_name_every_network_and_part_once(command_line):
+def test_samples_name_every_network_and_method_once(command_line):
     names = "experiment=[classification_50,classification_40,structured_pruning]"
     samples = [cell.config for cell in samples_of(chosen_experiments(command_line(names)))]
     networks = {config.model.name for config in samples}
     assert networks == {"deit_b", "swin_b", "convnext_b", "mambavision_b"}
     assert {config.pruning.name for config in samples if config.pruning} == {"isomorphic", "disp_llm", "nvit"}
-    assert len(samples) == 4 * 8 + 8
+    assert len(samples) == 4 * (8 + 1) + 8  # methods with uniform ranks, FACTS with CoRS; and the pruned ones

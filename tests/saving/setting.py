@@ -1,14 +1,11 @@
 """Small networks, compressed, and what loading must give back."""
 
-import json
-
 import timm
 import torch
 
 import facts
 from experiments.mini.train import mini_recipe
 from facts.models import TimmModel
-from facts.saving.manifest import MANIFEST
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2}
 TIMM = {"tag": "vit_tiny_patch16_224", "arguments": {**TINY_VIT, "num_classes": 5}}
@@ -62,9 +59,3 @@ def assert_same(loaded, result, shape):
     assert loaded.summary == result.summary
     assert loaded.skipped == result.skipped
     assert not any(module.training for module in loaded.model.modules())
-
-
-def edit(folder, change):
-    description = json.loads((folder / MANIFEST).read_text())
-    change(description)
-    (folder / MANIFEST).write_text(json.dumps(description))
