@@ -41,8 +41,11 @@ def apply_plan(
 def low_rank_layer(
     dense: nn.Linear, decomposition: Decomposition, rank: int, form: Form, precision: torch.dtype
 ) -> LowRankLayer:
-    """The layer of some rank that takes a dense one's place."""
+    """The layer of some rank that takes a dense one's place, trainable where that is."""
     layer = form.layer(dense, *decomposition.truncate(rank), precision)
     bias = decomposition.bias(dense, rank)
     layer.bias = None if bias is None else own_parameter(bias)
+    layer.requires_grad_(dense.weight.requires_grad)
+    if layer.bias is not None:
+        layer.bias.requires_grad_(dense.bias.requires_grad)
     return layer

@@ -82,6 +82,7 @@ def own_parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
+@torch.fx.wrap  # a symbolic trace knows no device
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`. On the CPU the bias is added afterwards: faster than a product that starts from copies of it."""
     if bias is None or x.device.type != "cpu":

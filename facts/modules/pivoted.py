@@ -9,6 +9,7 @@ from typing import Literal, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from facts.modules.lowrank import LowRankLayer, linear, own_parameter
 
@@ -75,38 +76,44 @@ class PivotedLinear(LowRankLayer):
         return self.basis, right if self.order is None else right[:, self.order.argsort()]
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features)
-        if self.side == "columns":
-            outputs = self._by_columns(rows)
-        elif self.order is None and _in_inference(x):
-            outputs = self._by_rows_in_place(rows)
-        else:
-            outputs = self._by_rows(rows)
-        return outputs.view(*x.shape[:-1], self.out_features)
-
-    def _by_columns(self, x: Tensor) -> Tensor:
-        if self.order is not None:
-            x = _gather(x, self.order)
-        pivots, others = x.split([self.rank, self.in_features - self.rank], dim=1)
-        return linear(torch.addmm(pivots, others, self.coefficients.T), self.basis, self.bias)
-
-    def _by_rows(self, x: Tensor) -> Tensor:
-        pivots = F.linear(x, self.basis)
-        outputs = torch.cat([pivots, F.linear(pivots, self.coefficients)], dim=1)
-        if self.order is not None:
-            outputs = _gather(outputs, self.order)
-        return outputs if self.bias is None else outputs.add_(self.bias)
-
-    def _by_rows_in_place(self, x: Tensor) -> Tensor:
-        """The same, without a copy of the outputs, for which autograd and compilers have no use."""
-        outputs = x.new_empty(len(x), self.out_features)
-        pivots, others = outputs.split([self.rank, self.out_features - self.rank], dim=1)
-        torch.mm(x, self.basis.T, out=pivots)
-        torch.mm(pivots, self.coefficients.T, out=others)
-        return outputs if self.bias is None else outputs.add_(self.bias)
+        return pivoted_product(x, self.side, self.basis, self.coefficients, self.bias, self.order)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, pivots={self.layout}"
+
+
+@torch.fx.wrap  # one node of a graph: what follows looks at devices and shapes, which a symbolic trace does not know
+def pivoted_product(
+    x: Tensor, side: str, basis: Tensor, coefficients: Tensor, bias: Tensor | None, order: Tensor | None
+) -> Tensor:
+    """The product of a `PivotedLinear` with vectors `[..., d_in]`."""
+    rows = x.reshape(-1, x.shape[-1])
+    if side == "columns":
+        rows = rows if order is None else _gather(rows, order)
+        pivots, others = rows.split([*coefficients.shape], dim=1)
+        outputs = linear(torch.addmm(pivots, others, coefficients.T), basis, bias)
+    elif order is None and _in_inference(x):
+        outputs = _by_rows_in_place(rows, basis, coefficients, bias)
+    else:
+        outputs = _by_rows(rows, basis, coefficients, bias, order)
+    return outputs.view(*x.shape[:-1], outputs.shape[1])
+
+
+def _by_rows(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None, order: Tensor | None) -> Tensor:
+    pivots = F.linear(x, basis)
+    outputs = torch.cat([pivots, F.linear(pivots, coefficients)], dim=1)
+    outputs = outputs if order is None else _gather(outputs, order)
+    return outputs if bias is None else outputs.add_(bias)
+
+
+def _by_rows_in_place(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None) -> Tensor:
+    """The same, without a copy of the outputs, for which autograd and compilers have no use."""
+    sizes = coefficients.shape[::-1]
+    outputs = x.new_empty(len(x), sum(sizes))
+    pivots, others = outputs.split([*sizes], dim=1)
+    torch.mm(x, basis.T, out=pivots)
+    torch.mm(pivots, coefficients.T, out=others)
+    return outputs if bias is None else outputs.add_(bias)
 
 
 def _gather(x: Tensor, order: Tensor) -> Tensor:
@@ -115,6 +122,9 @@ def _gather(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _in_inference(x: Tensor) -> bool:
-    """Whether an output may be written into: something is computed, without gradients, tracing or autocast."""
+    """Whether an output may be written into: something is computed, and nothing else is done with the operations."""
     traced = x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not (traced or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type))
+    if traced or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        return False
+    # Neither by `vmap` and its like, nor by derivatives in forward mode: both are at work without gradients too.
+    return torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0

@@ -36,7 +36,7 @@ def pivoted_layer(
         """Relative error of the product in the arithmetic's type; its range matters no more than the factors' sizes."""
         sizes = [factor.abs().amax().double().clamp(min=torch.finfo(torch.float64).tiny) for factor in factors]
         first, second = ((factor / size).to(arithmetic or dtype) for factor, size in zip(factors, sizes, strict=True))
-        return relative_error(first @ second, exact / (sizes[0] * sizes[1]))
+        return relative_error(first @ second, exact / sizes[0] / sizes[1])  # whose product may be 0
 
     def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
         layers = _by_rows(choice, left, right, bias, dtype), _by_columns(choice, left, right, bias, dtype)

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from facts import LowRankLinear, PivotedLinear
 from facts.modules.forms import FORMS
@@ -57,6 +58,21 @@ def test_reads_trains_and_loads_like_a_linear_layer(layout):
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     assert other(x).equal(layer(x))
     assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
+
+
+@every_layout
+def test_transforms_see_a_linear_layer(layout):
+    layer, x = make_layer(layout), torch.randn(3, 4, 5, dtype=torch.float64)
+    with torch.no_grad():
+        expected = nn.functional.linear(x, layer.weight, layer.bias)
+        torch.testing.assert_close(torch.vmap(layer)(x), expected)
+        torch.testing.assert_close(torch.func.jvp(layer, (x,), (x,))[1], expected - layer.bias)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x))).tangent
+        torch.testing.assert_close(tangent, expected - layer.bias)
+        traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+        torch.testing.assert_close(traced(x), expected)
+    assert {name.removeprefix("0.") for name, _ in traced.named_parameters()} == dict(layer.named_parameters()).keys()
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -141,7 +157,8 @@ def test_dependent_rows_and_products_of_a_lower_rank(smallest):
     assert smallest is not None or layer.order is not None
     assert layer.coefficients.isfinite().all()
     assert layer.coefficients.abs().max() < 1e3  # not inflated by what is almost nothing
-    assert pivoted_layer(left * 0, right).weight.eq(0).all()
+    for zero in (pivoted_layer(left * 0, right), pivoted_layer(left * 0, right * 0)):
+        assert zero.weight.eq(0).all()
 
 
 @pytest.mark.parametrize("name", FORMS)
