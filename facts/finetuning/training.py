@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from facts.finetuning.factors import plain_factors
 from facts.finetuning.recipe import Finetuning, Lessons
 from facts.finetuning.state import State
-from facts.modules.modes import autocast, evaluating
+from facts.modules.modes import autocast, evaluating, without_autocast
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import Cache, content_key
@@ -77,7 +77,7 @@ def finetune(
         if cache:
             data = lessons.content_key(teacher)
             checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, data)}"
-        with plain_factors(student):
+        with plain_factors(student), without_autocast(next(student.parameters()).device):
             return _Training(student, teacher, lessons, recipe, cache, checkpoint, judge, start).run()
 
     return distributed.on_all_ranks(train)

@@ -1,7 +1,7 @@
 """Temporary modes of a network: evaluation, frozen parameters, autocast, other forward functions."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -10,6 +10,13 @@ from torch import nn
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Autocast to `precision`, or none at all for float32."""
     return torch.autocast(device.type, precision, enabled=precision != torch.float32)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """No autocast of the caller's within the block, nor its cache, which would keep casts of weights that change."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False, cache_enabled=False)
 
 
 @contextmanager

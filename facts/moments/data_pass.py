@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.modules.modes import autocast
+from facts.modules.modes import autocast, without_autocast
 from facts.modules.networks import run
 from facts.moments.batch import LayerBatch
 from facts.moments.capture import Capture, capturing
@@ -40,8 +40,8 @@ class DataPass:
         `first_sample` is the position in the data of the first sample of all processes. Returns the position after
         their last. Raises `ValueError` if the data are empty or a layer's values are not finite.
         """
-        seen = 0
-        with capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
+        seen, exact = 0, without_autocast(next(self.model.parameters()).device)
+        with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
             for number, position, batch in numbered(own, sums):
                 loss = self.loss.of_batch(number) if isinstance(self.loss, SampledLabels) else self.loss
                 self.first_sample = first_sample + position
