@@ -1,5 +1,6 @@
 """The manifest of a saved network, `compression.json`, and checks of its types."""
 
+import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from facts.utils.version import __version__
 WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+SHA256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Metrics = dict[str, dict[Literal["original", "compressed"], Finite]]
 
 
@@ -25,12 +27,13 @@ class Manifest:
 
     `fingerprint` is the SHA-256 of the weights' file, `versions` the libraries' versions. `base_model` holds, as far as
     known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights. `buffers`
-    holds the types of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers.
+    holds the types of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers. `checksum` is the
+    SHA-256 of the file without it; older files have none.
     """
 
     recipe: dict[str, Any] | None
     plan: dict[str, Annotated[int, Field(ge=1)] | None]
-    fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    fingerprint: SHA256
     versions: dict[str, Annotated[str, Field(pattern=r"^\d+\.\d")]]
     summary: Summary
     skipped: dict[str, str]
@@ -39,24 +42,33 @@ class Manifest:
     buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
     layouts: dict[str, Layout] = Field(default_factory=dict)
     quantization: Quantization | None = None
+    checksum: SHA256 | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read a manifest. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged or too new."""
         path = folder / MANIFEST
         try:
-            manifest = TypeAdapter(cls).validate_json(path.read_bytes())
+            data = path.read_bytes()
+            manifest = TypeAdapter(cls).validate_json(data)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} holds no {MANIFEST}; give one that save_compressed wrote") from error
         except ValidationError as error:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
+        if (known := manifest.checksum) and known != hashlib.sha256(data.replace(known.encode(), b"")).hexdigest():
+            raise ValueError(
+                f"{path} is damaged (other SHA-256); save or fetch it again, or delete its `checksum` if you edited it"
+            )
         theirs = manifest.versions.get("facts", __version__)
         if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):
             raise ValueError(f"{path} was written by facts {theirs}, and this is {__version__}: pip install -U facts")
         return manifest
 
     def text(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        """JSON that ends with its own checksum."""
+        text = json.dumps({**asdict(self), "checksum": ""}, indent=1)
+        before, after = text.rsplit('""', 1)
+        return f'{before}"{hashlib.sha256(text.encode()).hexdigest()}"{after}'
 
 
 def first_fault(error: ValidationError) -> str:

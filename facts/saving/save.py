@@ -32,6 +32,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
     model = result.model
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
+        fingerprint = sha256(path)  # under the final name may soon be the file of another save
     libraries = ["torch", "timm"]
     if is_transformers(model):
         libraries.append("transformers")
@@ -39,7 +40,7 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
     manifest = Manifest(
         recipe=recipe_of_result(result),
         plan=result.plan,
-        fingerprint=sha256(folder / WEIGHTS),
+        fingerprint=fingerprint,
         versions={"facts": __version__, **{name: version(name) for name in libraries}},
         summary=result.summary,
         skipped=result.skipped,

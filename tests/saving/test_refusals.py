@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from operator import getitem
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.models import CausalLM, OpenMMLabModel
 from facts.models.weights import sha256
-from facts.saving.manifest import MANIFEST, WEIGHTS
+from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from tests.networks import make_image_classifier
 from tests.saving.setting import compressed, from_recipe, saved_swin, saved_vit
 
@@ -42,6 +43,7 @@ def edited(change):
 
     def attack(folder):
         content = json.loads((folder / MANIFEST).read_text())
+        content.pop("checksum", None)  # which would refuse every change
         change(content)
         (folder / MANIFEST).write_text(json.dumps(content))
 
@@ -345,6 +347,41 @@ def test_a_save_killed_over_an_older_network(killed_at, tmp_path):
     else:
         with pytest.raises(ValueError, match="does not fit"):
             facts.load_compressed(tmp_path / "saved")
+
+
+def test_of_two_saves_at_once_no_mix_is_loaded(tmp_path, monkeypatch):
+    """Networks of one plan; the second save replaces the weights after the first has written its own."""
+    first, second = (compressed(*from_recipe(), form="plain") for _ in range(2))
+    recipe = facts.saving.save.recipe_of_result
+
+    def meanwhile(result):
+        if result is first:
+            facts.save_compressed(second, tmp_path / "second")
+            shutil.copy(tmp_path / "second" / WEIGHTS, tmp_path / "saved")
+        return recipe(result)
+
+    monkeypatch.setattr("facts.saving.save.recipe_of_result", meanwhile)
+    facts.save_compressed(first, tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"is not the file that compression\.json describes"):
+        facts.load_compressed(tmp_path / "saved")
+
+
+def test_a_bit_of_the_manifest(originals, tmp_path):
+    """It is noticed, or changes nothing that is read; files without a checksum are still read."""
+    text = (originals["vit"] / MANIFEST).read_bytes()
+    whole, num_noticed = Manifest.read(originals["vit"]), 0
+    for place in range(0, len(text), 5):
+        changed = bytearray(text)
+        changed[place] ^= 1 << place % 8
+        (tmp_path / MANIFEST).write_bytes(changed)
+        try:
+            assert replace(Manifest.read(tmp_path), checksum=None) == replace(whole, checksum=None)
+        except ValueError:
+            num_noticed += 1
+    assert num_noticed > len(text) / 5 - 5
+    (tmp_path / MANIFEST).write_bytes(text)
+    put("edited", "skipped", "head")(tmp_path)
+    assert Manifest.read(tmp_path).skipped["head"] == "edited"
 
 
 def places(content, place=()):
