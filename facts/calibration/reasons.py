@@ -32,11 +32,7 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
     They make the outputs, are small, have a name that holds an excluded one (by default those that the paper leaves
     out, section 5.1), share their weight, or compute more than a product with it.
     """
-    heads = heads_of(model)
-    users: dict[Tensor, list[str]] = defaultdict(list)
-    for name, module in model.named_modules():
-        if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
-            users[weight].append(name)
+    heads, shared = heads_of(model), reasons_shared(model)
     reasons = {}
     for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
         excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
@@ -48,11 +44,25 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
             reasons[name] = PARAMETRIZED
         elif len(layer.weight) < MIN_OUT_FEATURES:
             reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
-        elif others := [user for user in users.get(layer.weight, ()) if user != name]:
-            reasons[name] = f"it shares its weight with {others[0]}"
+        elif name in shared:
+            reasons[name] = shared[name]
         elif reason := reason_not_plain(layer):
             reasons[name] = reason
     return reasons
+
+
+def reasons_shared(model: nn.Module) -> dict[str, str]:
+    """Of each module whose weight another one uses too: replacing it would remove no weight, and untie the two."""
+    users: dict[Tensor, list[str]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+            users[weight].append(name)
+    return {
+        name: f"it shares its weight with {names[0] if name != names[0] else names[1]}"
+        for names in users.values()
+        if len(names) > 1
+        for name in names
+    }
 
 
 def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:

@@ -12,6 +12,7 @@ from facts.calibration.reasons import (
     linear_layers,
     pointwise_convolutions,
     reason_not_plain,
+    reasons_shared,
     reasons_to_skip,
 )
 from facts.cost.trace import trace_network
@@ -67,10 +68,13 @@ def select_layers(
     reasons = dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
     reasons |= dict.fromkeys(trace.outputs, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
-        taken = _known(names, candidates, model)
+        taken, shared = _known(names, candidates, model), reasons_shared(model)
         for name in taken:
-            if reason := reason_not_plain(model.get_submodule(name)):  # type: ignore[arg-type]  # a candidate
-                raise ValueError(f"layer {name} cannot be compressed: {reason}. Leave it out, or merge it")
+            reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
+            if reason:
+                raise ValueError(
+                    f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
+                )
         reasons = dict.fromkeys(candidates, NOT_NAMED)
     elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
