@@ -14,7 +14,9 @@ from facts.cost.count import Cost
 from facts.cost.latency import Shape, Times
 from facts.modules.forms import FormName
 from facts.utils.files import replacing
-from facts.utils.options import Count, Positive
+from facts.utils.options import Count
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]  # of a pass; more than a day is no measurement
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -25,8 +27,8 @@ class LayerTimes:
     d_out: Count
     bias: bool
     rows: Count
-    dense: Positive
-    by_rank: Annotated[dict[Count, Positive], Field(min_length=1)]
+    dense: Seconds
+    by_rank: Annotated[dict[Count, Seconds], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -46,7 +48,7 @@ class DeviceTimes:
     flops: int | None
     params: Count
     batch_size: Count
-    dense: Positive
+    dense: Seconds
     layers: Annotated[list[LayerTimes], Field(min_length=1)]
 
     @classmethod

@@ -17,15 +17,27 @@ from facts.cost.device_times import DeviceTimes
 from facts.cost.latency import LatencyTable, Shape, Times, measured_ranks
 from facts.modules.forms import FORMS, Form
 
+MOST_INSIDE = 1.1  # of the network's time, that its layers may seem to take: each time is a median of its own
+
 log = logging.getLogger(__name__)
 
 
 class PredictedLatency(LatencyTable):
-    """Latency of a network on the device that `measured` tells of, for a batch of its size."""
+    """Latency of a network on the device that `measured` tells of, for a batch of its size.
+
+    Raises `ValueError` if the layers there take longer than the whole network.
+    """
 
     def __init__(self, measured: DeviceTimes, layers: Mapping[str, nn.Linear], rows: Mapping[str, int]):
         super().__init__(layers, rows, FORMS[measured.form])
         self.measured, self.device, self.batch_size = measured, measured.device, measured.batch_size
+        known = measured.times
+        inside = sum(known[shape][None] for shape in self.shapes.values() if shape in known)
+        if inside > MOST_INSIDE * self.dense:
+            raise ValueError(
+                f"the device times of {self.device} cannot be right: of the network's {1000 * self.dense:.4g} ms, its "
+                f"layers alone take {1000 * inside:.4g}. Measure again on the device"
+            )
 
     @property
     def dense(self) -> float:

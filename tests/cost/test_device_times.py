@@ -112,6 +112,12 @@ def test_times_of_something_else_are_refused(measured, tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             compress(measured, latency_ms=5, **options)
+    first = measured.layers[0]
+    for times in (replace(measured, dense=first.dense), replace(measured, layers=[replace(first, dense=1.0)])):
+        with pytest.raises(ValueError, match=r"of a board cannot be right: of the network's .* Measure again on"):
+            compress(times, latency_ms=5)
+    with pytest.raises(ValueError, match="dense"):
+        replace(measured, dense=1e308)
     for text in ("", "[]", '{"device": "a board"}', '{"layers": NaN}'):
         (tmp_path / "board.json").write_text(text)
         with pytest.raises(ValueError, match=r"board.json is no file of `facts measure` \(.*\): measure again"):
