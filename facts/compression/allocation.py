@@ -85,6 +85,7 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
+    refuse_unfit_plan(type(search).__name__, result.plan, problem.layers)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
             method = type(search).__name__
@@ -95,6 +96,19 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
                 f"and {budget:.6g} are allowed; allow more, or compress more layers"
             )
     return result
+
+
+def refuse_unfit_plan(search: str, plan: Plan, layers: Mapping[str, nn.Linear]) -> None:
+    """Raises `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
+    if plan.keys() != layers.keys():
+        differing = ", ".join(sorted(plan.keys() ^ layers.keys()))
+        raise ValueError(
+            f"{search} must plan a rank, or None, for each layer to compress and no other; not so {differing}"
+        )
+    for name, rank in plan.items():
+        most = min(layers[name].weight.shape)
+        if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
+            raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer of 1 .. {most}, or None")
 
 
 def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:

@@ -33,6 +33,13 @@ def decompose_layer(
     """One layer's decomposition. Raises `ValueError` with the layer's name."""
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
+    d_out, d_in = layer.weight.shape
+    for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
+        if factor is not None and factor.shape != (size, size):
+            raise ValueError(
+                f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}, and it must be "
+                f"[{size}, {size}], or None for the identity"
+            )
     if layer.bias is None:
         factors = uncentred(factors, appended=fit_bias)
     elif fit_bias:
