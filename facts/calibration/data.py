@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from facts.calibration.checks import with_samples
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
 from facts.utils.batches import batch_size
 
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
+BATCH_SIZE = 64  # of samples that come without batches
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 
 
@@ -39,7 +41,7 @@ class Batches:
         return getattr(self.data, "content_key", None)
 
     def __iter__(self) -> Iterator[Batch]:
-        return (_as_pair(batch, self.model) for batch in _in_one_order(self.data))
+        return (with_samples(_as_pair(batch, self.model)) for batch in _in_one_order(self.data))
 
     def __length_hint__(self) -> int:
         return length_hint(self.data)
@@ -64,9 +66,16 @@ def _in_one_order(data: Iterable[Any]) -> Iterator[Any]:
 
 
 def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] | None:
-    """Convert the data to batches of `(inputs, targets)` that can be read again and again."""
+    """Convert the data to batches of `(inputs, targets)` that can be read again and again.
+
+    A tensor or an array holds inputs along its first axis, a dataset samples: both are divided into batches.
+    """
     if data is None or isinstance(data, Batches):
         return data
+    if isinstance(data, Tensor | np.ndarray):
+        data = torch.as_tensor(data).split(BATCH_SIZE)
+    elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, BATCH_SIZE)
     if _can_be_read_once(data):
         data = list(data)
     return Batches(data, model)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts.calibration.checks import refuse_undifferentiable, refuse_unfit_functions
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.reasons import EXCLUDED_NAMES
@@ -200,9 +201,12 @@ def prepare(
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
+    if not isinstance(fit_bias, bool):
+        raise ValueError(f"fit_bias is True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
     inputs, targets = first_of(() if batches is None else batches) or (None, None)
     draws_labels = loss is None or isinstance(loss, SampledLabels)
+    own_loss = None if draws_labels else loss
     if loss is None and inputs is not None and targets is None:
         if getattr(model, "num_classes", None) == 0:
             raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
@@ -214,7 +218,9 @@ def prepare(
     if example is None and inputs is not None and has_row_per_sample(inputs):
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
-    if inputs is None and input_shape:
+    if inputs is not None:
+        refuse_unfit_functions(selection.model, (inputs, targets), own_loss, output_error, execution.precision)
+    elif input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
     return Calibration(
         model=selection.model,
@@ -236,6 +242,7 @@ def refuse_without_weights(model: nn.Module) -> None:
     """Raises `ValueError` for what is no network, and for one whose weights are not in floating point."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
+    refuse_undifferentiable(model)
     if not any(parameter.is_floating_point() for parameter in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "

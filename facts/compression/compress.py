@@ -28,13 +28,14 @@ from facts.cost.trace import has_row_per_sample
 from facts.decomposition.apply import apply_plan
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
+from facts.modules.modes import without_autocast
 from facts.moments.losses import Loss, OutputError
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import batch_size, in_parts, to_device, within_memory
+from facts.utils.batches import batch_size, first_of, in_parts, to_device, within_memory
 from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
@@ -116,6 +117,8 @@ def compress(
         if refit:
             refit.check(prepared.fit_bias, has_data=prepared.data is not None)
         compared = as_batches(sensitivity, given)
+        if compared is not None and first_of(compared) is None:
+            raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
         compress_to = partial(
             compress_prepared, estimator=estimator, search=search, form=form, sensitivity=compared, refit=refit
         )
@@ -198,8 +201,8 @@ def compress_prepared(
     refit: Refit | None = None,
 ) -> CompressionResult:
     """Compress a network that `prepare` has prepared: decompose, allocate, refit, apply, summarise."""
-    timing = calibration.execution.timing
-    with stopwatch() as seconds:
+    timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
+    with stopwatch() as seconds, without_autocast(device):  # which would round what decides
         table: LatencyTable
         if budget.times is None:
             table = calibration.latency_table(timing.num_turns, FORMS[form])

@@ -116,6 +116,9 @@ def recover(
     Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, without an original,
     if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory is too small.
     """
+    if not isinstance(result, CompressionResult) or data is None:
+        got = f"{type(result).__name__} and {type(data).__name__}"
+        raise ValueError(f"recover takes what facts.compress returned, and inputs to learn from, got {got}")
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
     original = result.original if original is None else original
     if original is None:

@@ -5,10 +5,14 @@ To add an attack, add a line.
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.estimators import FACTS
+from facts.calibration.checks import refuse_not_finite
+from facts.estimators import FACTS, PELA, KroneckerFactors
+from facts.search import Uniform
+from facts.search.base import SearchResult
 from tests.networks import image_batches, make_model
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
@@ -37,6 +41,47 @@ class Quantised(nn.Module):
         return x.flatten(1) @ self.weight.float().T
 
 
+class Tied(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(192, 12), nn.Linear(12, 12), nn.Linear(12, 12))
+        self[3].weight = self[2].weight
+
+
+class Two(nn.Module):
+    """Gives two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = make_model(torch.float32)
+
+    def forward(self, x):
+        return self.network(x), x
+
+
+def of_first(outputs, labels):
+    return F.cross_entropy(outputs[0], labels, reduction="sum")
+
+
+class Narrow(PELA):
+    def factors(self, moments):
+        return KroneckerFactors(A=torch.eye(5))
+
+
+class Planning(Uniform):
+    """Plans what it was made to."""
+
+    def __init__(self, **ranks):
+        object.__setattr__(self, "ranks", ranks)
+
+    def allocate(self, problem):
+        return SearchResult({name: self.ranks.get(name, 1) for name in problem.layers if self.ranks.get(name) != 0})
+
+
+def in_inference_mode(run, *arguments):
+    with torch.inference_mode():
+        return run(*arguments)
+
+
 def compress(model=None, data=BATCHES, **options):
     return facts.compress(make_model(torch.float32) if model is None else model, data, **options)
 
@@ -49,6 +94,14 @@ ATTACKS = {
     "a network without weights": (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
     "a network on meta": (lambda: compress(make_model().to("meta")), "lies on the meta device, without values"),
     "a layer called by keyword": (lambda: compress(ByKeyword()), r"layer second is called by keyword"),
+    "a traced network": (
+        lambda: compress(torch.jit.ScriptModule()),
+        "ScriptModule is TorchScript: give the network that it was traced or scripted from",
+    ),
+    "two layers of one weight": (
+        lambda: compress(Tied(), layers=["1", "2", "3"], budget=facts.Budget(params=2500)),
+        "layer 2 cannot be compressed: it shares its weight with 3. Leave it out, or give it a plain weight of its own",
+    ),
     "no linear layer": (lambda: compress(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())), "has no layer to compress"),
     # data
     "texts for images": (lambda: compress(data=["a", "b"]), "got a str"),
@@ -57,6 +110,28 @@ ATTACKS = {
     "no data": (lambda: compress(data=None), "FACTS needs calibration data"),
     "labels out of range": (lambda: compress(data=[(IMAGES, LABELS + 9)]), "do not fit a network of 4 classes"),
     "labels of another shape": (lambda: compress(data=[(IMAGES, LABELS[:3])]), "no loss can be inferred"),
+    "a batch without samples": (lambda: compress(data=[BATCHES[0], (IMAGES[:0], LABELS[:0])]), "holds no samples"),
+    "no sensitivity data": (lambda: compress(sensitivity=[]), "the sensitivity data is empty"),
+    "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
+    "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "what facts.compress returned.* EveryShape"),
+    "two outputs": (
+        lambda: compress(Two(), loss=of_first),
+        "squared_error cannot compare the outputs of Two, tuple .*: give output_error=",
+    ),
+    "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),
+    "a mean over one sample": (
+        lambda: compress(data=[(IMAGES[:1], LABELS[:1])], loss=F.cross_entropy),
+        "the loss must be a sum",
+    ),
+    "outputs that become NaN": (lambda: refuse_not_finite(LABELS, LABELS * torch.nan), "gives NaN or infinity where"),
+    "inference mode": (
+        lambda: in_inference_mode(compress),
+        r"nothing made under torch.inference_mode\(\) has gradients",
+    ),
+    "made in inference mode": (
+        lambda: compress(in_inference_mode(make_model)),
+        "has gradients: build the network, and",
+    ),
     "NaN": (lambda: compress(data=[(IMAGES * torch.nan, LABELS)]), "NaN"),
     # budgets
     "ratio 0": (lambda: compress(ratio=0), NUMBER),
@@ -65,6 +140,10 @@ ATTACKS = {
     "ratio True": (lambda: compress(ratio=True), NUMBER),
     "ratio as a text": (lambda: compress(ratio="0.5"), NUMBER),
     "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "above the budget"),
+    "an error as a text": (
+        lambda: compress(budget=facts.Budget(error="0.05")),
+        "must be a positive number, got '0.05'",
+    ),
     "no FLOPs": (lambda: compress(budget=facts.Budget(flops=0)), "the flops of a budget must be a positive number"),
     "fewer parameters than others have": (lambda: compress(budget=facts.Budget(params=1)), "cannot be met"),
     "bounded twice": (lambda: compress(ratio=0.5, budget=facts.Budget(flops=1e6)), "bounded twice"),
@@ -73,6 +152,16 @@ ATTACKS = {
     "an unknown estimator": (lambda: compress(estimator="fact"), "unknown estimator 'fact'; choose one of"),
     "an estimator's class": (lambda: compress(estimator=FACTS), r"a name or an instance: FACTS\(\), not FACTS"),
     "an unknown search": (lambda: compress(search="best"), "unknown search 'best'; choose one of"),
+    "factors of another shape": (
+        lambda: compress(estimator=Narrow()),
+        r"Narrow gives A \[5, 5\] for layer grid, and it must be \[6, 6\], or None for the identity",
+    ),
+    "a plan without a layer": (
+        lambda: compress(search=Planning(grid=0)),
+        "Planning must plan a rank, or None, .*; not so grid",
+    ),
+    "a rank beyond the layer": (lambda: compress(search=Planning(rows=99)), r"rank 99 for layer rows: .* 1 \.\. 11"),
+    "fit_bias as a text": (lambda: facts.prepare(make_model(), fit_bias="no"), "fit_bias is True or False, got 'no'"),
     "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
     "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
     "an integer precision": (lambda: facts.Execution(torch.int8), "precision must be a type such as"),

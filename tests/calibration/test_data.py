@@ -107,6 +107,14 @@ def test_no_sample_is_lost_if_the_data_can_be_read_once(model):
             torch.testing.assert_close(seen[name][InputSum()], moments[InputSum()])
 
 
+@pytest.mark.parametrize("make", [lambda images, _: images, lambda images, _: images.numpy(), TensorDataset])
+def test_samples_that_come_without_batches(model, make):
+    (images, labels), *_ = image_batches([70], dtype=torch.float32)
+    batches = as_batches(make(images, labels), model)
+    assert [len(part) for part, _ in batches] == [64, 6]
+    assert torch.cat([part for part, _ in batches]).equal(images)
+
+
 def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass_and_process():
     loader = DataLoader(TensorDataset(torch.arange(20.0), torch.arange(20)), batch_size=4, shuffle=True)
     state, batches = torch.random.get_rng_state(), as_batches(loader, nn.Identity())

@@ -90,6 +90,23 @@ class TestResult:
         assert {parameter.dtype for parameter in result.model.parameters()} == {torch.float32}
         assert 0 < relative_error(result.model(images), exact) < 0.05
 
+    @pytest.mark.parametrize("options", [{}, {"estimator": "pela", "search": "uniform"}])
+    def test_a_callers_autocast_changes_nothing(self, options):
+        """Neither the pass nor the choice of pivots."""
+        batches = image_batches([8, 8], dtype=torch.float32)
+        expected = facts.compress(make_model(torch.float32), batches, **options).model
+        with torch.autocast("cpu", torch.bfloat16):
+            found = facts.compress(make_model(torch.float32), batches, **options).model
+        for name, parameter in found.named_parameters():
+            assert parameter.equal(expected.get_parameter(name)), name
+
+    def test_factors_are_trainable_where_their_layers_are(self, model, batches):
+        model.grid.requires_grad_(False)
+        model.tokens.bias.requires_grad_(False)
+        small = facts.compress(model, batches, ratio=0.5, **UNIFORM).model
+        frozen = {name for name, parameter in small.named_parameters() if not parameter.requires_grad}
+        assert frozen == {"grid.left", "grid.right", "grid.bias", "tokens.bias"}
+
     def test_repairs_are_counted_by_layer(self, model, batches):
         """One sample leaves SVD-LLM's factor of `vector` with rank one."""
         result = facts.compress(model, [(batches[0][0][:1], batches[0][1][:1])], estimator="svd_llm")

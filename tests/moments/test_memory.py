@@ -152,8 +152,9 @@ class TestLayersAtOnce:
 
         monkeypatch.setattr(facts.Calibration, "moments", watched)
         model, execution = make_sharing(), Execution(memory=MemoryPolicy(layers_at_once=2, checkpoint_blocks=True))
+        prepared = facts.prepare(model, image_batches([3]), execution=execution)
         runs = [Runs(block.layer) for block in model.blocks]
-        facts.prepare(model, image_batches([3]), execution=execution).decompositions(FACTS(num_iterations=2))
+        prepared.decompositions(FACTS(num_iterations=2))
         assert num_held == [2] * 2 * 2
         # All run twice for the first group, in whose first layer the graph begins, and the last two for the second.
         assert [block.number for block in runs] == [2 * (2 + 1), 2 * (2 + 2), 2 * (2 + 2)]

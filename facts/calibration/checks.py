@@ -1,0 +1,72 @@
+"""Checks of a network, its data and the functions of its outputs, before any pass and after it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from facts.cost.trace import first_sample, has_row_per_sample
+from facts.modules.modes import autocast, evaluating
+from facts.modules.networks import run
+from facts.moments.losses import Loss, OutputError
+from facts.utils.batches import described, to_device
+
+
+def refuse_undifferentiable(model: nn.Module) -> None:
+    """Raises `ValueError` for TorchScript, and for tensors or a mode that are for inference alone."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"{type(model).__name__} is TorchScript: give the network that it was traced or scripted from")
+    if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
+            "(torch.no_grad() is no obstacle)"
+        )
+
+
+def with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch itself. Raises `ValueError` if it has no samples."""
+    first = next((leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)), None)
+    if first is not None and first.shape[:1] == (0,):
+        raise ValueError(f"a batch of the data holds no samples ({described(first)}): leave it out")
+    return batch
+
+
+def refuse_unfit_functions(
+    model: nn.Module, batch: tuple[Any, Any], loss: Loss | None, output_error: OutputError, precision: torch.dtype
+) -> None:
+    """Run the network on the first sample of a batch.
+
+    Raises `ValueError` if `output_error` cannot compare its outputs, or if `loss` is a mean over samples.
+    """
+    device = next(model.parameters()).device
+    inputs, targets = to_device(batch, device)
+    with torch.no_grad(), evaluating(model), autocast(device, precision):
+        outputs = run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
+        try:
+            float(output_error(outputs, outputs))
+        except Exception as error:  # of anybody's code, on anything
+            first, *_ = str(error).splitlines() or [repr(error)]
+            raise ValueError(
+                f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
+                f"{type(model).__name__}, {described(outputs)} ({first}): give output_error=, a function of the "
+                "original's and the changed outputs, summed over samples"
+            ) from error
+        if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
+            once, twice = (loss(torch.cat([outputs] * n), torch.cat([targets[:1]] * n)).item() for n in (1, 2))
+            if math.isfinite(once) and not math.isclose(twice, 2 * once, rel_tol=0.1):
+                raise ValueError(
+                    f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "
+                    'twice. Give reduction="sum" instead of a mean, or leave loss out if it is cross-entropy'
+                )
+
+
+def refuse_not_finite(original: Any, changed: Any) -> None:
+    """Raises `ValueError` for outputs of a changed network that are not finite where the original's are."""
+    for expected, found in zip(tree_leaves(original), tree_leaves(changed), strict=True):
+        if isinstance(expected, Tensor) and (expected.isfinite() & ~found.isfinite()).any():
+            raise ValueError(
+                "the compressed network gives NaN or infinity where the original's outputs are finite: try "
+                'form="plain", or float32 if the network or the precision is half'
+            )
