@@ -76,6 +76,7 @@ class Cell:
         return prepare(
             self.model,
             self.task.calibration(self.model),
+            held_out=(),  # the task judges, on data of its own
             loss=self.loss,
             output_error=self.task.output_error,
             execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),

@@ -27,7 +27,7 @@ class Given(nn.Module):
 
 
 def compare(original, changed, error, sizes=(5, 1, 6)):
-    indices = torch.arange(sum(sizes)).split(list(sizes))
+    indices = [(part, None) for part in torch.arange(sum(sizes)).split(list(sizes))]
     return distance(Given(original), Given(changed), indices, error, torch.float32)
 
 
@@ -59,17 +59,6 @@ def test_outputs_that_do_not_depend_on_the_input_lose_everything():
 def test_too_far():
     for share, is_too_far in ((0.0, False), (TOO_FAR, False), (0.21, True), (math.nan, True), (None, False)):
         assert Distance(1.0, share, 8).is_too_far == is_too_far
-
-
-def test_the_result_says_how_far_its_outputs_are(caplog):
-    model = make_model()
-    result = facts.compress(model, BATCHES, ratio=0.9)
-    with torch.no_grad():
-        images = torch.cat([images for images, _ in BATCHES[:8]])
-        expected = kl_divergence(model.eval()(images), result.model.eval()(images)).item() / 64
-    assert result.summary.distance.mean == pytest.approx(expected)
-    assert str(result.summary.distance) in str(result) and "64 samples: " in str(result)
-    assert result.summary.seconds["comparison"] > 0 and "information is lost" not in caplog.text
 
 
 def test_a_budget_that_is_too_small(caplog):
