@@ -41,9 +41,15 @@ class Size:
     types: str = ""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Self:
-        """Measure what a file of the network holds: parameters and saved buffers, shared ones once."""
-        tensors = {tensor.untyped_storage()._cdata: tensor for tensor in model.state_dict().values()}.values()
+    def of(cls, model: nn.Module, dtype: torch.dtype | None = None) -> Self:
+        """Measure what a file of the network holds, with floating-point values of a type (default: as they are).
+
+        These are the parameters and the saved buffers, shared ones once.
+        """
+        tensors = [
+            tensor.to("meta", dtype if tensor.is_floating_point() else None)
+            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in model.state_dict().values()}.values()
+        ]
         kinds = Counter[str]()
         for tensor in tensors:
             kinds[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes

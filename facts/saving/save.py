@@ -3,11 +3,13 @@
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_model
 
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
+from facts.modules.linear_calls import copy_with
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
 from facts.result import CompressionResult
@@ -19,17 +21,20 @@ from facts.utils.files import replacing, writable_folder
 from facts.utils.version import __version__
 
 
-def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
+def save_compressed(
+    result: CompressionResult, folder: Path | str, metrics: Metrics | None = None, dtype: torch.dtype | None = None
+) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
     Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
     is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
-    for the model card, which is renewed unless it was edited. If the process is killed halfway, loading refuses the
+    for the model card, which is renewed unless it was edited. `dtype` is the type of the stored values (default: as they
+    are). If the process is killed halfway, loading refuses the
     folder.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = writable_folder(Path(folder))
-    model = result.model
+    model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
     libraries = ["torch", "timm"]
