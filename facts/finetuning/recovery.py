@@ -19,6 +19,7 @@ from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
+from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError, kl_divergence
 from facts.result import CompressionResult, RecoverySummary
 from facts.utils.batches import first_of
@@ -134,6 +135,8 @@ def recover(
     original = result.original if original is None else original
     if original is None:
         raise ValueError("this result does not hold the network that it was made from: give original=")
+    if found := quantization_of(result.model):
+        raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     error = output_error or result.output_error or kl_divergence
     network, recovery, after = recipe.teach(result.model, original, data, error, cache)
     seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}

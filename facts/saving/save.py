@@ -14,7 +14,7 @@ from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
 from facts.result import CompressionResult
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics
-from facts.saving.model_card import write_card
+from facts.saving.model_card import CARD, write_card
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import layouts_of, types_of_buffers
 from facts.utils.files import replacing, writable_folder
@@ -29,11 +29,11 @@ def save_compressed(
     Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
     is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
     for the model card, which is renewed unless it was edited. `dtype` is the type of the stored values (default: as they
-    are). If the process is killed halfway, loading refuses the
-    folder.
+    are). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that holds
+    something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
-    folder = writable_folder(Path(folder))
+    folder = target_folder(Path(folder))
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
@@ -57,3 +57,14 @@ def save_compressed(
     with replacing(folder / MANIFEST) as path:
         path.write_text(manifest.text())
     write_card(folder, folder.resolve().name)
+
+
+def target_folder(path: Path) -> Path:
+    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds other files than a saved network.
+
+    A model card, as `push_to_hub` fetches it, and hidden files may be there before.
+    """
+    is_new = path.is_dir() and not (path / MANIFEST).is_file()
+    if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
+        raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
+    return writable_folder(path)
