@@ -53,6 +53,7 @@ def compress(
     num_workers: options.NumWorkers = 2,
     device: options.Device = None,
     precision: options.Precision = "float32",
+    dtype: options.DType = None,
     moments: options.Moments = "auto",
     checkpoint_blocks: options.CheckpointBlocks = "auto",
     layers_at_once: options.LayersAtOnce = None,
@@ -74,11 +75,13 @@ def compress(
     and lets one that was killed continue. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
     measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
+    import torch
     from tabulate import tabulate
 
     import facts
     from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
-    from facts.cli.models import build
+    from facts.cli.models import HALVES, build, stored_type
+    from facts.compression.rounding import rounded
     from facts.saving.manifest import Metrics
     from facts.saving.save import target_folder
     from facts.utils.stopwatch import stopwatch
@@ -89,6 +92,8 @@ def compress(
     ).with_ratios(ratio)
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
+    stored = getattr(torch, dtype) if dtype else stored_type(network)
+    form = form or ("plain" if stored in HALVES else None)  # pivots do not survive rounding
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
@@ -105,8 +110,10 @@ def compress(
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
+    if stored in HALVES:
+        result = rounded(result, stored)
     print(result)
-    facts.save_compressed(result, out)  # what took so long is not lost if the evaluation fails
+    facts.save_compressed(result, out, dtype=stored)  # what took so long is not lost if the evaluation fails
     print(f"\nsaved to {out}")
     if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
@@ -116,4 +123,4 @@ def compress(
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]
     print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
-    facts.save_compressed(result, out, metrics)
+    facts.save_compressed(result, out, metrics, stored)

@@ -34,7 +34,7 @@ def export(
     from tabulate import tabulate
 
     import facts
-    from facts.cli.models import input_shape
+    from facts.cli.models import input_shape, load_result
     from facts.cost.count import meta_input
     from facts.modules.networks import noise
     from facts.saving.export import refuse_without_onnx
@@ -44,7 +44,7 @@ def export(
     is_program = format == "pt2" if format else out.suffix == ".pt2"
     if not is_program:
         refuse_without_onnx()
-    compressed = facts.load_compressed(folder, architecture=architecture).model
+    compressed = load_result(folder, architecture)[0].model
     shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]
     batch = noise(compressed, (batch_size, *shape), torch.device("cpu"))
     if is_program:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -16,8 +17,9 @@ from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel, TorchvisionModel
 from facts.models.from_torchvision import classifiers
 from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
-from facts.models.weights import PUBLISHED, fetch
+from facts.models.weights import PUBLISHED, fetch, read_checkpoint
 from facts.modules.networks import reads_tokens
+from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.preprocessing import data_config
@@ -27,6 +29,7 @@ NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool]
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),
     TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
 }
+HALVES = {torch.bfloat16, torch.float16}
 CONFIGURATION = "config.json"
 PROCESSORS = ("tokenizer", "image_processor")
 
@@ -41,7 +44,26 @@ def load(
         return build(name, weights, num_classes, device)
     if weights or num_classes:
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
-    return load_compressed(name, architecture=architecture).model.to(_device(device))
+    return load_result(name, architecture)[0].model.to(_device(device))
+
+
+def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
+    """Load a folder that `facts compress` wrote, to compute in float32, and the type of its weights."""
+    result = load_compressed(folder, architecture=architecture)
+    dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
+    result.model.float()
+    return result, dtype
+
+
+def stored_type(network: nn.Module) -> torch.dtype:
+    """The type of most values in the checkpoint that a network was built from; float32 if it is not on this machine."""
+    path = network.recipe.checkpoint() if isinstance(network.recipe, Recipe) else None
+    if path is None:
+        return torch.float32
+    types = Counter[torch.dtype]()
+    for tensor in read_checkpoint(path).values():
+        types[tensor.dtype] += tensor.numel()
+    return max(HALVES & types.keys(), key=types.__getitem__, default=torch.float32)
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:

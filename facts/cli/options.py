@@ -123,6 +123,10 @@ Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default:
 Precision = Annotated[
     Literal["float32", "bfloat16"], option(MACHINE, "Precision of networks; all that decides ranks is float64.")
 ]
+DType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    option(MACHINE, "Type of the weights in the file; default: that of the checkpoint."),
+]
 Cache = Annotated[
     Path | None,
     option(MACHINE, "Folder for gigabytes of intermediate results, which make another run quick.", metavar="FOLDER"),

@@ -26,10 +26,11 @@ def quantize(
     Recover first and quantize last: the result cannot be trained. `facts evaluate` measures what it lost.
     """
     import facts
+    from facts.cli.models import load_result
     from facts.saving.manifest import WEIGHTS
     from facts.saving.save import target_folder
 
     target_folder(out)
-    result = facts.quantize(facts.load_compressed(folder, architecture=architecture), weights, group_size)
+    result = facts.quantize(load_result(folder, architecture)[0], weights, group_size)
     facts.save_compressed(result, out)
     print(f"{result}\n\nsaved to {out}: weights of {(out / WEIGHTS).stat().st_size / 1e6:.4g} MB")

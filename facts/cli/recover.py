@@ -34,15 +34,18 @@ def recover(
     """
     import facts
     from facts.cli.data import task_of
-    from facts.cli.models import original_of
+    from facts.cli.models import HALVES, load_result, original_of
+    from facts.compression.rounding import rounded
     from facts.saving.save import target_folder
 
     target_folder(out)
-    result = facts.load_compressed(folder)
+    result, dtype = load_result(folder)
     original = original_of(result.model, weights, device)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     calibration = task_of(original, data, None, num_calibration, **reading).calibration(original)
     result = facts.recover(result, calibration, minutes=minutes, original=original, seed=seed, cache=cache)
+    if dtype in HALVES:
+        result = rounded(result, dtype)
     print(result)
-    facts.save_compressed(result, out)
+    facts.save_compressed(result, out, dtype=dtype)
     print(f"\nsaved to {out}")

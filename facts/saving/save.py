@@ -28,8 +28,8 @@ def save_compressed(
 
     Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
     is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
-    for the model card, which is renewed unless it was edited. `dtype` is the type of the stored values (default: as they
-    are). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that holds
+    for the model card, which is renewed unless it was edited. Values are stored as `dtype` (default: as they are). If
+    the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that holds
     something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)

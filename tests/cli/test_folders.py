@@ -102,9 +102,13 @@ class TestRecover:
     def test_the_original_is_rebuilt_of_the_weights_that_were_compressed(self, run, photos, tmp_path, monkeypatch):
         own, other = (tmp_path / f"{name}.safetensors" for name in ("own", "other"))
         for file in (own, other):
-            save_file(timm.create_model("test_vit", num_classes=3).state_dict(), file)
+            save_file(timm.create_model("test_vit", num_classes=3).half().state_dict(), file)
         network, small = (VIT[0], "--num-classes", 3, "--weights", own), tmp_path / "small"
-        run("compress", *network, "--data", photos, "--num-workers", 0, "--no-evaluate", "--out", small)
+        options = ("--data", photos, "--num-workers", 0, "--no-evaluate")
+        assert "weights in float16" in run("compress", *network, *options, "--out", small).output
+        run("compress", *network, *options, "--dtype", "float32", "--out", tmp_path / "exact")
+        types = {name: facts.load_compressed(tmp_path / name).model.head.weight.dtype for name in ("small", "exact")}
+        assert types == {"small": torch.float16, "exact": torch.float32} and saved(small)["summary"]["form"] == "plain"
         recover = ("recover", small, "--data", photos, *self.MINUTES, "--out", tmp_path / "better")
         for options, message in (
             ((), "weights (own.safetensors) are not published ones: give them as --weights FILE"),
@@ -114,6 +118,8 @@ class TestRecover:
         assert "recovered from" in run(*recover, "--weights", own).output
         description = saved(small)
         assert saved(tmp_path / "better")["plan"] == description["plan"]
+        assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
+        run("evaluate", small, "--data", photos, "--num-workers", 0)
         description["base_model"]["repository"] = "a/b"
         (small / "compression.json").write_text(json.dumps(description))
         monkeypatch.setattr(models, "fetch", {"a/b": own}.__getitem__)
