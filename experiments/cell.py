@@ -76,6 +76,7 @@ class Cell:
         return prepare(
             self.model,
             self.task.calibration(self.model),
+            held_out=(),  # the task judges, on data of its own
             loss=self.loss,
             output_error=self.task.output_error,
             execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),
@@ -164,7 +165,7 @@ class Cell:
     def execution(self) -> Execution:
         hardware = self.config.hardware
         memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
-        return Execution(PRECISIONS[hardware.precision], memory, timing)
+        return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
 
 
 def results_folder(config: DictConfig) -> Path:
@@ -178,11 +179,12 @@ def check(config: DictConfig) -> None:
         ("profile.name", config.profile.name, PROFILES),
         ("labels", config.labels, LABELS),
         ("form", config.form, FORMS),
+        ("cache", config.cache, (True, False, "decompositions")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
         ("hardware.matmul_precision", config.hardware.matmul_precision, MATMUL_PRECISIONS),
     ):
         if value not in allowed:
-            raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+            raise ValueError(f"{field} must be one of {', '.join(map(str, allowed))}, got {value!r}")
     for field, value, least in (("seed", config.seed, 0), ("hardware.num_threads", config.hardware.num_threads, 1)):
         if value is not None and value < least:
             raise ValueError(f"{field} must be at least {least}, got {value}")

@@ -109,7 +109,7 @@ class Config:
     labels: str = MISSING
     excluded_names: list[str] = MISSING
     bounds: dict[str, float | None] = MISSING
-    cache: bool = MISSING
+    cache: Any = MISSING
     checkpoints: str = MISSING
     seed: int = MISSING
     results: str = MISSING

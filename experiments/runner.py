@@ -164,8 +164,8 @@ def trained(product: Product, cell: Cell) -> Product:
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):
         inputs, error = cell.task.calibration(original), cell.task.output_error
-        model, recovery = cell.finetuning.teach(model, original, inputs, error, folder)
-        summary, seconds = summary and replace(summary, recovery=recovery), recovery.seconds
+        model, recovery, distance = cell.finetuning.teach(model, original, inputs, error, folder)
+        summary, seconds = summary and replace(summary, recovery=recovery, distance=distance), recovery.seconds
     else:
         assert cell.finetuning
         model = copy.deepcopy(model) if model is original else model

@@ -1,14 +1,16 @@
 """The result of a compression: the network, its plan, and a readable summary."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tabulate import tabulate
 from torch import nn
 
+from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
-from facts.cost.count import Cost, CostName
+from facts.cost.count import Cost, CostName, Size
 from facts.decomposition.apply import Plan
 from facts.modules.forms import FormName
 from facts.modules.quantized import quantization_of
@@ -19,22 +21,28 @@ NUM_SHOWN = 3  # layers named among those skipped for one reason
 
 @dataclass(frozen=True)
 class RecoverySummary:
-    """Mean distance of the outputs from the original's on `num_held_back` samples, before and after a recovery.
+    """Mean distance of the outputs from the original's on held-out samples, before and after a recovery.
 
-    The network learned from `num_samples` others.
+    The network learned from `num_samples` others. Of the `seconds`, an interrupted run spent `seconds_before`. Nothing
+    is known of the distances (None) if there were too few samples to hold some out.
     """
 
-    before: float
-    after: float
+    before: float | None
+    after: float | None
     num_samples: int
     num_held_back: int
     epochs: int
     seconds: float
+    seconds_before: float = 0.0
 
     def __str__(self) -> str:
+        earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
+        text = f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min{earlier}"
+        if self.before is None or self.after is None:
+            return f"{text}; too few samples to hold some out, and to tell what it gained"
         return (
-            f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min: mean distance from the "
-            f"original on {self.num_held_back:,} others {self.before:.4g} before, {self.after:.4g} after"
+            f"{text}: mean distance from the original on {self.num_held_back:,} others {self.before:.4g} before, "
+            f"{self.after:.4g} after"
         )
 
 
@@ -54,7 +62,11 @@ class Summary:
       on another device, `latency_device`
     - `solution`: the solver's status, error, bound and gap, if the search used one
     - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
-    - `distance` of the outputs from the original's on calibration data; `recovery`: None without one.
+    - `predicted`: the distance that the search predicted, if it predicts one
+    - `distance` of the outputs from the original's on held-out samples, after the last step; `recovery`: None without
+      one
+    - `full_flops`: FLOPs before and after by the full rule, with attention's own products; None if unknown
+    - `sizes` of the weights before and after.
     """
 
     before: Cost
@@ -74,14 +86,19 @@ class Summary:
     latency_device: str | None = None
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    predicted: float | None = None
     distance: Distance | None = None
     recovery: RecoverySummary | None = None
+    full_flops: tuple[int, int] | None = None
+    sizes: tuple[Size, Size] = (Size(), Size())
 
     def __str__(self) -> str:
+        original, compressed = self.sizes
         lines = [
             ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
             ("parameters", "M", 1e6, self.before.params, self.after.params),
             (self._timed, "ms", 1e-3, self.latency.get("dense"), self.latency_after),
+            (self._stored, "MB", 1e6, original.num_bytes, compressed.num_bytes),
         ]
         rows = [
             (name, f"{before / unit:.4g} {symbol}", f"{after / unit:.4g} {symbol}", f"{after / before:.1%}")
@@ -94,10 +111,18 @@ class Summary:
         options[f"refitted by {self.refit}"] = bool(self.refit)
         method = ", ".join([self.estimator, self.search, *(option for option, taken in options.items() if taken)])
         lines_below = [method, *map(self._kept, self.bounds)]
+        if self.full_flops:
+            before, after = (f"{flops / 1e9:.4g} G" for flops in self.full_flops)
+            lines_below.append(
+                f"FLOPs leave out products without weights, such as attention's: with them {before} and {after}"
+            )
         if self.latency_device:
             lines_below.append(f"the compressed network's latency is predicted for {self.latency_device}, not measured")
-        if outcome := self.recovery or self.distance:
-            lines_below.append(str(outcome))
+        if self.recovery:
+            lines_below.append(str(self.recovery))
+        if self.distance:
+            predicted = "" if self.predicted is None else f"; the search predicted {self.predicted:.4g}"
+            lines_below.append(f"{self.distance}{predicted}")
         if self.is_far:
             lines_below.append(f"the outputs are far off: {self.advice}")
         return "\n".join([table, "", *lines_below, f"took: {seconds}"])
@@ -105,22 +130,28 @@ class Summary:
     @property
     def is_far(self) -> bool:
         """Whether the outputs are so far from the original's that the budget is too small for the network."""
-        return self.recovery is None and self.distance is not None and self.distance.is_too_far
+        return self.distance is not None and self.distance.is_too_far
 
     @property
     def advice(self) -> str:
         """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
-        options = ["facts.recover(result, data, minutes=10) (--recover 10)", "or a larger budget"]
+        options = ["or a larger budget"]
+        if self.recovery is None:
+            options.insert(0, "facts.recover(result, data, minutes=10) (--recover 10)")
         if self.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher" (--search cors_fisher)')
         if self.form == "plain":
             options.insert(0, 'form="pivoted" (--form pivoted)')
-        return f"try {', '.join(options)}"
+        return f"try {', '.join(options).removeprefix('or ')}"
 
     @property
     def latency_after(self) -> float | None:
         """Seconds of the compressed network, measured on this device or predicted for another; None if unknown."""
         return self.latency.get("predicted" if self.latency_device else "measured")
+
+    @property
+    def _stored(self) -> str:
+        return f"weights in {' and then '.join(dict.fromkeys(size.types for size in self.sizes))}"
 
     @property
     def _timed(self) -> str:
@@ -139,8 +170,8 @@ class Summary:
 class CompressionResult:
     """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped.
 
-    `original` is the network that it was made from, and `output_error` the distance between outputs; both are None for
-    a loaded result.
+    `original` is the network that it was made from, `output_error` the distance between outputs, and `held_out` the
+    data on which they are compared; all are None for a loaded result.
     """
 
     model: nn.Module
@@ -149,6 +180,7 @@ class CompressionResult:
     skipped: dict[str, str] = field(default_factory=dict)
     original: nn.Module | None = None
     output_error: OutputError | None = None
+    held_out: Iterable[Batch] | None = None
 
     def __repr__(self) -> str:
         ranks = [rank for rank in self.plan.values() if rank is not None]

@@ -11,11 +11,12 @@ TOKEN = "hf_writes"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """`repositories[name][branch]` maps paths to bytes."""
+    """`repositories[name][branch]` maps paths to bytes; `private` are some of the names."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.private: set[str] = set()
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
     def __enter__(self):
@@ -72,6 +73,7 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{asked['organization']}/{asked['name']}"
         status = 409 if name in self.server.repositories else 200
         self.server.repositories.setdefault(name, {"main": {}})
+        self.server.private |= {name} if asked.get("private") or asked.get("visibility") == "private" else set()
         self.send(status, {"url": f"{self.server.address}/{name}"})
 
     def branch(self, body, name, branch):

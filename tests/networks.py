@@ -5,6 +5,8 @@ import timm
 import torch
 from torch import nn
 
+import facts
+
 
 class EveryShape(nn.Module):
     """Images `[N, 3, 8, 8]`; each layer is named after the tensors it sees.
@@ -90,6 +92,12 @@ def image_batches(sizes, num_classes=4, shape=(3, 8, 8), dtype=torch.float64, se
     images = torch.randn(sum(sizes), *shape, generator=generator, dtype=torch.float64).to(dtype)
     labels = torch.randint(num_classes, (sum(sizes),), generator=generator)
     return list(zip(images.split(sizes), labels.split(sizes), strict=True))
+
+
+def compress_on_all(model, batches, **options):
+    """Compress without holding samples out, to compare with what is computed from all of them."""
+    own = {name: options.pop(name) for name in ("layers", "execution", "loss") if name in options}
+    return facts.compress(facts.prepare(model, batches, held_out=(), **own), **options)
 
 
 class KeyedBatches(list):

@@ -1,7 +1,7 @@
 """Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import comb
 from pathlib import Path
@@ -185,17 +185,25 @@ def arrange(
     compared: Container[str],
     show: Callable[[Entry | None, str], str],
 ) -> pd.DataFrame:
-    """Arrange entries by row, and by column, metric and source; published values stand for `compared` metrics alone."""
-    by_place = {(entry.row, entry.column, entry.metric): entry for entry in entries}
+    """Arrange entries by row, and by column, metric and source; published values stand for `compared` metrics alone.
+
+    FLOPs of small networks are in MFLOPs, and published ones do not stand beside them.
+    """
+    flops = {entry: entry.ours for entry in entries if entry.metric.startswith("gflops") and entry.ours is not None}
+    unit, per_gflop = flops_unit(flops.values())
+    scaled = [replace(entry, ours=per_gflop * gflops) for entry, gflops in flops.items()]
+    by_place = {(entry.row, entry.column, entry.metric): entry for entry in [*entries, *scaled]}
     known = {(entry.metric, source) for entry in entries for source in SOURCES if getattr(entry, source) is not None}
+    titles = {metric: title.replace("GFLOPs", unit) for metric, title in experiment.metrics.items()}
     names = {"ours": "", "paper": experiment.published_in, "difference": "difference"}
     places = [
         (column, metric, source)
         for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
-        if source == "ours" or (metric in compared and (metric, source) in known)
+        if source == "ours"
+        or (metric in compared and titles[metric] == experiment.metrics[metric] and (metric, source) in known)
     ]
     heads = [("", title, "") for title in experiment.properties.values()]
-    heads += [(column, experiment.metrics[metric], names[source]) for column, metric, source in places]
+    heads += [(column, titles[metric], names[source]) for column, metric, source in places]
     rows = list(dict.fromkeys([*experiment.rows, *(entry.row for entry in entries)]))
     lines = [
         [properties.get(row, {}).get(title, "") for title in experiment.properties.values()]
@@ -205,6 +213,11 @@ def arrange(
     return pd.DataFrame(
         lines, pd.Index(rows, name=experiment.axis_title or "Method"), pd.MultiIndex.from_tuples(heads), object
     )
+
+
+def flops_unit(gflops: Iterable[float]) -> tuple[str, int]:
+    """Choose a unit, MFLOPs if all of these are below a GFLOP, and how many of it make a GFLOP."""
+    return ("GFLOPs", 1) if max(gflops, default=1) >= 1 else ("MFLOPs", 1000)
 
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:

@@ -42,21 +42,21 @@ class CutMix:
 
     @property
     def content_key(self) -> str | None:
-        own = self._batches.content_key
+        own = self.batches.content_key
         return own and content_key("CutMix", own, self.num_classes, self.alpha, self.seed)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._mixed(self._batches, count())
+        return self._mixed(self.batches, count())
 
     def __length_hint__(self) -> int:
-        return length_hint(self._batches)
+        return length_hint(self.batches)
 
     def shard(self, rank: int, size: int) -> Iterator[Batch]:
         """The share of the process `rank`, with the rectangles that one process would draw."""
-        return self._mixed(self._batches.shard(rank, size), count(rank, size))
+        return self._mixed(self.batches.shard(rank, size), count(rank, size))
 
     @cached_property
-    def _batches(self) -> Batches:
+    def batches(self) -> Batches:
         batches = as_batches(self.data, nn.Identity())  # for which classes are targets, and not tokens
         if batches is None:
             raise ValueError("CutMix mixes the images of data, and got none: give batches of images")

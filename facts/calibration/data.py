@@ -73,7 +73,7 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
     if data is None or isinstance(data, Batches):
         return data
     if isinstance(data, Tensor | np.ndarray):
-        data = torch.as_tensor(data).split(BATCH_SIZE)
+        data = list(torch.as_tensor(data).split(BATCH_SIZE))
     elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         data = DataLoader(data, BATCH_SIZE)
     if _can_be_read_once(data):

@@ -1,31 +1,39 @@
 """Distance of a changed network's outputs from the original's."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from facts.calibration.checks import refuse_not_finite
+from facts.calibration.data import Batch
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.moments.losses import KL_VALUES, OutputError, kl_divergence, squared_error
-from facts.moments.statistics import at_least_tiny
 from facts.utils.batches import batch_size, gathered, in_parts, shared, to_device
 
 TOO_FAR = 0.2  # a share; a ViT-Tiny with a share of 0.13 was 14 points less accurate, one with 0.38 41 points
+FEW = 8  # samples; with fewer the standard error is itself a guess
+LEAST_INFORMATION = 1e-9  # nats a sample: a hundred times what rounding logits to float32 adds
 
 
 @dataclass(frozen=True)
 class Distance:
     """Mean error of the outputs over `num_samples`, and the `share` of the original outputs' information that is lost.
 
-    A share of 1 is the error of constant outputs (KL divergence) or of zero (squared error); None for other errors.
+    A share of 1 is the error of constant outputs (KL divergence) or of zero (squared error). It is None for other
+    errors, and if the original's outputs hardly depend on its inputs. `standard_error` of the mean is None for a single
+    sample.
     """
 
     mean: float
     share: float | None
     num_samples: int
+    standard_error: float | None = None
 
     @property
     def is_too_far(self) -> bool:
@@ -33,35 +41,62 @@ class Distance:
         return self.share is not None and not self.share <= TOO_FAR  # NaN is
 
     def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         lost = "" if self.share is None else f": {self.share:.1%} of their information is lost"
-        return f"outputs are {self.mean:.4g} from the original's, mean over {self.num_samples:,} samples{lost}"
+        few = "; too few samples to tell" if self.num_samples < FEW else ""
+        return (
+            f"outputs are {self.mean:.4g}{error} from the original's, mean over {self.num_samples:,} samples{lost}{few}"
+        )
 
 
 def distance(
     original: nn.Module,
     changed: nn.Module,
-    inputs: Iterable[Any],
+    batches: Iterable[Batch],
     output_error: OutputError,
     precision: torch.dtype,
     num_parts: int = 1,
-) -> Distance:
-    """Compare the outputs of two networks on batches of inputs, which processes share.
+) -> Distance | None:
+    """Compare the outputs of two networks on batches, which processes share; None if there are no batches.
 
-    `precision` is the autocast type; each batch is divided into `num_parts`.
+    `precision` is the autocast type; each batch is divided into `num_parts`. Raises `ValueError` for an error that is
+    not finite.
     """
-    device, totals, information = next(changed.parameters()).device, torch.zeros(2, dtype=torch.float64), _Information()
+    device, information = next(changed.parameters()).device, _Information()
+    own: list[tuple[float, int]] = []  # error and number of samples, each by itself if outputs can be divided
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):
-        for part, _ in (part for batch in shared(inputs, sums=[totals]) for part in in_parts((batch, None), num_parts)):
+        for part, _ in (part for inputs, _ in shared(batches) for part in in_parts((inputs, None), num_parts)):
             part = to_device(part, device)
-            expected = run(original, part)
-            error = output_error(expected, run(changed, part))
-            totals += torch.tensor([error.item(), batch_size(part)], dtype=torch.float64)
+            expected, found = run(original, part), run(changed, part)
+            refuse_not_finite(expected, found)
+            samples = _by_sample((expected, found), batch_size(part))
+            own += [(output_error(*outputs).item(), size) for outputs, size in samples]
             if output_error is kl_divergence:
                 information.add(expected)
-    error, num_samples = totals.tolist()
-    shares = {kl_divergence: lambda: error / information.total(), squared_error: lambda: error / num_samples}
-    share = shares[output_error]() if output_error in shares else None
-    return Distance(error / num_samples, share, int(num_samples))
+    errors, sizes = torch.tensor(gathered(own), dtype=torch.float64).reshape(-1, 2).T
+    if not len(sizes):
+        return None
+    mean, num_samples = (errors.sum() / sizes.sum()).item(), int(sizes.sum())
+    share = mean if output_error is squared_error else None
+    if output_error is kl_divergence and (known := information.total()) > LEAST_INFORMATION * num_samples:
+        share = errors.sum().item() / known
+    if not math.isfinite(mean):
+        raise ValueError(
+            f"the error of the outputs is {mean}, over {num_samples} samples: check that both networks' outputs are "
+            "finite on these data"
+        )
+    deviations = (errors - mean * sizes).square().sum() * len(sizes) / (len(sizes) - 1)
+    standard_error = deviations.sqrt().item() / num_samples if len(sizes) > 1 else None
+    return Distance(mean, share, num_samples, standard_error)
+
+
+def _by_sample(outputs: Any, size: int) -> Iterator[tuple[Any, int]]:
+    """Divide outputs into those of each of `size` samples, if all tensors have a row for each."""
+    if all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size for leaf in tree_leaves(outputs)):
+        for row in range(size):
+            yield tree_map_only(Tensor, lambda tensor: tensor[row : row + 1], outputs), 1  # noqa: B023
+    else:
+        yield outputs, size
 
 
 class _Information:
@@ -85,4 +120,4 @@ class _Information:
         own = [] if self.distributions is None else [(self.known, self.num_rows, self.distributions)]
         known, num_rows, distributions = map(sum, zip(*gathered(own), strict=True))
         mean = distributions / num_rows
-        return at_least_tiny(known - num_rows * torch.special.xlogy(mean, mean).sum()).item()
+        return (known - num_rows * torch.special.xlogy(mean, mean).sum()).item()

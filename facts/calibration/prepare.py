@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from facts.calibration.checks import refuse_undifferentiable, refuse_unfit_functions
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
+from facts.calibration.held_out import divide
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import LayerNames, select_layers
 from facts.cost.count import Cost, count_params, meta_input
@@ -53,22 +54,26 @@ class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
     `model` calls the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped` holds the
-    reasons for leaving others alone. `data` are batches of `(inputs, targets)` or None, `first_inputs` those of the
-    first batch, or noise. `loss` and `output_error` are sums over samples. `flops` counts the dense network by the
-    paper's rule; None if unknown. With `draws_labels` the default search draws labels: no loss on given labels was
-    chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
+    reasons for leaving others alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` serve the
+    comparison of the result with the original alone. `first_inputs` are those of the first batch, or noise; `example`
+    is one sample on the meta device, if the network runs there. `loss` and `output_error` are sums over samples.
+    `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels` the default search draws
+    labels: no loss on given labels was chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the
+    mean of the truncation error.
     """
 
     model: nn.Module
     layers: dict[str, nn.Linear]
     rows: dict[str, int]
     data: Iterable[Batch] | None = None
+    held_out: Iterable[Batch] = ()
     loss: Loss = summed_cross_entropy
     output_error: OutputError = kl_divergence
     execution: Execution = DEFAULT_EXECUTION
     skipped: dict[str, str] = field(default_factory=dict)
     flops: int | None = None
     first_inputs: Any = None
+    example: Any = None
     fit_bias: bool = False
     draws_labels: bool = True
 
@@ -182,6 +187,7 @@ def prepare(
     model: nn.Module,
     data: Iterable[Any] | None = None,
     *,
+    held_out: Iterable[Any] | None = None,
     layers: LayerNames = None,
     excluded_names: Iterable[str] = EXCLUDED_NAMES,
     loss: Loss | None = None,
@@ -192,7 +198,9 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
-    `facts.compress` takes the result in place of the network; most arguments are as there. A layer whose name contains
+    `facts.compress` takes the result in place of the network; most arguments are as there. `held_out` are data on which
+    the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
+    moments, searches and refits do not see them). A layer whose name contains
     one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted for `input_shape`, one image
     `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error
     of truncation, if there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if
@@ -204,7 +212,11 @@ def prepare(
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias is True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
-    inputs, targets = first_of(() if batches is None else batches) or (None, None)
+    first = None if batches is None else first_of(batches)
+    inputs, targets = first or (None, None)
+    compared = as_batches(held_out, model)
+    if batches is not None and first is not None and compared is None:
+        batches, compared = divide(batches, first)
     draws_labels = loss is None or isinstance(loss, SampledLabels)
     own_loss = None if draws_labels else loss
     if loss is None and inputs is not None and targets is None:
@@ -227,12 +239,14 @@ def prepare(
         layers=selection.layers,
         rows=selection.rows,
         data=batches,
+        held_out=compared or (),
         loss=loss,
         output_error=output_error,
         execution=execution,
         skipped=selection.skipped,
         flops=selection.flops,
         first_inputs=inputs,
+        example=example if selection.flops is not None else None,
         fit_bias=fit_bias,
         draws_labels=draws_labels,
     )

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from facts.cli.inspect import inspect
 from facts.cli.list import list_choices
 from facts.cli.measure import measure
 from facts.cli.pareto import pareto
+from facts.cli.push import push
+from facts.cli.quantize import quantize
+from facts.cli.recover import recover
 from facts.utils.version import __version__
 
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
@@ -27,6 +30,14 @@ LARGE = 4 * 2**20  # bytes
 
 class Commands(TyperGroup):
     """Commands that print an error as one red line; with `--traceback`, in full."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        """Print into nothing where the caller closed an output (`>&-`), and `?` for what its encoding lacks."""
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open to the end
+            stream.reconfigure(errors="replace")
+            setattr(sys, name, stream)
+        return super().main(*args, **settings)
 
     def invoke(self, ctx):
         try:
@@ -43,7 +54,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for command in (compress, evaluate, export, inspect, measure, pareto):
+for command in (compress, evaluate, export, inspect, measure, pareto, push, quantize, recover):
     app.command()(command)
 app.command("list")(list_choices)
 
@@ -65,7 +76,8 @@ def main(
 
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
         facts inspect deit_half
-        facts evaluate deit_half --data photos
+        facts evaluate deit_half --data photos --unseen
+        facts recover deit_half --data photos --minutes 30 --out deit_better
         facts list models deit
 
     `facts COMMAND --help` shows more examples and explains each choice; `facts --install-completion` lets the Tab

@@ -14,7 +14,7 @@ BUDGET = "Budget: half of the layers' FLOPs by default; several must all hold"
 def compress(
     model: options.Model,
     data: options.Images,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or an older result's.")],
+    out: options.Out,
     ratio: Annotated[float | None, option(BUDGET, "The fraction of the compressed layers' FLOPs that remains.")] = None,
     flops: Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")] = None,
     params: Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")] = None,
@@ -53,6 +53,7 @@ def compress(
     num_workers: options.NumWorkers = 2,
     device: options.Device = None,
     precision: options.Precision = "float32",
+    dtype: options.DType = None,
     moments: options.Moments = "auto",
     checkpoint_blocks: options.CheckpointBlocks = "auto",
     layers_at_once: options.LayersAtOnce = None,
@@ -71,26 +72,28 @@ def compress(
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
     `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
-    and lets one that was killed continue. `facts inspect` shows what is in the folder, and `facts.load_compressed`
-    loads it in Python.
+    and lets one that was killed continue. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
+    measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
+    import torch
     from tabulate import tabulate
 
     import facts
     from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
-    from facts.cli.models import build
-    from facts.saving.manifest import MANIFEST, Metrics
-    from facts.utils.files import writable_folder
+    from facts.cli.models import HALVES, build, stored_type
+    from facts.compression.rounding import rounded
+    from facts.saving.manifest import Metrics
+    from facts.saving.save import target_folder
     from facts.utils.stopwatch import stopwatch
 
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
-        raise FileExistsError(f"{out} holds something other than a compressed network: give a new or empty folder")
-    writable_folder(out)
+    target_folder(out)
     budget = facts.Budget(
         flops=flops, params=params, latency_ms=latency_ms, error=error, device_times=device_times
     ).with_ratios(ratio)
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
+    stored = getattr(torch, dtype) if dtype else stored_type(network)
+    form = form or ("plain" if stored in HALVES else None)  # pivots do not survive rounding
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
@@ -107,15 +110,17 @@ def compress(
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
+    if stored in HALVES:
+        result = rounded(result, stored)
     print(result)
-    reason = nothing_to_evaluate(task, network) if evaluate else "--no-evaluate"
-    metrics: Metrics = {}
-    if reason is None:
-        before, after = (measured(task, each, execution.precision) for each in (network, result.model))
-        metrics.update({name: {"original": before[name], "compressed": after[name]} for name in before})
-        rows = [(name, *both.values()) for name, both in metrics.items()]
-        print(f"\n{tabulate(rows, headers=('', 'original', 'compressed'), floatfmt='.4g')}")
-    else:
-        print(f"\nnot evaluated: {reason}")
-    facts.save_compressed(result, out, metrics)
+    facts.save_compressed(result, out, dtype=stored)  # what took so long is not lost if the evaluation fails
     print(f"\nsaved to {out}")
+    if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
+        print(f"not evaluated: {reason}")
+        return
+    before, after = (measured(task, each, execution.precision) for each in (network, result.model))
+    count = f"{before.pop('num_samples'):,} samples"
+    metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
+    rows = [(name, *both.values()) for name, both in metrics.items()]
+    print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
+    facts.save_compressed(result, out, metrics, stored)

@@ -11,7 +11,7 @@ from facts.calibration.cutmix import CutMix
 from facts.modules.networks import reads_tokens
 from facts.tasks.classification.image_folder import ImageFolder, image_data
 from facts.tasks.classification.preprocessing import num_classes
-from facts.tasks.language.base import Split, perplexity
+from facts.tasks.language.base import Split, losses_of_windows
 from facts.tasks.language.corpus import Corpus
 
 Data = ImageFolder | Corpus
@@ -21,10 +21,14 @@ def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
     """Images or a text for a network; options that are None stay at their defaults. Refuses a text without a window."""
+    if not data:
+        raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
         return image_data(data, **options)
     options.pop("num_workers", None)  # windows of tokens are in memory
+    if not options.pop("whole", True):
+        raise ValueError("--unseen is for images: all of a text is measured, so name another one than for calibration")
     if sequence_length:
         options["sequence_length"] = sequence_length
     texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
@@ -85,7 +89,16 @@ def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
 
 
 def measured(task: Data, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
-    """Top-1 accuracy in percent on the evaluation images, or the perplexity of the text."""
+    """Top-1 accuracy in percent, or perplexity, its standard error (of two or more samples), and their number."""
     if isinstance(task, Corpus):
-        return {"perplexity": perplexity(model, task.evaluation(model), precision)}
-    return task.evaluate(model, precision)
+        losses, counts = losses_of_windows(model, task.evaluation(model), precision)
+        samples, name = losses / counts, "perplexity"
+        value = scale = samples.mean().exp().item()  # windows are equally long; d exp(x) = exp(x) dx
+    else:
+        judgement = task.judge(model, precision)
+        ((name, value),) = judgement.metrics.items()
+        samples, scale = judgement.outcomes[name].double(), 100
+    found = {name: value}
+    if len(samples) > 1:
+        found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
+    return found | {"num_samples": len(samples)}

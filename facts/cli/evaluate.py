@@ -1,13 +1,18 @@
 """`facts evaluate`."""
 
 import json
+from typing import Annotated
 
 from facts.cli import options
+from facts.cli.options import DATA, option
 
 
 def evaluate(
     model: options.Model,
     data: options.Images,
+    unseen: Annotated[
+        bool, option(DATA, "Measure only the images that `facts compress` did not calibrate on.", "--unseen")
+    ] = False,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     architecture: options.Architecture = None,
@@ -22,12 +27,13 @@ def evaluate(
 
     [bold]Examples[/]
 
-        facts evaluate deit_half --data photos
+        facts evaluate deit_half --data photos --unseen
         facts evaluate timm/deit_small_patch16_224 --data photos
         facts evaluate qwen --data test.txt --json
 
-    Images in class folders without `train` and `val` are divided: the half that `facts compress` leaves alone is
-    measured. Perplexity depends on the length of the windows: give the same `--sequence-length` as to `facts compress`.
+    All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
+    the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
+    the length of the windows: give the same `--sequence-length` as to `facts compress`.
     """
     import torch
     from tabulate import tabulate
@@ -37,10 +43,12 @@ def evaluate(
     from facts.cost.count import count_cost
 
     network = load(model, weights, num_classes, device, architecture)
-    task = data_of(network, data, sequence_length=sequence_length, batch_size=batch_size, num_workers=num_workers)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
+    task = data_of(network, data, None, whole=not unseen, **reading)
     cost = count_cost(network, task.input_shape(network))
     figures = measured(task, network, getattr(torch, precision)) | {"flops": cost.flops, "params": cost.params}
     if as_json:
         print(json.dumps(figures, indent=1))
     else:
-        print(tabulate(figures.items(), tablefmt="plain", floatfmt=".4g", intfmt=","))
+        rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in figures.items()]
+        print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from fnmatch import filter as matching
 from typing import Annotated, Literal
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from facts.cli import options
-from facts.cli.options import ESTIMATORS, FORMS, REFITS, SEARCHES, TIMM
+from facts.cli.options import ESTIMATORS, FORMS, REFITS, SEARCHES, TIMM, TORCHVISION
 
 METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
 
@@ -32,8 +33,8 @@ def list_choices(
         facts list estimators
         facts list searches --json
 
-    The models are timm's, with the tags of their published weights: timm/NAME.TAG; without a tag, the first is taken.
-    Of those at huggingface.co, language models and image classifiers are called transformers/OWNER/NAME.
+    The models are torchvision's, and timm's with the tags of their published weights: timm/NAME.TAG; without a tag, the
+    first is taken. Language models and image classifiers at huggingface.co are called transformers/OWNER/NAME.
     """
     found: Mapping[str, str | list[str]]
     found = models(part) if kind == "models" else {name: text for name, text in METHODS[kind].items() if part in name}
@@ -50,8 +51,10 @@ def list_choices(
 
 
 def models(part: str) -> dict[str, list[str]]:
-    """Names of timm's networks that have a part, and the tags of each one's published weights, its default first."""
+    """Names of networks that have a part, and the tags of each of timm's published weights, its default first."""
     import timm
+
+    from facts.models.from_torchvision import classifiers
 
     found: dict[str, list[str]] = {name: [] for name in timm.list_models(f"*{part.removeprefix(TIMM)}*")}
     for full in timm.list_pretrained():
@@ -59,4 +62,5 @@ def models(part: str) -> dict[str, list[str]]:
         if name in found:
             is_default = tag == timm.models.get_pretrained_cfg_value(name, "tag")
             found[name].insert(0 if is_default else len(found[name]), tag)
-    return {f"{TIMM}{name}": tags for name, tags in found.items()}
+    others = matching(classifiers(), f"*{part.removeprefix(TORCHVISION)}*")
+    return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}

@@ -1,23 +1,35 @@
 """Networks named on the command line."""
 
 import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from torch import nn
 
-from facts.cli.options import TIMM, TRANSFORMERS
-from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel
+from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
+from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel, TorchvisionModel
+from facts.models.from_torchvision import classifiers
 from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
-from facts.models.weights import PUBLISHED
+from facts.models.weights import PUBLISHED, fetch, read_checkpoint
 from facts.modules.networks import reads_tokens
+from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.preprocessing import data_config
 from facts.tasks.language.corpus import Corpus
 
+NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
+    TIMM: (TimmModel, timm.models.is_model, timm.list_models),
+    TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
+}
+HALVES = {torch.bfloat16, torch.float16}
 CONFIGURATION = "config.json"
 PROCESSORS = ("tokenizer", "image_processor")
 
@@ -32,7 +44,26 @@ def load(
         return build(name, weights, num_classes, device)
     if weights or num_classes:
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
-    return load_compressed(name, architecture=architecture).model.to(_device(device))
+    return load_result(name, architecture)[0].model.to(_device(device))
+
+
+def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
+    """Load a folder that `facts compress` wrote, to compute in float32, and the type of its weights."""
+    result = load_compressed(folder, architecture=architecture)
+    dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
+    result.model.float()
+    return result, dtype
+
+
+def stored_type(network: nn.Module) -> torch.dtype:
+    """The type of most values in the checkpoint that a network was built from; float32 if it is not on this machine."""
+    path = network.recipe.checkpoint() if isinstance(network.recipe, Recipe) else None
+    if path is None:
+        return torch.float32
+    types = Counter[torch.dtype]()
+    for tensor in read_checkpoint(path).values():
+        types[tensor.dtype] += tensor.numel()
+    return max(HALVES & types.keys(), key=types.__getitem__, default=torch.float32)
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:
@@ -45,6 +76,26 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     return network.to(place)
 
 
+def original_of(compressed: nn.Module, weights: str | None, device: str | None) -> nn.Module:
+    """Rebuild the network that a loaded one was made from, and move both to a device.
+
+    Raises `ValueError` if its weights are not published, and for weights that are others than it was made from.
+    """
+    place, recipe = _device(device), vars(compressed)["recipe"]
+    known: dict[str, str] = vars(compressed)["provenance"] or {}
+    if weights is None and "repository" in known:
+        weights = str(fetch(known["repository"]))
+    if weights is None and not isinstance(recipe, TorchvisionModel):
+        source = known.get("source", "not known")
+        raise ValueError(f"the original's weights ({source}) are not published ones: give them as --weights FILE")
+    torch.manual_seed(0)  # as `build` does
+    original = replace(recipe, weights=weights or "pretrained").build()
+    if known.get("sha256") not in (None, original.recipe.provenance().get("sha256")):
+        raise ValueError(f"the folder was made from other weights ({known['source']}): give these as --weights FILE")
+    compressed.to(place)
+    return original.to(place)
+
+
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:
     """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`."""
     if reads_tokens(network):
@@ -55,24 +106,30 @@ def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
     if (Path(name) / MANIFEST).is_file():
         raise ValueError(f"{name} is compressed already: name the network that it was made of, and a smaller budget")
-    if name.startswith(TIMM):
-        return _timm(name.removeprefix(TIMM), weights or "pretrained", num_classes)
+    chosen = weights or "pretrained"
+    arguments: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
+    for prefix, (recipe, is_known, names) in NAMED.items():
+        if name.startswith(prefix):
+            tag = name.removeprefix(prefix)
+            if not is_known(tag):
+                raise ValueError(f"there is no network {name!r}: {_meant(tag.partition('.')[0], names())}")
+            return recipe(tag=tag, weights=chosen, arguments=arguments)
     if num_classes:
-        raise ValueError(f"--num-classes is for networks of timm, not for {name}")
+        raise ValueError(f"--num-classes is for networks of timm and torchvision, not for {name}")
     if name.startswith(TRANSFORMERS):
         tag = name.removeprefix(TRANSFORMERS)
-        return _kind(published_configuration(tag), name)(tag=tag, weights=weights or "pretrained")
+        return _kind(published_configuration(tag), name)(tag=tag, weights=chosen)
     folder = Path(name).expanduser()
     if (folder / CONFIGURATION).is_file():
         own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
         try:
-            configuration = json.loads((folder / CONFIGURATION).read_text())
+            configuration = json.loads((folder / CONFIGURATION).read_bytes())
         except ValueError as error:
             raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
         return _kind(configuration, name)(configuration=configuration, weights=weights or str(own))
     raise ValueError(
-        f"there is no network {name!r}: name one as {TIMM}NAME or as {TRANSFORMERS}OWNER/NAME, or give a folder with "
-        f"the {CONFIGURATION} of transformers; `facts evaluate` also takes one that `facts compress` wrote"
+        f"there is no network {name!r}: name one as {TIMM}NAME, {TORCHVISION}NAME or {TRANSFORMERS}OWNER/NAME, or "
+        f"give a folder with the {CONFIGURATION} of transformers; `facts evaluate` also takes one of `facts compress`"
     )
 
 
@@ -91,13 +148,13 @@ def _kind(configuration: dict, name: str) -> type[CausalLM] | type[ImageClassifi
     )
 
 
-def _timm(tag: str, weights: str, num_classes: int | None) -> TimmModel:
-    if not timm.models.is_model(tag):
-        near = " or ".join(get_close_matches(tag.partition(".")[0], timm.list_models()))
-        raise ValueError(
-            f"timm has no network {tag!r}: " + (f"is it {near}?" if near else "timm.list_models() has them")
-        )
-    return TimmModel(tag=tag, weights=weights, arguments={"num_classes": num_classes} if num_classes else {})
+def _meant(tag: str, names: list[str]) -> str:
+    """Suggest names that are close to a misspelt one, with or without their sizes: deit_tiny for its _patch16_224."""
+    known = {name: name for name in names}
+    for name in names:
+        known.setdefault(re.split(r"_(?:patch|window)?\d", name)[0], name)
+    near = dict.fromkeys(known[match] for match in get_close_matches(tag, known))
+    return f"is it {' or '.join(near)}?" if near else "`facts list models` has them"
 
 
 def _device(name: str | None) -> torch.device:

@@ -11,7 +11,8 @@ from facts.utils.registry import describe_methods
 if TYPE_CHECKING:
     from facts.calibration.execution import Execution
 
-TIMM, TRANSFORMERS = "timm/", "transformers/"
+TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
+MOST_WORKERS = 128
 ESTIMATORS, SEARCHES, REFITS = (
     {name: method.summary for name, method in describe_methods(f"facts.{kind}.methods").items()}
     for kind in ("estimators", "search", "refit")
@@ -23,13 +24,16 @@ FORMS = {
 
 
 def networks_after(incomplete: str) -> list[str]:
-    """Complete a network's name from timm's names, published weights included; else offer the kinds of names."""
-    if not incomplete.startswith(TIMM):
-        return [kind for kind in (TIMM, TRANSFORMERS) if kind.startswith(incomplete)]
+    """Complete a network's name from those of timm, published weights included, and of torchvision."""
+    if not incomplete.startswith((TIMM, TORCHVISION)):
+        return [kind for kind in (TIMM, TORCHVISION, TRANSFORMERS) if kind.startswith(incomplete)]
     import timm
 
-    known = {*timm.list_models(), *timm.list_pretrained()}
-    return sorted(name for tag in known if (name := f"{TIMM}{tag}").startswith(incomplete))
+    from facts.models.from_torchvision import classifiers
+
+    known = {f"{TIMM}{tag}" for tag in (*timm.list_models(), *timm.list_pretrained())}
+    known |= {f"{TORCHVISION}{name}" for name in classifiers()}
+    return sorted(name for name in known if name.startswith(incomplete))
 
 
 def explained(choices: Mapping[str, str]) -> str:
@@ -63,8 +67,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="[bold]timm/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a network of transformers: "
-        "a language model, or an image classifier.",
+        help="[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
+        "network of transformers: a language model, or an image classifier.",
         autocompletion=networks_after,
     ),
 ]
@@ -72,21 +76,28 @@ Weights = Annotated[
     str | None,
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
-NumClasses = Annotated[int | None, option(None, "Classes of a timm network with your own classifier.", min=1)]
+NumClasses = Annotated[
+    int | None, option(None, "Classes of a network of timm or torchvision with your own classifier.", min=1)
+]
 Architecture = Annotated[
     str | None,
     option(None, "Function that builds the dense network of your own class.", metavar="PACKAGE.MODULE:FUNCTION"),
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
+Folder = Annotated[
+    str, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote, or OWNER/NAME at Hugging Face.")
+]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or an older result's.")]
 
 Images = Annotated[
     str,
     option(
         DATA,
-        "Images: a folder of class folders, or of [bold]train[/] and [bold]val[/] with such; otherwise half of the "
-        "images are kept for evaluation. Labels of unknown classes are drawn by the network. Or a data set of Hugging "
-        "Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder written by "
-        "`save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
+        "Images: a folder of class folders, or of [bold]train[/] and [bold]val[/] with such; without these, `facts "
+        "compress` keeps half of the images for evaluation. Labels of unknown classes are drawn by the network. Or a "
+        "data set of Hugging Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a "
+        "folder written by `save_to_disk`.\n\nLanguage models: a text file, or "
+        "[bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
     ),
@@ -107,10 +118,14 @@ SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text;
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
 Seed = Annotated[int, option(DATA, "Seed of the choice of calibration data.")]
 
-NumWorkers = Annotated[int, option(MACHINE, "Processes that read images.", min=0)]
+NumWorkers = Annotated[int, option(MACHINE, "Processes that read images.", min=0, max=MOST_WORKERS)]
 Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default: the GPU, if there is one.")]
 Precision = Annotated[
     Literal["float32", "bfloat16"], option(MACHINE, "Precision of networks; all that decides ranks is float64.")
+]
+DType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    option(MACHINE, "Type of the weights in the file; default: that of the checkpoint."),
 ]
 Cache = Annotated[
     Path | None,

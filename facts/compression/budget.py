@@ -25,8 +25,8 @@ class Budget:
     file), latency is that of one of their batches there: it is predicted, not measured. `ratios` are fractions of the
     compressed layers' cost that may remain (for latency, of the whole network's time).
 
-    `error` replaces all other limits: it asks for the smallest network whose outputs, on the data that a search
-    compares outputs on, are within this mean error of the original's. Raises `ValueError` for values out of range and
+    `error` replaces all other limits: it asks for the smallest network whose outputs, on samples that are held out of
+    all else, are within this mean error of the original's. Raises `ValueError` for values out of range and
     for a cost that is bounded twice.
     """
 

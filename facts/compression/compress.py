@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from facts.calibration.data import Batch, FirstSamples, as_batches
-from facts.calibration.distance import distance
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
 from facts.calibration.selection import LayerNames
 from facts.compression.allocation import allocate_ranks, batch_times
 from facts.compression.budget import Budget
+from facts.compression.comparison import compared
 from facts.compression.quality import smallest_within
 from facts.compression.summarize import summarize
-from facts.cost.count import CostName
+from facts.cost.count import CostName, count_flops
 from facts.cost.device_times import precision_name
 from facts.cost.latency import LatencyTable
 from facts.cost.predicted import PredictedLatency
@@ -42,7 +42,6 @@ from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
-NUM_COMPARED = 64  # samples on which the result's outputs are compared with the original's
 NUM_TIMED = 16  # samples in the batch on which both networks are timed
 QUICK = TimingPolicy(num_turns=3, min_seconds=0.0)
 
@@ -70,7 +69,7 @@ def compress(
     | argument | meaning |
     |---|---|
     | `model` | a network, or the `Calibration` that `facts.prepare` made of one (with `fit_bias`, `input_shape`, ...) |
-    | `calibration` | loader of `(inputs, targets)`, of mappings with `labels`, of inputs alone, or of tokens `[N, T]` |
+    | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each layer: a name or an instance |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
     | `form` | how a layer of rank k is stored: `plain` or `pivoted` (default; in half precision `plain`) |
@@ -116,11 +115,11 @@ def compress(
         search = search or default_search(prepared)
         if refit:
             refit.check(prepared.fit_bias, has_data=prepared.data is not None)
-        compared = as_batches(sensitivity, given)
-        if compared is not None and first_of(compared) is None:
+        others = as_batches(sensitivity, given)
+        if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
         compress_to = partial(
-            compress_prepared, estimator=estimator, search=search, form=form, sensitivity=compared, refit=refit
+            compress_prepared, estimator=estimator, search=search, form=form, sensitivity=others, refit=refit
         )
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
@@ -129,33 +128,36 @@ def compress(
         else:
             scratch = ScratchFolder()  # one decomposition serves all ratios
             cached = prepared if prepared.cache else prepared.cached_in(scratch.path)
-            num_samples = search.num_samples
 
             def compare_at(ratio: float) -> CompressionResult:
-                result = compress_to(cached, budget=Budget.of(ratio, cost))
-                return with_distance(result, cached, num_samples, compared)
+                return with_distance(compress_to(cached, budget=Budget.of(ratio, cost)), cached)
 
             result = smallest_within(budget.error, cost, compare_at)
         if prepared.data is not None:
             result = with_latency(result, prepared)
             if budget.error is None:
-                result = with_distance(result, prepared, NUM_COMPARED)
+                result = with_distance(result, prepared)
             if result.summary.is_far:
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
+        result = with_full_flops(result, prepared)
     return result
 
 
-def with_distance(
-    result: CompressionResult, calibration: Calibration, num_samples: int, data: Iterable[Batch] | None = None
-) -> CompressionResult:
-    """Compare the outputs with the original's on some data; by default on so many calibration samples."""
+def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Compare the outputs with the original's on the samples that were held out."""
+    execution = calibration.execution
     with stopwatch() as seconds, stage("comparison"):
-        first = [inputs for inputs, _ in data or FirstSamples(calibration.data or (), num_samples)]
-        networks, error, execution = (calibration.model, result.model), calibration.output_error, calibration.execution
-        found = within_memory(
-            partial(distance, *networks, first, error, execution.precision), execution.memory.halve_batches
-        )
+        found = compared(result, execution.precision, execution.memory.halve_batches)
     return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))
+
+
+def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Count FLOPs by the full rule, in which linear layers save as many as by the paper's, if they are known."""
+    before, after = result.summary.before.flops, result.summary.after.flops
+    if calibration.example is None or before is None or after is None:
+        return result
+    full = count_flops(calibration.model, calibration.example, "full")
+    return replace(result, summary=replace(result.summary, full_flops=(full, full - before + after)))
 
 
 def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
@@ -226,5 +228,5 @@ def compress_prepared(
                 network = apply_plan(calibration.model, fitted, plan, problem.form, precision)
                 allocated = replace(allocated, model=network, decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
-    origin = calibration.skipped, calibration.model, calibration.output_error
+    origin = calibration.skipped, calibration.model, calibration.output_error, calibration.held_out
     return CompressionResult(allocated.model, allocated.result.plan, summary, *origin)

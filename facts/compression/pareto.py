@@ -13,7 +13,7 @@ from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
-from facts.compression.compress import compress_prepared, default_form, default_search
+from facts.compression.compress import compress_prepared, default_form, default_search, with_distance
 from facts.cost.count import Cost, CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
@@ -62,7 +62,8 @@ def pareto(
 
     The table has a row for the `original`, and one for each combination that does not fail: `estimator`, `search`,
     `form`, `ratio`, `flops` and `params` of the whole network, `latency_ms` of a batch if `cost` is latency, `seconds`
-    of the compression, the metrics, and a `fingerprint`. Data without a `content_key` are read once into memory. Raises
+    of the compression, the `distance` of the outputs from the original's on held-out samples with its standard error
+    (`distance_error`), the metrics, and a `fingerprint`. Data without a `content_key` are read once into memory. Raises
     `ValueError` for arguments out of range, for a `loss` without a name, and for a file with other content.
     """
     # The string of an instance is its representation.
@@ -105,7 +106,7 @@ def pareto(
         estimator, search, form, ratio = point
         method = methods[estimator], allocations[search], budgets[ratio], form
         try:
-            result = compress_prepared(prepared, *method, compared)
+            result = with_distance(compress_prepared(prepared, *method, compared), prepared)
         except ValueError as error:
             log.error("%s, %s, %s, %g: %s", *point, error)
             continue
@@ -113,9 +114,12 @@ def pareto(
         times = {name: 1000 * seconds for name, seconds in summary.latency.items()}
         if original not in rows:
             whole = ORIGINAL, ORIGINAL, ORIGINAL, 1.0
-            add(original, whole, model, summary.before, latency_ms=times.get("dense"), seconds=0.0)
-        seconds = sum(summary.seconds.values())
-        add(key, point, result.model, summary.after, latency_ms=times.get("measured"), seconds=seconds)
+            own = {"latency_ms": times.get("dense"), "seconds": 0.0, "distance": 0.0, "distance_error": 0.0}
+            add(original, whole, model, summary.before, **own)
+        more = {"latency_ms": times.get("measured"), "seconds": sum(summary.seconds.values())}
+        if found := summary.distance:
+            more |= {"distance": found.mean, "distance_error": found.standard_error}
+        add(key, point, result.model, summary.after, **more)
     return _table(rows, [original, *points])
 
 

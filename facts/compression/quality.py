@@ -31,7 +31,8 @@ def smallest_within(
             log.info("%d%% of the %s: %s", hundredths, cost, reason)
             return False
         distance = results[hundredths].summary.distance
-        assert distance is not None
+        if distance is None:
+            raise ValueError("error is measured on samples that are held out, and the data are too few: give 4 or more")
         log.info("%d%% of the %s: %s", hundredths, cost, distance)
         return distance.mean <= error
 

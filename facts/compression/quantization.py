@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.cost.count import Cost, count_params
+from facts.compression.comparison import compared
+from facts.cost.count import Cost, Size, count_params
 from facts.decomposition.singular import spectral_factors
 from facts.modules.linear_calls import copy_with, replace_submodule
 from facts.modules.lowrank import LowRankLinear, linear_layer
@@ -60,7 +61,9 @@ def quantize(
         stored = packed(integers) if weights == "int4" else integers
         parametrization = QuantizedWeight(weights, group_size, weight.shape[1], scales)
         quantize_weight(result.model.get_submodule(owner), attribute, stored, parametrization)
-    return result
+    sizes = result.summary.sizes[0], Size.of(result.model)
+    summary = replace(result.summary, sizes=sizes, latency={}, predicted=None, distance=compared(result, torch.float32))
+    return replace(result, summary=summary, original=None, output_error=None, held_out=None)
 
 
 def _own_weights(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -96,8 +99,8 @@ def _exact_after_rounding(result: CompressionResult, weights: Weights) -> Compre
         if name in plan and isinstance(rewritten, nn.Linear):
             plan[name] = None
     if pivoted and weights == "int4":
-        summary = replace(summary, form="plain", after=Cost(None, count_params(model)))
-    return replace(result, model=model, plan=plan, summary=summary, original=None, output_error=None)
+        summary = replace(summary, form="plain", after=Cost(None, count_params(model)), spent={}, full_flops=None)
+    return replace(result, model=model, plan=plan, summary=summary)
 
 
 @torch.no_grad()

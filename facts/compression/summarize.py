@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import AllocatedNetwork
-from facts.cost.count import Cost, count_params
+from facts.cost.count import Cost, Size, count_params
 from facts.estimators.base import Estimator
 from facts.modules.forms import FormName
 from facts.modules.pivots import relative_error
@@ -43,6 +43,8 @@ def summarize(
         budget=dict(zip(problem.bounds, problem.budget, strict=True)),
         latency=allocated.latency,
         latency_device=allocated.device,
+        predicted=result.predicted,
+        sizes=(Size.of(calibration.model), Size.of(allocated.model)),
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
             name: [[rank, rank / problem.full_rank(name), errors[rank]] for rank in sorted(filter(None, errors))]

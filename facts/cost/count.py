@@ -1,10 +1,11 @@
 """Cost of a network: floating-point operations and parameters, by the paper's rule and in full."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import timm.layers
 import torch
@@ -32,6 +33,32 @@ class Cost:
     params: int
 
 
+@dataclass(frozen=True)
+class Size:
+    """Bytes of the weights, and their types, such as `float32`."""
+
+    num_bytes: int = 0
+    types: str = ""
+
+    @classmethod
+    def of(cls, model: nn.Module, dtype: torch.dtype | None = None) -> Self:
+        """Measure what a file of the network holds, with floating-point values of a type (default: as they are).
+
+        These are the parameters and the saved buffers, shared ones once.
+        """
+        tensors = [
+            tensor.to("meta", dtype if tensor.is_floating_point() else None)
+            for tensor in {tensor.untyped_storage()._cdata: tensor for tensor in model.state_dict().values()}.values()
+        ]
+        kinds = Counter[str]()
+        for tensor in tensors:
+            kinds[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
+        return cls(
+            kinds.total(),
+            ", ".join(kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.01 * kinds.total()),
+        )
+
+
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
     """Count one forward pass on the meta device, where nothing is computed.
 
@@ -46,11 +73,16 @@ def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "pap
     """
     if rule not in ("paper", "full"):
         raise ValueError(f"rule must be 'paper' or 'full', got {rule!r}")
+    return Cost(count_flops(model, meta_input(model, input_shape), rule), count_params(model))
+
+
+def count_flops(model: nn.Module, example: Any, rule: Rule) -> int:
+    """Count one forward pass for an input on the meta device, as `count_cost` does."""
     network = with_linear_layers(skeleton(model)).eval()
     products = FlopCounterMode(display=False)
     with torch.no_grad(), counting(network, rule) as operations, products if rule == "full" else nullcontext():
-        whole_forward(network)(meta_input(model, input_shape))
-    return Cost(sum(operations) + products.get_total_flops(), count_params(model))
+        whole_forward(network)(example)
+    return sum(operations) + products.get_total_flops()
 
 
 @contextmanager

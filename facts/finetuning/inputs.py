@@ -26,11 +26,15 @@ ASPECT = 4 / 3  # of its sides, at most
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a first reading: parts of at most `part_size` samples, of which every `every`-th is `held_back`."""
+    """The result of a first reading: parts of at most `part_size` samples, of which every `every`-th is `held_back`.
+
+    `keys` are the hashes of the first part and of those held back, by their numbers.
+    """
 
     part_size: int
     every: int
     held_back: list[Any]
+    keys: dict[int, str]
     num_lessons: int
     num_samples: int
 
@@ -55,16 +59,19 @@ class Inputs:
         first = list(islice(self._parts(size), 2))
         if len(first) == 1 and has_row_per_sample(first[0]):  # a part to learn from, and one to judge by
             size = -(-batch_size(first[0]) // 2)
-        sizes, held, last = [], [], None
+        sizes, held, keys, last = [], [], {}, None
         for number, last in enumerate(self._parts(size)):
             sizes.append(batch_size(last))
             if number % every == every - 1:
                 held.append(tree_map_only(Tensor, torch.clone, last))  # without the rest of its batch
+            if number == 0 or number % every == every - 1:
+                keys[number] = _key(last)
         if len(sizes) < 2:
             raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
         if not held:
             every, held = len(sizes), [tree_map_only(Tensor, torch.clone, last)]
-        return Survey(size, every, held, len(sizes) - len(held), sum(sizes) - sum(map(batch_size, held)))
+            keys[every - 1] = _key(last)
+        return Survey(size, every, held, keys, len(sizes) - len(held), sum(sizes) - sum(map(batch_size, held)))
 
     def content_key(self, model: nn.Module) -> str:
         error = name_of(self.output_error, "output_error")
@@ -81,19 +88,22 @@ class Inputs:
 
     def error(self, student: nn.Module, teacher: nn.Module, precision: torch.dtype) -> float:
         """Mean error of the student's outputs on the held-back parts."""
-        return distance(teacher, student, self.survey.held_back, self.output_error, precision).mean
+        held_back = [(part, None) for part in self.survey.held_back]
+        found = distance(teacher, student, held_back, self.output_error, precision)
+        assert found is not None
+        return found.mean
 
     def lessons(self) -> Iterator[Any]:
         """Every part that is not held back. Raises `ValueError` if the data differ from what the survey read."""
-        kept = iter(self.survey.held_back)
         for number, part in enumerate(self._parts(self.survey.part_size)):
-            if number % self.survey.every != self.survey.every - 1:
-                yield part
-            elif not _are_equal(part, next(kept, None)):
+            is_held_back = number % self.survey.every == self.survey.every - 1
+            if (number == 0 or is_held_back) and _key(part) != self.survey.keys.get(number):
                 raise ValueError(
                     "the data differ from pass to pass, so that nothing can be held back: give a loader without a "
                     "generator of its own and without random augmentation (`views` does that), or a list of batches"
                 )
+            if not is_held_back:
+                yield part
 
     def _parts(self, size: int) -> Iterator[Any]:
         """The inputs of each batch in parts of at most `size` samples; whole if they cannot be divided."""
@@ -149,5 +159,5 @@ def random_views(images: Tensor) -> Tensor:
     return F.grid_sample(exact, grid, padding_mode="border", align_corners=False).to(images)
 
 
-def _are_equal(first: Any, second: Any) -> bool:
-    return second is not None and content_key(*tree_leaves(first)) == content_key(*tree_leaves(second))
+def _key(part: Any) -> str:
+    return content_key(*tree_leaves(part))

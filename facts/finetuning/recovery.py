@@ -1,5 +1,6 @@
 """Recovery of lost accuracy: the compressed network learns the original's outputs, on inputs without labels."""
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -12,13 +13,16 @@ from pydantic import Field
 from torch import nn
 
 from facts.calibration.data import as_batches
+from facts.calibration.distance import Distance, distance
+from facts.calibration.held_out import divide
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
+from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError, kl_divergence
 from facts.result import CompressionResult, RecoverySummary
-from facts.utils.batches import batch_size
+from facts.utils.batches import first_of
 from facts.utils.options import Count, NotNegative, Positive, options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
@@ -31,8 +35,8 @@ class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
     A step takes `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
-    are seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to judge the
-    network, at least one part. The `precision` `auto` is bfloat16 where the device is faster in it, else float32. A
+    are seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to choose the best
+    epoch by, at least one part. The `precision` `auto` is bfloat16 where the device is faster in it, else float32. A
     network in half precision is trained in its own type, its weights in float32.
     """
 
@@ -63,33 +67,43 @@ class Recovery(Steps):
         data: Iterable[Any],
         output_error: OutputError,
         cache: Path | str | None = None,
-    ) -> tuple[nn.Module, RecoverySummary]:
+    ) -> tuple[nn.Module, RecoverySummary, Distance | None]:
         """Train a copy of `network` towards the outputs of `original`.
 
-        Returns the copy, or `network` itself if the copy is no nearer on the held-back samples. Checkpoints are kept in
-        `cache`, as by `finetune`.
+        Returns the copy, or `network` itself if the copy is no nearer on the held-back samples; and its distance on
+        samples that are held out of training and of this choice. Checkpoints are kept in `cache`, as by `finetune`.
         """
-        batches = as_batches(data, original)
+        start, batches = time.perf_counter(), as_batches(data, original)
         assert batches is not None
-        inputs = Inputs(batches, output_error, self.batch_size, self.held_back, self.views)
+        if (first := first_of(batches)) is None:
+            raise ValueError("the data for the recovery are empty: they must yield at least one batch")
+        rest, held_out = divide(batches, first)
+        held_out = list(held_out)
+        inputs = Inputs(rest, output_error, self.batch_size, self.held_back, self.views)
         student, dtype = copy_with(network), next(network.parameters()).dtype
+        precision = dtype if dtype in HALVES else torch.float32  # in which the network is handed over
+
+        def measured(model: nn.Module) -> Distance | None:
+            return distance(original, model, held_out, output_error, precision)
 
         def error(model: nn.Module) -> float:
-            """In the type in which the network is handed over."""
-            return inputs.error(model, original, dtype if dtype in HALVES else torch.float32)
+            return inputs.error(model, original, precision)
 
+        before = measured(network)
         with in_float32(student):
-            outcome = finetune(student, original, inputs, self.finetuning(network), cache, error)
-        before, after = error(network), error(student)  # as they are handed over: pivoted, and in half precision
+            outcome = finetune(student, original, inputs, self.finetuning(network), cache, error, start)
+        chosen = student if error(student) < error(network) else network  # pivoted, and in half precision
+        after = measured(chosen)
         summary = RecoverySummary(
-            before=before,
-            after=min(after, before),
+            before=before.mean if before else None,
+            after=after.mean if after else None,
             num_samples=inputs.survey.num_samples,
-            num_held_back=sum(map(batch_size, inputs.survey.held_back)),
+            num_held_back=after.num_samples if after else 0,
             epochs=len(outcome.losses),
             seconds=outcome.seconds,
+            seconds_before=outcome.seconds_before,
         )
-        return (student if after < before else network), summary
+        return chosen, summary, after
 
 
 def recover(
@@ -106,8 +120,9 @@ def recover(
     """Recover a compressed network's accuracy without labels: it learns the original's outputs on `data`.
 
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
-    beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. About a tenth
-    of the data is held back: on it the result is never further from the original than before. `original` is the dense
+    beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
+    that `facts.compress` holds out of the same data are held out here too, and give the distance before and after. A
+    tenth of the others chooses the best epoch. `original` is the dense
     network (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the
     distance of outputs, a sum over samples (default: that of the compression, or the KL divergence of classes). `cache`
     is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result
@@ -123,15 +138,17 @@ def recover(
     original = result.original if original is None else original
     if original is None:
         raise ValueError("this result does not hold the network that it was made from: give original=")
+    if found := quantization_of(result.model):
+        raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     error = output_error or result.output_error or kl_divergence
-    network, recovery = recipe.teach(result.model, original, data, error, cache)
-    seconds = {**result.summary.seconds, "recovery": recovery.seconds}
+    network, recovery, after = recipe.teach(result.model, original, data, error, cache)
+    seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
     return replace(
         result,
         model=copy_with(network) if network is result.model else network,
         original=original,
         output_error=output_error or result.output_error,
-        summary=replace(result.summary, recovery=recovery, seconds=seconds),
+        summary=replace(result.summary, recovery=recovery, distance=after, predicted=None, seconds=seconds),
     )
 
 

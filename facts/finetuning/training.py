@@ -42,11 +42,13 @@ MARGIN = 0.02  # of the given minutes, for what is not timed
 class Outcome:
     """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
 
-    `errors` are those that the judge found before the training and after each epoch.
+    `errors` are those that the judge found before the training and after each epoch. The interrupted run took
+    `seconds_before`.
     """
 
     losses: list[float]
     seconds: float
+    seconds_before: float = 0.0
     errors: list[float] = field(default_factory=list)
 
 
@@ -57,11 +59,13 @@ def finetune(
     recipe: Finetuning,
     folder: Path | str | None = None,
     judge: Judge | None = None,
+    start: float | None = None,
 ) -> Outcome:
     """Train all parameters of `student` in place, on the batches of a task or of inputs alone; `teacher` stays.
 
     Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
-    weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help.
+    weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help. A
+    recipe's minutes count from `start`, a value of `time.perf_counter` (default: now).
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data: a second call with the
     same untrained student continues at the last one. On a CPU, an interruption does not change a bit of the weights,
@@ -70,7 +74,7 @@ def finetune(
 
     Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
     """
-    start = time.perf_counter()
+    start = time.perf_counter() if start is None else start
 
     def train() -> Outcome:
         cache, checkpoint = Cache(Path(folder)) if folder else None, ""
@@ -128,7 +132,7 @@ class _Training:
         self.student.zero_grad()
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
-        return Outcome((loss / samples).tolist(), state.seconds, state.errors)
+        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before, state.errors)
 
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()

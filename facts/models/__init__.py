@@ -1,11 +1,13 @@
-"""Networks: timm's by tag, OpenMMLab's and transformers' by configuration, MambaVision, and small checkpoints."""
+"""Networks: timm's and torchvision's by name, OpenMMLab's and transformers' by configuration, and MambaVision."""
 
 from facts.models.builders import MambaVisionModel, Recipe, TimmModel
+from facts.models.from_torchvision import TorchvisionModel
 from facts.models.from_transformers import CausalLM, ImageClassifier
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 
-RECIPES = {recipe.kind: recipe for recipe in (TimmModel, MambaVisionModel, OpenMMLabModel, CausalLM, ImageClassifier)}
+KINDS = (TimmModel, TorchvisionModel, MambaVisionModel, OpenMMLabModel, CausalLM, ImageClassifier)
+RECIPES = {recipe.kind: recipe for recipe in KINDS}
 
 __all__ = [
     "RECIPES",
@@ -16,4 +18,5 @@ __all__ = [
     "OpenMMLabModel",
     "Recipe",
     "TimmModel",
+    "TorchvisionModel",
 ]

@@ -39,7 +39,7 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def repository(self) -> str:
-        """Repository at Hugging Face with the published weights."""
+        """Repository at Hugging Face with the published weights; empty if they are elsewhere."""
 
     @abstractmethod
     def architecture(self) -> nn.Module:

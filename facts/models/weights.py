@@ -88,7 +88,7 @@ def weight_files(path: Path) -> list[Path]:
     """Files of the weights: the checkpoint itself, or those that an index lists."""
     if not path.name.endswith(INDEX):
         return [path]
-    names = json.loads(path.read_text())["weight_map"].values()
+    names = json.loads(path.read_bytes())["weight_map"].values()
     return [path.parent / Path(name).name for name in dict.fromkeys(names)]
 
 

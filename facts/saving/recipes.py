@@ -127,7 +127,8 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
         return known
     if recipe := getattr(model, "recipe", None):
         published = recipe.weights == "pretrained" or Path(recipe.weights).is_dir()
-        origin = {"name": recipe.name, **({"repository": recipe.repository} if published else {})}
+        repository = recipe.repository if published else ""
+        origin = {"name": recipe.name, **({"repository": repository} if repository else {})}
         try:
             return {**origin, **recipe.provenance()}
         except FileNotFoundError:  # the file was removed since

@@ -3,33 +3,38 @@
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_model
 
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
+from facts.modules.linear_calls import copy_with
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import quantization_of
 from facts.result import CompressionResult
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics
-from facts.saving.model_card import write_card
+from facts.saving.model_card import CARD, write_card
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import layouts_of, types_of_buffers
 from facts.utils.files import replacing, writable_folder
 from facts.utils.version import __version__
 
 
-def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metrics | None = None) -> None:
+def save_compressed(
+    result: CompressionResult, folder: Path | str, metrics: Metrics | None = None, dtype: torch.dtype | None = None
+) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
     Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
     is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
-    for the model card, which is renewed unless it was edited. If the process is killed halfway, loading refuses the
-    folder.
+    for the model card, which is renewed unless it was edited. Values are stored as `dtype` (default: as they are). If
+    the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that holds
+    something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
-    folder = writable_folder(Path(folder))
-    model = result.model
+    folder = target_folder(Path(folder))
+    model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
         fingerprint = sha256(path)  # under the final name may soon be the file of another save
@@ -53,3 +58,14 @@ def save_compressed(result: CompressionResult, folder: Path | str, metrics: Metr
     with replacing(folder / MANIFEST) as path:
         path.write_text(manifest.text())
     write_card(folder, folder.resolve().name)
+
+
+def target_folder(path: Path) -> Path:
+    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds other files than a saved network.
+
+    A model card, as `push_to_hub` fetches it, and hidden files may be there before.
+    """
+    is_new = path.is_dir() and not (path / MANIFEST).is_file()
+    if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
+        raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
+    return writable_folder(path)

@@ -23,12 +23,14 @@ Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1)]
 class SearchResult:
     """A plan, the solver's answer, if there is one, and the sensitivity profile that decided.
 
-    `decompositions` replace the problem's, if the search trains weights too.
+    `predicted` is the mean error of the outputs that the search expects, if it expects one. `decompositions` replace
+    the problem's, if the search trains weights too.
     """
 
     plan: Plan
     solution: Allocation | None = None
     profile: Profile = field(default_factory=dict)
+    predicted: float | None = None
     decompositions: Mapping[str, Decomposition] | None = None
 
 

@@ -53,7 +53,7 @@ class AllocationProblem:
     @cached_property
     def cache(self) -> Cache | None:
         """A cache for errors, which belong to this network and these decompositions."""
-        cache = self.calibration.cache
+        cache = self.calibration.cache if self.calibration.execution.cache_errors else None
         return cache and Cache(cache.folder / file_name(self.estimator))
 
     def sensitivity_batches(self) -> Iterable[Batch]:

@@ -6,7 +6,7 @@ import torch
 import facts
 from facts.analysis import CrossMoments, Subject
 from facts.moments.losses import summed_cross_entropy
-from tests.networks import LAYERS, UNIFORM, image_batches, make_model
+from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model
 from tests.oracles.fisher import dense_fisher, dense_token_local
 from tests.oracles.samples import model_samples
 
@@ -17,14 +17,14 @@ NUM_PROBES = 1024
 def found():
     """Findings of a compressed network, its changes, and every sample alone."""
     model, batches = make_model(), image_batches([4, 3])
-    result = facts.compress(model, batches, ratio=0.5, **UNIFORM)
+    result = compress_on_all(model, batches, ratio=0.5, **UNIFORM)
     findings = CrossMoments(num_probes=NUM_PROBES).run(subject(model, batches, result.model))
     changes = {name: model.get_submodule(name).weight - result.model.get_submodule(name).weight for name in LAYERS}
     return findings, changes, model_samples(model, batches, summed_cross_entropy)
 
 
 def subject(model, batches, compressed=None):
-    held_out = facts.prepare(model, batches)
+    held_out = facts.prepare(model, batches, held_out=())
     return Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
 
 

@@ -29,7 +29,7 @@ def data():
 
 def subject(data, estimator, **settings):
     model, calibration, held_out, *_ = data
-    prepared = facts.prepare(model, calibration, **settings)
+    prepared = facts.prepare(model, calibration, held_out=(), **settings)
     return Subject(calibration=prepared, held_out=prepared.on(held_out), estimator=estimator)
 
 
@@ -97,7 +97,7 @@ def test_a_layer_without_gradients_is_named():
             return self.used(x) + 0 * self.ignored(x)
 
     batches = [(torch.randn(4, 12), torch.randint(12, (4,)))]
-    prepared = facts.prepare(Ignored(), batches)
+    prepared = facts.prepare(Ignored(), batches, held_out=())
     wanted = Subject(calibration=prepared, held_out=prepared, estimator=ESTIMATORS["svd_llm"]())
     with pytest.raises(ValueError, match="layer ignored: the cosine is not defined"):
         FisherSimilarity(num_probes=2).run(wanted)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.calibration.checks import refuse_not_finite
 from facts.estimators import FACTS, PELA, KroneckerFactors
 from facts.search import Uniform
 from facts.search.base import SearchResult
@@ -123,7 +122,6 @@ ATTACKS = {
         lambda: compress(data=[(IMAGES[:1], LABELS[:1])], loss=F.cross_entropy),
         "the loss must be a sum",
     ),
-    "outputs that become NaN": (lambda: refuse_not_finite(LABELS, LABELS * torch.nan), "gives NaN or infinity where"),
     "inference mode": (
         lambda: in_inference_mode(compress),
         r"nothing made under torch.inference_mode\(\) has gradients",

@@ -66,15 +66,15 @@ def test_every_pass_is_the_same_and_nothing_else_changes(batches):
 
 
 def test_searches_recovery_and_drawn_labels_see_the_mixed_images(batches):
-    images = [images for images, _ in batches]
-    for data in (batches, images):
+    """With three samples, of which none is held out."""
+    labelled = [(images[:3], labels[:3]) for images, labels in batches[:1]]
+    for data in (labelled, [images for images, _ in labelled]):
         results = [
             facts.recover(facts.compress(make_model(), each, search="cors"), each, epochs=1, batch_size=2)
             for each in (facts.CutMix(data, 4), list(facts.CutMix(data, 4)))
         ]
         assert weights_of(results[0]).equal(weights_of(results[1]))
-        assert results[0].summary.recovery.after == results[1].summary.recovery.after
-    assert all(targets is None for _, targets in facts.CutMix(images, 4))
+    assert all(targets is None for _, targets in facts.CutMix([images for images, _ in batches], 4))
 
 
 def test_the_cache_distinguishes_mixtures(batches):
@@ -106,7 +106,7 @@ def test_what_cannot_be_mixed_is_refused_before_any_work(case):
 
 
 def test_fields_out_of_range(batches):
-    with pytest.raises(ValueError, match=r"outputs and targets that are float64 \[5, 4\] and float32 \[5, 9\]"):
+    with pytest.raises(ValueError, match=r"outputs and targets that are float64 \[4, 4\] and float32 \[4, 9\]"):
         facts.compress(make_model(), facts.CutMix(batches, 9))
     for fields in ({"num_classes": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"seed": "one"}):
         with pytest.raises(ValidationError, match=f"CutMix\n{next(iter(fields))}"):

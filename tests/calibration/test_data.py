@@ -99,9 +99,9 @@ class Stream(OneIterator, IterableDataset):
 def test_no_sample_is_lost_if_the_data_can_be_read_once(model):
     batches = image_batches([16] * 4, dtype=torch.float32)
     samples = [(image, label) for images, labels in batches for image, label in zip(images, labels, strict=True)]
-    expected = facts.prepare(model, batches).moments([InputSum()])
+    expected = facts.prepare(model, batches, held_out=()).moments([InputSum()])
     for data in (iter(batches), OneIterator(batches), DataLoader(Stream(samples), batch_size=16)):
-        seen = facts.prepare(model, data).moments([InputSum()])
+        seen = facts.prepare(model, data, held_out=()).moments([InputSum()])
         for name, moments in expected.items():
             assert seen[name].num_samples == moments.num_samples == 64
             torch.testing.assert_close(seen[name][InputSum()], moments[InputSum()])

@@ -7,6 +7,7 @@ import torch
 
 import facts
 from tests.cli.conftest import VIT, saved
+from tests.cli.pictures import write_images
 
 
 def test_the_result_is_printed_measured_and_saved(compressed):
@@ -93,6 +94,16 @@ def test_the_cache_spares_the_data_pass_and_an_older_result_is_replaced(run, pho
     assert "calibration" in results[0]["seconds"] and "calibration" not in results[1]["seconds"]
 
 
+def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
+    for part in ("train", "val"):
+        write_images(tmp_path / "photos" / part)
+    for name in "012":
+        (tmp_path / "photos" / "val" / "cat" / f"{name}.png").write_bytes(b"no image")
+    result = run("compress", *VIT, "--data", tmp_path / "photos", "--out", tmp_path / "vit", code=1)
+    assert "3 of 12 images cannot be decoded" in result.output and f"saved to {tmp_path / 'vit'}" in result.output
+    assert facts.load_compressed(tmp_path / "vit").plan
+
+
 def test_device_times(run, photos, tmp_path):
     """Measured here, and changed to those of a faster device."""
     board = tmp_path / "board.json"
@@ -112,12 +123,16 @@ def test_device_times(run, photos, tmp_path):
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (["timm/test_vt"], [], "timm has no network 'test_vt': is it test_vit"),
-        (["timm/qqqqqq"], [], "timm.list_models() has them"),
-        (["resnet50"], [], "there is no network 'resnet50': name one as timm/NAME"),
+        (["timm/test_vt"], [], "there is no network 'timm/test_vt': is it test_vit"),
+        (["timm/deit_tinyy"], [], "there is no network 'timm/deit_tinyy': is it deit_tiny_patch16_224"),
+        (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` has them"),
+        (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it resnet50"),
+        (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
+        (["resnet50"], [], "there is no network 'resnet50': name one as timm/NAME, torchvision/NAME"),
         (["timm/vit_tiny_patch16_18x2", "--device", "tpu"], [], "there is no device 'tpu' here"),
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
-        (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm, not for"),
+        (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
+        (VIT, ["--data", ""], "--data is empty: name a folder, a text file or a data set"),
         (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
         (VIT, ["--params", 100], "params of 100 cannot be met"),
         (VIT, ["--device-times", "board.json"], "device_times predict a latency, but none is bounded"),

@@ -7,9 +7,14 @@ import sys
 import numpy as np
 import onnxruntime
 import pytest
+import timm
+import torch
+from safetensors.torch import save_file
 
 import facts
+from facts.cli import models
 from tests.cli.conftest import VIT, saved
+from tests.cli.pictures import write_images
 
 OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
 
@@ -55,16 +60,26 @@ class TestInspect:
 class TestEvaluate:
     def test_metrics_are_those_measured_when_the_network_was_made(self, run, compressed, photos):
         _, folder = compressed
-        description, options = saved(folder), ("--data", photos, "--num-workers", 0)
+        description, options = saved(folder), ("--data", photos, "--num-workers", 0, "--unseen")
         after, before = (
             json.loads(run("evaluate", *network, *options, "--json").stdout) for network in ([folder], VIT)
         )
         for found, which, cost in ((after, "compressed", "after"), (before, "original", "before")):
-            assert found["top1"] == description["metrics"]["top1"][which]
+            for name in ("top1", "top1_standard_error"):
+                assert found[name] == description["metrics"][name][which]
             assert {name: found[name] for name in ("flops", "params")} == description["summary"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
-        assert [line.split()[0] for line in lines] == ["top1", "flops", "params"]
+        assert [line.split()[0] for line in lines] == [*after]
         assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
+
+    @pytest.mark.parametrize(("parts", "num_samples"), [((), 12), (("train", "val"), 6)])
+    def test_all_images_for_evaluation_are_counted(self, run, tmp_path, parts, num_samples):
+        for number, part in zip((9, 2), parts or [""], strict=False):
+            write_images(tmp_path / "photos" / part, number=number if parts else 4)
+        found = json.loads(run("evaluate", *VIT, "--data", tmp_path / "photos", "--json").stdout)
+        share = found["top1"] / 100
+        assert found["num_samples"] == num_samples
+        assert found["top1_standard_error"] == pytest.approx(100 * (share * (1 - share) / (num_samples - 1)) ** 0.5)
 
     def test_refusals(self, run, compressed, photos, tmp_path):
         unknown = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
@@ -80,6 +95,46 @@ class TestEvaluate:
         assert "is compressed already: name the network that it was made of" in result.output
 
 
+class TestRecover:
+    MINUTES = ("--num-workers", 0, "--minutes", 0.01)
+
+    @pytest.mark.system
+    def test_the_original_is_rebuilt_of_the_weights_that_were_compressed(self, run, photos, tmp_path, monkeypatch):
+        own, other = (tmp_path / f"{name}.safetensors" for name in ("own", "other"))
+        for file in (own, other):
+            save_file(timm.create_model("test_vit", num_classes=3).half().state_dict(), file)
+        network, small = (VIT[0], "--num-classes", 3, "--weights", own), tmp_path / "small"
+        options = ("--data", photos, "--num-workers", 0, "--no-evaluate")
+        assert "weights in float16" in run("compress", *network, *options, "--out", small).output
+        run("compress", *network, *options, "--dtype", "float32", "--out", tmp_path / "exact")
+        types = {name: facts.load_compressed(tmp_path / name).model.head.weight.dtype for name in ("small", "exact")}
+        assert types == {"small": torch.float16, "exact": torch.float32} and saved(small)["summary"]["form"] == "plain"
+        recover = ("recover", small, "--data", photos, *self.MINUTES, "--out", tmp_path / "better")
+        for options, message in (
+            ((), "weights (own.safetensors) are not published ones: give them as --weights FILE"),
+            (("--weights", other), "was made from other weights (own.safetensors): give these as"),
+        ):
+            assert message in run(*recover, *options, code=1).output
+        assert "recovered from" in run(*recover, "--weights", own).output
+        description = saved(small)
+        assert saved(tmp_path / "better")["plan"] == description["plan"]
+        assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
+        run("evaluate", small, "--data", photos, "--num-workers", 0)
+        description["base_model"]["repository"] = "a/b"
+        (small / "compression.json").write_text(json.dumps(description))
+        monkeypatch.setattr(models, "fetch", {"a/b": own}.__getitem__)
+        assert "recovered from" in run(*recover).output
+
+    def test_not_after_quantization(self, run, compressed, photos, tmp_path):
+        pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
+        weights = ("--weights", "int4", "--group-size", 16)
+        assert "saved to" in run("quantize", compressed[1], *weights, "--out", tmp_path / "int4").output
+        assert saved(tmp_path / "int4")["quantization"]["group_size"] == 16
+        options = ("--data", photos, *self.MINUTES, "--weights", "random", "--out", tmp_path / "better")
+        result = run("recover", tmp_path / "int4", *options, code=1)
+        assert "a quantized network cannot be trained" in result.output
+
+
 class TestExport:
     @pytest.mark.system
     def test_a_file_and_both_times(self, run, compressed, tmp_path):
@@ -91,6 +146,12 @@ class TestExport:
         assert "[torch.onnx]" not in result.stdout and list(tmp_path.iterdir()) == [out]
         images = np.zeros((3, 3, 160, 160), np.float32)
         assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
+
+    @pytest.mark.system
+    def test_a_program_for_pytorch(self, run, compressed, tmp_path):
+        assert "saved to" in run("export", compressed[1], "--out", tmp_path / "vit.pt2").stdout
+        program, images = torch.export.load(tmp_path / "vit.pt2").module(), torch.zeros(3, 3, 160, 160)
+        torch.testing.assert_close(program(images), facts.load_compressed(compressed[1]).model(images))
 
     def test_what_is_missing_is_told_before_any_work(self, run, tmp_path, monkeypatch):
         options = (tmp_path / "absent", "--out", tmp_path / "vit.onnx")

@@ -15,8 +15,8 @@ from facts.modules.forms import FORMS
 from facts.refit import REFITS
 from facts.search import SEARCHES
 
-COMMANDS = ("compress", "evaluate", "export", "inspect", "measure", "pareto", "list")
-FACTS = [sys.executable, "-c", "from facts.cli import app; app(prog_name='facts')"]
+COMMANDS = (*("compress", "evaluate", "export", "inspect", "measure", "pareto", "push", "quantize", "recover", "list"),)
+FACTS = [sys.executable, "-m", "facts"]
 KINDS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
 
 
@@ -55,6 +55,7 @@ def test_lists_of_models_with_the_tags_of_their_weights(run):
     _, line = run("list", "models", "vit_tiny_patch16_224").stdout.splitlines()
     assert line.split() == ["timm/vit_tiny_patch16_224", "augreg_in21k_ft_in1k,", "augreg_in21k"]
     assert json.loads(run("list", "models", "maxvit_tiny_pm", "--json").stdout) == {"timm/maxvit_tiny_pm_256": []}
+    assert "torchvision/swin_t" in json.loads(run("list", "models", "swin_t", "--json").stdout)
     for kind in ("models", "estimators"):
         assert f"none of the {kind} has 'qqqq' in its name" in run("list", kind, "qqqq", code=1).output
 
@@ -71,7 +72,8 @@ def test_commands_options_methods_and_networks_are_completed():
     assert completions("facts compress --estimator kfac_") == ["kfac_expand", "kfac_reduce"]
     assert completions("facts compress --search cors") == ["cors", "cors_fisher"]
     assert completions("facts pareto --searches uniform,mem") == ["uniform,memvit"]
-    assert completions("facts compress t") == ["timm/", "transformers/"]
+    assert completions("facts compress t") == ["timm/", "torchvision/", "transformers/"]
+    assert completions("facts compress torchvision/resnet5") == ["torchvision/resnet50"]
     assert {"timm/test_vit", "timm/test_vit.r160_in1k"} <= {*completions("facts evaluate timm/test_vit")}
 
 
@@ -81,6 +83,7 @@ def test_usage_errors(run):
         ("compress", ("--estimator", "fact"), "'fact' is not one of "),
         ("compress", ("--ratio", "half"), "Invalid value for '--ratio'"),
         ("compress", ("--num-calibration", 0), "should be greater than or equal to 1"),
+        ("compress", ("--num-workers", 100_000), "should be less than or equal to 128"),
         ("pareto", ("--estimators", "facts,fact"), "'fact' is none of "),
         ("pareto", ("--ratios", "0.3,half"), "could not convert string to float: 'half'"),
     ):
@@ -109,3 +112,19 @@ def test_a_reader_that_has_seen_enough_is_no_error(compressed):
     result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert result.stderr == ""
+
+
+@pytest.mark.system
+def test_a_closed_output_is_no_error():
+    command = ["sh", "-c", '"$@" >&-', "sh", *FACTS, "list", "estimators"]
+    assert subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr == ""
+
+
+@pytest.mark.system
+def test_where_pythons_encoding_is_ascii(compressed):
+    """Sources are read as UTF-8, and what cannot be printed is a question mark."""
+    code = "import facts.utils.sources as sources; sources.shared_code(); from facts.cli import app; app()"
+    command = [sys.executable, "-c", code, "inspect", str(compressed[1])]
+    ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = subprocess.run(command, capture_output=True, env=os.environ | ascii_alone)
+    assert (result.returncode, result.stderr) == (0, b"") and b"?" in result.stdout

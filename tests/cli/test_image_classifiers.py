@@ -53,7 +53,8 @@ class TestNetworks:
         manifest = saved(tmp_path / "small")
         assert (tmp_path / "small" / "preprocessor_config.json").is_file()
         for network, which in ((tmp_path / "small", "compressed"), (classifier, "original")):
-            found = json.loads(run("evaluate", network, "--data", photos, "--num-workers", 0, "--json").stdout)
+            options = ("--data", photos, "--num-workers", 0, "--unseen", "--json")
+            found = json.loads(run("evaluate", network, *options).stdout)
             assert found["top1"] == manifest["metrics"]["top1"][which]
             assert found["flops"] == manifest["summary"]["before" if which == "original" else "after"]["flops"]
         files = ImageFolder(root=photos).validation_images.names

@@ -46,7 +46,10 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
     sizes = ("--sequence-length", 16, "--batch-size", 2, "--json")
     for network, which in ((tmp_path / "small", "compressed"), (language_model, "original")):
         figures = json.loads(run("evaluate", network, "--data", texts / "test.txt", *sizes).stdout)
-        assert figures["perplexity"] == pytest.approx(metrics["perplexity"][which], rel=1e-5)
+        for name in ("perplexity", "perplexity_standard_error"):
+            assert figures[name] == pytest.approx(metrics[name][which], rel=1e-5)
+        assert f"{figures['num_samples']} samples " in result.output
+    assert "--unseen is for images" in run("evaluate", language_model, *data[:2], "--unseen", code=1).output
 
 
 def test_measure(run, language_model, tmp_path):

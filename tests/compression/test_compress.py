@@ -12,7 +12,7 @@ from facts.calibration.selection import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS, GFWSVD
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.search import Uniform
-from tests.networks import LAYERS, UNIFORM, image_batches, make_model, relative_error
+from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model, relative_error
 
 
 def snapshot(model):
@@ -67,7 +67,7 @@ class TestResult:
     def test_weights_are_the_decomposition(self, model, batches):
         """`compress` gives what its parts give when called one by one."""
         estimator = FACTS()
-        result = facts.compress(model, batches, estimator=estimator, ratio=0.5, **UNIFORM)
+        result = compress_on_all(model, batches, estimator=estimator, ratio=0.5, **UNIFORM)
         moments = facts.moments.collect_moments(model, select_layers(model).layers, batches, estimator.moments)
         for name, rank in result.plan.items():
             factors = estimator.factors(moments[name])
@@ -235,7 +235,7 @@ class TestRefusals:
 
     def test_other_values_that_are_not_finite(self, model, batches):
         with pytest.raises(ValueError, match="in the output gradients of layer vector, in calibration batch 2"):
-            facts.compress(model, batches, loss=nan_for_one)
+            compress_on_all(model, batches, loss=nan_for_one)
         overflowing = [(1e25 * images, labels) for images, labels in batches]
         with pytest.raises(ValueError, match="layer grid cannot be decomposed by SVDLLM: the factor holds NaN"):
             facts.compress(model, overflowing, estimator="svd_llm")

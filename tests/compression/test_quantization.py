@@ -10,7 +10,7 @@ from torch import nn
 import facts
 from facts.modules.pivots import pivoted_layer
 from facts.modules.quantized import matrices, packed, quantization_of, quantized_weights
-from tests.networks import relative_error
+from tests.networks import image_batches, make_model, relative_error
 
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed: pip install -e '.[quantization]'")
 
@@ -104,7 +104,20 @@ def test_in_four_bits_a_pivoted_layer_is_two_factors_or_dense():
     assert quantized.summary.after == facts.Cost(None, 40 * 41 + 28 * 140 + 100)
     assert isinstance(quantized.model[0], nn.Linear) and isinstance(quantized.model[2], facts.LowRankLinear)
     assert facts.quantize(result, "int8").plan == result.plan
-    assert facts.quantize(result, "int8").summary == result.summary
+    before, after = facts.quantize(result, "int8").summary.sizes
+    assert (
+        before == result.summary.sizes[0] and after.types.startswith("int8") and after.num_bytes < before.num_bytes / 3
+    )
+
+
+def test_nothing_is_said_of_the_network_before():
+    result = facts.compress(make_model(torch.float32), image_batches([16] * 4, dtype=torch.float32), ratio=0.7)
+    for weights, of_flops in (("int8", "keep"), ("int4", "allowed")):
+        quantized = facts.quantize(result, weights)
+        found, before = quantized.summary.distance, result.summary.distance
+        assert found.mean != before.mean and found.num_samples == before.num_samples == 16
+        assert "latency" not in str(quantized) and "predicted" not in str(quantized) and of_flops in str(quantized)
+        assert f"weights in float32 and then {quantized.summary.sizes[1].types}" in str(quantized)
 
 
 def test_a_weight_that_is_shared_stays():

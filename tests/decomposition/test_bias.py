@@ -47,7 +47,11 @@ def test_the_output_of_the_mean_is_kept(estimator, form):
     """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
     model, batches = make_model(), image_batches([8] * 8)
     result = facts.compress(
-        facts.prepare(model, batches, fit_bias=True), estimator=estimator, search="uniform", form=form, ratio=0.4
+        facts.prepare(model, batches, held_out=(), fit_bias=True),
+        estimator=estimator,
+        search="uniform",
+        form=form,
+        ratio=0.4,
     )
     plain_means = estimator in {"aafm", "asvd", "fwsvd", "svd_llm", "kfac_expand"}
     inputs = {}

@@ -82,6 +82,7 @@ def test_every_experiment_names_its_rows_and_columns_as_the_paper_does(cell_conf
     assert {metric for *_, metric in paper_values(name)} <= set(experiment.metrics)
     assert {*experiment.unranked, *experiment.not_applicable} <= set(experiment.rows)
     assert experiment.figure or experiment.metrics
+    assert all(isinstance(note, str) for note in experiment.notes)  # with a colon, YAML reads a mapping
     assert not experiment.figure or experiment.figure in DRAWINGS
 
 

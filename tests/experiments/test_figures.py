@@ -13,7 +13,7 @@ from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.outcomes import packed
 from experiments.output.figures import draw_figure
-from experiments.output.plots.accuracy import steps
+from experiments.output.plots.accuracy import ablation, steps
 from experiments.output.plots.ranking import ranking
 from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
 from experiments.record import Record
@@ -131,9 +131,13 @@ def test_cross_moments_are_drawn_layer_by_layer(tmp_path):
 
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows(tmp_path):
     fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1"}
-    records = {"0.7": analysed(top1=90.0), "0.1": None, "none": analysed(top1=80.0)}
-    values = drawn(drawing("ablation", *records, **fields), places(records), tmp_path)
-    assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 80.0]]
+    records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
+    experiment = drawing("ablation", *records, **fields)
+    values = drawn(experiment, places(records), tmp_path)
+    assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
+    assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
+    figure, _ = ablation(experiment, {(cell.row, cell.column): cell.record for cell in places(records)})
+    assert np.ptp(figure.axes[0].get_ylim()) >= 5 and figure.axes[0].get_legend() is None and figure.legends
 
 
 def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
@@ -147,9 +151,9 @@ def test_bars_show_each_network_and_say_what_cannot_run(tmp_path):
 
 def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     columns = {f"{network}, {ratio} %": [] for network in ("A", "B") for ratio in (60, 30)}
-    experiment = replace(drawing("steps", "Dense", "FACTS", "CoRS", unranked=["Dense"]), columns=columns)
+    experiment = replace(drawing("steps", "Dense", "FACTS", "CoRS", *"abcd", unranked=["Dense"]), columns=columns)
     records = {
-        (row, column): make_record(metrics={"gflops": float(column[3:5]), "top1": 80.0 - number})
+        (row, column): make_record(metrics={"gflops": float(column[3:5]) / 1000, "top1": 80.0 - number})
         for (number, row), column in itertools.product(enumerate(experiment.rows), columns)
     }
     records["CoRS", "B, 30 %"] = None
@@ -157,7 +161,10 @@ def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
     assert [axes.get_title() for axes in figure.axes] == ["A", "B"]
     curves = [{line.get_label(): list(line.get_xdata()) for line in axes.lines} for axes in figure.axes]
     assert curves[0]["FACTS"] == curves[0]["CoRS"] == [30.0, 60.0] and curves[1]["CoRS"] == [60.0]
-    assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 11
+    assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 27
+    assert [axes.get_xlabel() for axes in figure.axes] == ["MFLOPs", "MFLOPs"]
+    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_label() != "Dense"]
+    assert [len(set(look)) for look in zip(*looks, strict=True)] == [6, 6]
 
 
 def judged(num_right: int, minutes: float, size: int = 200) -> Record:
@@ -184,4 +191,4 @@ def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ran
     assert methods.rank_low.tolist() == [1, 1.5, 3] and methods.rank_high.tolist() == [1.5, 2, 3]
     assert methods.on_front.tolist() == [True, True, False] and methods.accuracy.tolist() == [90, 89.5, 50]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["best  1", "quick  2", "poor  3"]
-    assert [text.get_text() for text in figure.axes[1].texts] == ["2", "1"]
+    assert [text.get_text() for text in figure.axes[1].texts] == [" 2 ", " 1 "]

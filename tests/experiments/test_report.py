@@ -1,6 +1,7 @@
 """The report: everything that a results folder holds, and why the rest is not there; in a browser, and by its parts."""
 
 import re
+import shutil
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -62,8 +63,12 @@ def rows(page: Page, name: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("results")
+    """Results, and one of their tables as if it were of photos."""
+    folder, photos = map(tmp_path_factory.mktemp("report").joinpath, ("mini", "photos"))
     write_results(folder)
+    photos.mkdir()
+    for name in ("demo_50.csv", "demo_50.md"):
+        shutil.copy(folder / "tables" / name, photos / name.replace("demo_50", "rivals"))
     return folder
 
 
@@ -85,6 +90,17 @@ def test_tables_show_ours_the_papers_and_the_best(page):
     assert rows(page, "agreement") == {"experiment": ["Net"], "demo_40": ["1.00"], "demo_50": ["1.00"]}
     assert ERRORS in page.text and "A note on mini & <others>." in page.text
     assert "Spearman" not in rows(page, "demo_ablation") and rows(page, "demo_ablation")["Pairs apart"] == ["0 of 1"]
+
+
+def test_the_verdict_counts_what_the_tables_hold_and_photos_have_their_own_table(page):
+    """C and D are level in each column, 1.5 and 2 points above the original; each table has 14 of 16 pairs apart."""
+    for count, place in ((4, "In the paper's tables"), (2, "on photos")):
+        leading = f"the best method, or one level with it, is C in {count} of {count}, then D in {count} of {count}"
+        assert f"{place} {leading}" in page.text
+    assert page.text.count("the first of these is −1.5 to −1.5 points below the original") == 2
+    assert "0.0 to 2.4 points, and 28 of 32 pairs of methods" in page.text and "in 2 of 2 columns by more" in page.text
+    assert "nor any speed on a GPU" in page.text and "since networks and data are others" in page.text
+    assert rows(page, "photos-rivals")["C"][1] == "99.5 ± 0.4*"
 
 
 def test_what_is_missing_is_listed_with_the_reason(page):
@@ -138,7 +154,7 @@ def test_without_records_the_tables_stay(tmp_path):
     write_results(tmp_path, records=False)
     page = written(tmp_path)
     assert rows(page, "demo_50")[PLAIN][2] == "61.5± 2.4" and "table-provenance" not in page.tables
-    assert "No record with a sensitivity profile is here." in page.text
+    assert "No profiles, one a network and search" in page.text
     assert "no record: run it again to see why" in page.text
     assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
 
@@ -149,11 +165,18 @@ def test_the_command_rewrites_the_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["report", f"results={tmp_path}", *quiet])
     with pytest.raises(SystemExit, match=r"no folder .*mini: choose another with results=, or run"):
         main()
-    (tmp_path / "mini").mkdir()
+    for name in ("mini", "photos"):
+        shutil.copytree(RESULTS.with_name(name), tmp_path / name, ignore=shutil.ignore_patterns("model_sizes.*"))
     main()
     path = tmp_path / "mini/report.html"
-    assert capsys.readouterr().out.strip() == str(path)
+    assert capsys.readouterr().out.strip() == str(path) and path.stat().st_size < 3e6
     assert "python -m experiments.reproduce experiment=model_sizes" in Page(path).text
+    with chromium() as browser:
+        tab = browser.new_page(viewport={"width": 1400, "height": WIDTHS[1400]})
+        tab.goto(path.as_uri())
+        assert tab.evaluate("document.documentElement.scrollHeight") < 12_000
+        boxes = "[...document.querySelectorAll('.scroll')].filter((box) => box.checkVisibility())"
+        assert tab.evaluate(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth).length") == 0
 
 
 @pytest.mark.system
@@ -168,6 +191,9 @@ def test_in_a_browser_it_sorts_switches_its_scheme_and_fits_every_screen(page, f
             tab.on("pageerror", lambda error: troubles.append(str(error)))
             tab.on("request", lambda asked: asked.url.startswith((address, "data:")) or troubles.append(asked.url))
             tab.goto(address)
+            assert tab.locator("#table-demo_50").is_visible() and not tab.locator("#table-demo_ablation").is_visible()
+            tab.locator("nav a[href='#demo_ablation']").click()
+            assert tab.locator("#table-demo_ablation").is_visible()
             tab.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
             assert tab.evaluate("document.documentElement.scrollWidth") <= width
             assert all(shown.is_visible() for shown in tab.locator("table").all())

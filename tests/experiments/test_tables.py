@@ -10,7 +10,7 @@ from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.results import properties_of
-from experiments.output.tables import ERRORS, Entry, as_text, entries_of, write_tables
+from experiments.output.tables import ERRORS, Entry, arrange, as_text, entries_of, write_tables
 from tests.records import make_record, outcomes, write_paper
 
 METHODS = ["A", "B", "C", "D", "E", "F"]
@@ -107,6 +107,14 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note.", "Spearman"))
+
+
+def test_flops_of_small_networks_are_in_mflops_without_the_papers(experiment):
+    entries = entries_of(experiment, places({"A": 12.5}), comparable=False)
+    small = [replace(entry, ours=0.0042) if entry.metric == "gflops" and entry.ours else entry for entry in entries]
+    table = arrange(experiment, small, {}, experiment.metrics, as_text)
+    assert [head[1:] for head in table] == [("MFLOPs", ""), ("Top-1", ""), ("Top-1", "paper")]
+    assert table.loc["A"].tolist() == ["4.2", "12.5", "10.0"]
 
 
 def test_properties_of_the_estimators_stand_beside_their_rows(experiment, tmp_path):

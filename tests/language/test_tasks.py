@@ -15,7 +15,7 @@ from experiments.mini.language import CHOICES, KINDS, PythonReference, new_token
 from facts.models import CausalLM
 from facts.moments.losses import NOTHING
 from facts.modules.networks import run
-from facts.tasks.language.base import perplexity
+from facts.tasks.language.base import losses_of_windows, perplexity
 from facts.tasks.language.benchmarks import accuracies, find_benchmarks
 from facts.tasks.language.corpus import Corpus
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
@@ -87,6 +87,8 @@ def test_perplexity_is_that_of_transformers_own_loss(task, model):
     with torch.no_grad():
         losses = [model(tokens, labels=tokens).loss.item() for tokens, _ in batches]
     assert perplexity(model, batches) == pytest.approx(math.exp(sum(losses) / 3), rel=1e-5)
+    sums, counts = losses_of_windows(model, batches)
+    assert (sums / counts).view(3, -1).mean(dim=1).tolist() == pytest.approx(losses, rel=1e-5)
 
 
 def test_ngrams_against_counting_by_hand():

@@ -7,7 +7,7 @@ from torch import nn
 import facts
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pointwise import PointwiseConvolution, is_pointwise
-from tests.networks import relative_error
+from tests.networks import compress_on_all, relative_error
 
 
 class Convolutions(nn.Module):
@@ -85,7 +85,7 @@ def test_compressed(model, batches, search):
 
 def test_the_weights_are_those_of_the_linear_layer(model, batches):
     """One convolution by FACTS, and the factors that `estimate_factors` gives for its pixels as tokens."""
-    result = facts.compress(model, batches, estimator="svd_llm", ratio=0.6, layers="all")
+    result = compress_on_all(model, batches, estimator="svd_llm", ratio=0.6, layers="all")
     seen = []
     model.expand.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
     with torch.no_grad():

@@ -17,5 +17,5 @@ def make_vit(model="deit_tiny_distilled_patch16_224", **arguments):
 
 def make_problem(model=None, ratio=0.6, cost="params", batches=None, **settings):
     batches = image_batches([8, 8], dtype=torch.float32) if batches is None else batches
-    calibration = facts.prepare(model or make_vit(), batches, input_shape=(3, 8, 8), **settings)
+    calibration = facts.prepare(model or make_vit(), batches, held_out=(), input_shape=(3, 8, 8), **settings)
     return PruningProblem(calibration, ratio, (3, 8, 8), cost)

@@ -101,7 +101,7 @@ def test_invalid_problems(fields, message):
 def test_trained_digits(name):
     """A network that is pruned a little, the DeiT of the tables, still knows most of the digits."""
     model, task = mini_recipe("deit_b").build(), Digits(num_calibration=64, batch_size=16)
-    prepared = facts.prepare(model, task.calibration(model))
+    prepared = facts.prepare(model, task.calibration(model), held_out=())
     problem = PruningProblem(prepared, 0.9, task.input_shape(model))
     pruned = QUICK[name].prune(problem)
     assert problem.spent(pruned) <= problem.budget

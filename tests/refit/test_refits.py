@@ -12,7 +12,7 @@ from experiments.rivals.refit.randomized_svd import RandomizedSVD
 from facts.calibration.prepare import prepare
 from facts.refit import MPIFA, REFITS, Blockwise
 from facts.refit.base import in_order
-from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
+from tests.networks import compress_on_all, image_batches, make_convnext, make_model, make_swin, relative_error
 
 OPTIONS = {"estimator": "svd_llm", "search": "uniform", "form": "plain", "ratio": 0.5}
 
@@ -52,7 +52,7 @@ def test_the_update_of_svd_llm_is_least_squares_behind_compressed_layers(chain):
     """Against `lstsq` on the inputs themselves; right factors stay."""
     model, batches = chain
     plain, result = (
-        facts.compress(model, batches, layers=LAYERS, refit=refit, **OPTIONS) for refit in (None, "svd_llm")
+        compress_on_all(model, batches, layers=LAYERS, refit=refit, **OPTIONS) for refit in (None, "svd_llm")
     )
     for number, name in enumerate(LAYERS):
         x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
@@ -68,7 +68,7 @@ def test_mpifa_fits_both_factors_to_a_mixture(chain, share):
     """Its right factor is the best for its left one, by the gradient; its left one was for the first right one."""
     model, batches = chain
     refit = MPIFA(original_share=share, ridge=0.0)
-    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, refit))
+    plain, result = (compress_on_all(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, refit))
     for number, name in enumerate(LAYERS):
         x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
         mixed = share * inputs_of(model, batches, name) + (1 - share) * x
@@ -86,10 +86,10 @@ def test_mpifa_fits_both_factors_to_a_mixture(chain, share):
 def test_blockwise_decomposes_in_the_metric_of_the_compressed_network(chain):
     """Each layer equals SVD-LLM's of the network whose earlier layers are compressed."""
     model, batches = chain
-    result = facts.compress(model, batches, layers=LAYERS, refit="blockwise", **OPTIONS)
+    result = compress_on_all(model, batches, layers=LAYERS, refit="blockwise", **OPTIONS)
     for number, name in enumerate(LAYERS):
         before = compressed_up_to(model, result, LAYERS[:number])
-        alone = facts.compress(before, batches, layers=[name], **OPTIONS)
+        alone = compress_on_all(before, batches, layers=[name], **OPTIONS)
         ours, theirs = (torch.matmul(*each.model.get_submodule(name).factors()) for each in (result, alone))
         assert relative_error(ours, theirs) < 1e-10
 
@@ -123,7 +123,7 @@ def test_layers_are_taken_in_the_order_in_which_they_run():
             return x
 
     model, batches = Backwards(), [(torch.randn(3, 4), torch.zeros(3, dtype=torch.int64))]
-    prepared = prepare(model, batches, layers=[f"blocks.{i}.{j}" for i in range(2) for j in range(2)])
+    prepared = prepare(model, batches, held_out=(), layers=[f"blocks.{i}.{j}" for i in range(2) for j in range(2)])
     plan = dict.fromkeys(prepared.layers, 1)
     assert in_order(prepared, plan, by_block=False) == [["blocks.1.1"], ["blocks.1.0"], ["blocks.0.1"], ["blocks.0.0"]]
     plan["blocks.1.0"] = None
@@ -143,7 +143,9 @@ def test_what_a_refit_cannot_do():
 
 def test_blockwise_fits_biases(chain):
     model, batches = chain
-    result = facts.compress(facts.prepare(model, batches, layers=LAYERS, fit_bias=True), refit=Blockwise(), **OPTIONS)
+    result = facts.compress(
+        facts.prepare(model, batches, held_out=(), layers=LAYERS, fit_bias=True), refit=Blockwise(), **OPTIONS
+    )
     for number, name in enumerate(LAYERS):
         x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name).mean(0)
         torch.testing.assert_close(result.model.get_submodule(name)(x), model.get_submodule(name)(x))

@@ -24,7 +24,7 @@ from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import FORMS
 from facts.search import ASVDSearch, ComCatSearch
 from tests.finetuning.setting import Reads, Watched, interrupt
-from tests.networks import image_batches, make_model, relative_error
+from tests.networks import compress_on_all, image_batches, make_model, relative_error
 from tests.oracles.truncation import discarded_energies, metric_error, symmetric_root
 from tests.refit.test_refits import LAYERS, OPTIONS, chain, compressed_up_to, inputs_of  # noqa: F401
 from tests.search.problems import losing, make_problem, plain_problem
@@ -172,7 +172,7 @@ def test_memvit_gives_back_the_most_that_its_residual_can(chain):  # noqa: F811
     """Against reduced-rank regression on the inputs themselves: the principal components of what is fitted."""
     model, batches = chain
     residual = MemViTResidual(residual_share=0.3)  # rank 1 of the plan's 2
-    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, residual))
+    plain, result = (compress_on_all(model, batches, layers=LAYERS, refit=each, **OPTIONS) for each in (None, residual))
     for number, name in enumerate(LAYERS):
         x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
         weight, (left, right) = model.get_submodule(name).weight.detach(), plain.model.get_submodule(name).factors()
@@ -183,7 +183,7 @@ def test_memvit_gives_back_the_most_that_its_residual_can(chain):  # noqa: F811
         weight = torch.matmul(*result.model.get_submodule(name).factors())
         torch.testing.assert_close(x @ weight.T, x @ main.T + fitted @ component.T @ component)
     rank_1 = {**OPTIONS, "ratio": 0.25}
-    plain, result = (facts.compress(model, batches, layers=LAYERS, refit=each, **rank_1) for each in (None, residual))
+    plain, result = (compress_on_all(model, batches, layers=LAYERS, refit=each, **rank_1) for each in (None, residual))
     torch.testing.assert_close(result.model(batches[0][0]), plain.model(batches[0][0]))  # nothing to give
 
 
@@ -221,7 +221,7 @@ def test_randomized_svd_is_as_far_off_as_pytorchs_of_the_whitened_weight(num_ite
 
 def test_randomized_svd_repeats_its_draws_and_fits_biases():
     model, batches = make_model(), image_batches([6, 4])
-    calibration = facts.prepare(model, batches, layers=["grid"], fit_bias=True)
+    calibration = facts.prepare(model, batches, held_out=(), layers=["grid"], fit_bias=True)
     first, again, other = (
         facts.compress(calibration, refit=RandomizedSVD(seed=seed), **OPTIONS).model for seed in (0, 0, 1)
     )

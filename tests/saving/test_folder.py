@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import facts
+from facts.compression.rounding import rounded
 from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
@@ -31,6 +32,20 @@ def test_networks_that_can_be_rebuilt(name, form, dtype, tmp_path):
     facts.save_compressed(loaded, tmp_path / "second")
     assert (tmp_path / "second" / WEIGHTS).read_bytes() == (tmp_path / "first" / WEIGHTS).read_bytes()
     assert_same(facts.load_compressed(tmp_path / "second"), result, shape)
+
+
+def test_a_type_of_its_own_for_the_file(tmp_path):
+    batches = image_batches([16] * 4, dtype=torch.float32)
+    result = facts.compress(make_model(torch.float32), batches, ratio=0.7, form="plain")
+    half = rounded(result, torch.float16)
+    facts.save_compressed(half, tmp_path, dtype=torch.float16)
+    loaded = facts.load_compressed(tmp_path, model=make_model(torch.float32)).model
+    assert next(loaded.parameters()).dtype == torch.float16
+    images = batches[0][0]
+    assert loaded.float()(images).equal(half.model(images)) and not half.model(images).equal(result.model(images))
+    before, after = half.summary.sizes
+    assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.sizes[1].num_bytes
+    assert half.summary.distance != result.summary.distance
 
 
 def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
@@ -70,6 +85,9 @@ def test_places_that_cannot_be_read_or_written(saved, tmp_path):
         facts.save_compressed(saved[0], tmp_path / "file")
     with pytest.raises(FileNotFoundError, match=r"nowhere is no folder: give one that save_compressed wrote"):
         facts.load_compressed(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="holds something other than a compressed network: give a new or empty"):
+        facts.save_compressed(saved[0], tmp_path)
+    assert not (tmp_path / WEIGHTS).exists()
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -2,8 +2,10 @@
 
 import pytest
 from huggingface_hub import constants
+from typer.testing import CliRunner
 
 import facts
+from facts.cli import app
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.fake_hub import TOKEN, FakeHub
 from tests.saving.setting import assert_same, compressed, from_recipe
@@ -41,6 +43,15 @@ def test_a_network_comes_back_and_without_the_hub_from_the_cache(hub, result, tm
     assert f'facts.load_compressed("{NAME}")' in card and "70.3" in card
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
     use("http://127.0.0.1:9", tmp_path, monkeypatch)  # nobody listens there
+    assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
+
+
+def test_the_command_pushes_a_folder_with_its_metrics(hub, result, tmp_path, monkeypatch):
+    facts.save_compressed(result, tmp_path / "vit", {"top1": {"compressed": 70.3}})
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    command = CliRunner().invoke(app, ["push", str(tmp_path / "vit"), NAME, "--private"])
+    assert command.stdout == f"pushed to {hub.address}/{NAME}\n"
+    assert hub.private == {NAME} and "70.3" in hub.repositories[NAME]["main"]["README.md"].decode()
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
 
 

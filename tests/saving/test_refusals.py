@@ -70,6 +70,10 @@ def transformers(configuration):
     return put({"kind": "transformers", "configuration": {"model_type": "llama", **configuration}}, "recipe")
 
 
+def torchvision(fields):
+    return put({"kind": "torchvision", "tag": "resnet18", **fields}, "recipe")
+
+
 def each(name, make, values, message):
     """Attacks of one kind, each with a value."""
     return {f"{name} {str(value)[:30]!r}": (make(value), message) for value in values}
@@ -199,6 +203,7 @@ TRANSFORMERS = (
     *({"attribute_map": {"a": "_attn_implementation"}}, {"_attn_implementation": ["sdpa"]}, {"__dict__": {"a": 1}}),
     {"attn_implementation": "somebody/kernel"},
 )
+TORCHVISION = ({"arguments": {"pretrained": True}}, {"tag": "fasterrcnn_resnet50_fpn"})
 PATHS = ("/a.py", "../a.py", "..\\a.py", "a.json")
 RECIPES = {
     **each(
@@ -209,6 +214,7 @@ RECIPES = {
     **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is no tag of timm's own, but a repository or a folder"),
     "no tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
     **each("loaded", lambda name: argument(name, {"source": "hub"}), LOADED, "would have timm load something"),
+    **each("torchvision", torchvision, TORCHVISION, f"{REFUSED}torchvision's .* or would load something"),
     **each("address", lambda name: argument("act_layer", name), ("https://a.b", ["/etc"]), "and may name no file"),
     **each("size", lambda size: argument(*size), SIZES, f"{REFUSED}|cannot be built|{UNFIT}"),
     **each("config", lambda name: openmmlab(config=name), PATHS, "is no name of a file among the library's"),

@@ -20,7 +20,10 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
     """`EveryShape` or another network, decomposed, with half of its FLOPs allowed; fields of either dataclass."""
     own = {name: fields.pop(name) for name in fields.keys() & Calibration.__dataclass_fields__.keys()}
     calibration = facts.prepare(
-        model or make_model(), image_batches([8, 8], shape=shape), fit_bias=own.get("fit_bias", False)
+        model or make_model(),
+        image_batches([8, 8], shape=shape),
+        held_out=(),
+        fit_bias=own.get("fit_bias", False),
     )
     defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
     chosen = ESTIMATORS[estimator]()

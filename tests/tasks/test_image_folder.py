@@ -1,6 +1,7 @@
 """Images of your own: the choice for calibration, the meaning of their labels, and errors."""
 
 import logging
+import os
 
 import pytest
 import timm
@@ -115,3 +116,15 @@ def test_errors(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert len(labels(task(tmp_path / "photos").calibration(network(3)))) == 11
     assert "train/dog/1.png cannot be decoded and is left out" in caplog.text
+
+
+@pytest.mark.attack
+def test_what_only_has_the_name_of_an_image_is_left_out(tmp_path, caplog):
+    """A pipe would be read for ever."""
+    photos = task(write_images(tmp_path / "photos"), whole=True)
+    os.mkfifo(photos.root / "cat" / "pipe.png")
+    (photos.root / "dog" / "folder.jpg").mkdir()
+    (photos.root / "fox" / "link.jpg").symlink_to("gone")
+    assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 4 + [2] * 4
+    assert "3 of 15 images are left out, mend or remove these broken links, folders or pipes: " in caplog.text
+    assert "cat/pipe.png, " in caplog.text

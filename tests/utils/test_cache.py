@@ -14,7 +14,7 @@ from facts.calibration.selection import select_layers
 from facts.estimators import FACTS, GFWSVD
 from facts.moments import GroupGradients, collect_moments
 from facts.utils.cache import content_key
-from tests.networks import UNIFORM, EveryShape, image_batches, make_model
+from tests.networks import UNIFORM, EveryShape, compress_on_all, image_batches, make_model
 
 
 def sum_of_outputs(outputs, targets):
@@ -54,7 +54,7 @@ def folder(tmp_path):
 def passes(model, batches, cache=None, **options):
     """Batches that went through the model during `compress`."""
     Counting.calls = 0
-    result = facts.compress(model, batches, execution=facts.Execution(cache=cache), **options, **UNIFORM)
+    result = compress_on_all(model, batches, execution=facts.Execution(cache=cache), **options, **UNIFORM)
     return result, Counting.calls
 
 
@@ -85,7 +85,7 @@ class TestCompress:
         assert first.summary.repaired == second.summary.repaired
 
     def test_gradients_are_deleted_when_all_layers_are_decomposed(self, model, batches, folder):
-        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
+        calibration = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder))
         calibration.collect([GFWSVD()])
         assert list(folder.rglob("*.gradients"))
         calibration.decompositions(GFWSVD())
@@ -95,7 +95,7 @@ class TestCompress:
         assert Counting.calls == 0
 
     def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
-        cache = facts.prepare(model, batches, execution=facts.Execution(cache=folder)).cache
+        cache = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder)).cache
         under_way = Event()
 
         def slowly():
@@ -175,7 +175,7 @@ class TestDamage:
 
     def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
         first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, execution=facts.Execution(cache=folder)).collect([GFWSVD()])
+        facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder)).collect([GFWSVD()])
         path = next(folder.rglob("*.gradients"))
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -191,13 +191,13 @@ class TestDamage:
             yield from batches[:2]
             raise OSError("the third batch cannot be read")
 
-        calibration = facts.prepare(model, batches, execution=facts.Execution(cache=folder))
+        calibration = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder))
         with pytest.raises(OSError, match="the third batch"):
             collect_moments(model, calibration.layers, broken(), estimator.moments, cache=calibration.cache)
         assert list(folder.rglob("*.gradients"))
         result, num = passes(model, batches, estimator=estimator, cache=folder)
         assert num == 3
-        assert weights(result).equal(weights(facts.compress(model, batches, estimator=estimator, **UNIFORM)))
+        assert weights(result).equal(weights(compress_on_all(model, batches, estimator=estimator, **UNIFORM)))
 
 
 class TestKeys:

@@ -4,57 +4,71 @@ from itertools import cycle
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config import Experiment
-from experiments.output.plots.colors import BLACK, BLUE, CURVES, GREEN, ORANGE, VERMILION
+from experiments.outcomes import standard_error, unpacked
+from experiments.output.plots.colors import BLACK, CURVES, MARKERS
 from experiments.output.plots.style import WIDTH, Records, metrics_of, panels, say, share_legend
+from experiments.output.tables import flops_unit
 
 CHARACTERS_OF_LABEL = 10  # in a line
 CHARACTERS_OF_AXIS = 50  # if labels of one width take more, they are turned
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+LEAST_SPAN = 5  # points of an axis of shares, so that noise looks like noise
+BESIDE = 0.1  # between the curves at a value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
-COSTS = {"gflops": "GFLOPs of the network", "time": "time of a batch, original = 1"}
+COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the ranked metric of every row, one curve a column."""
+    """Plot the ranked metric of every row, one curve a column; a share of test images with its standard error."""
     metric = experiment.ranked_by
-    figure, (axes,) = panels(1, 2.4, width=WIDTH / 2)
-    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%]")
+    figure, (axes,) = panels(1, 3.0, width=WIDTH / 2)
+    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error")
     values = metrics_of(records, metric).dropna()
     if values.empty:
         say(axes)
-    formats = cycle((("o-", BLUE), ("^-", VERMILION), ("s-", GREEN), ("D-", ORANGE)))
-    for column, (line, color) in zip(experiment.columns, formats, strict=False):
-        own = values[values.column == column].set_index("row")[metric].reindex(experiment.rows)
-        axes.plot(range(len(own)), own, line, color=color, label=column)
+    known = {place: record.outcomes for place, record in records.items() if record and metric in record.outcomes}
+    errors = {place: standard_error(unpacked(outcomes[metric])) for place, outcomes in known.items()}
+    values["standard_error"] = [errors.get(place, np.nan) for place in zip(values.row, values.column, strict=True)]
+    for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
+        own = values[values.column == column].set_index("row").reindex(experiment.rows)
+        x = np.arange(len(own)) + BESIDE * number
+        axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
+    if errors:
+        low, high = axes.get_ylim()
+        room = max(0, LEAST_SPAN - (high - low)) / 2
+        axes.set_ylim(low - room, high + room)
     labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
     widest = max(len(line) for label in labels for line in label.splitlines())
     axes.set_xticks(range(len(labels)), labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
     axes.margins(x=0.08)
-    axes.legend()
+    share_legend(figure, len(experiment.columns))
     return figure, values
 
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot top-1 against GFLOPs by network, a curve a method; methods that are not ranked are a line across."""
+    """Plot top-1 against FLOPs by network, a curve a method; methods that are not ranked are a line across."""
     points = metrics_of(records, "gflops", "top1").dropna()
     points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
     points = points.rename(columns={"row": "method"})
     networks = dict.fromkeys(column.partition(",")[0] for column in experiment.columns)
-    colors = dict(zip((row for row in experiment.rows if row not in experiment.unranked), cycle(CURVES)))
+    unit, per_gflop = flops_unit(points.gflops)
+    ranked = (row for row in experiment.rows if row not in experiment.unranked)
+    curves = {row: style for row, *style in zip(ranked, cycle(CURVES), cycle(MARKERS))}
     figure, every = panels(len(networks), 3.4)
     for axes, network in zip(every, networks, strict=True):
-        axes.set(title=network, xlabel="GFLOPs")
+        axes.set(title=network, xlabel=unit)
         own = points[points.network == network]
         if own.empty:
             say(axes)
         for method, curve in own.groupby("method", sort=False):
-            if method in colors:
-                curve = curve.sort_values("gflops")
-                axes.plot(curve.gflops, curve.top1, "o-", color=colors[method], label=method)
+            if method in curves:
+                curve, (color, marker) = curve.sort_values("gflops"), curves[method]
+                axes.plot(per_gflop * curve.gflops, curve.top1, marker=marker, color=color, label=method)
             else:
                 axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
     every[0].set_ylabel("top-1 [%]")
@@ -70,11 +84,13 @@ def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
         if record
     ]
     points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1"])
+    unit, per_gflop = flops_unit(points.gflops.dropna())
+    shown = points.assign(gflops=per_gflop * points.gflops)
     colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
     figure, every = panels(len(COSTS), 3.2, sharey=True)
     for axes, (cost, label) in zip(every, COSTS.items(), strict=True):
-        axes.set(xlabel=label)
-        measured = points.dropna(subset=[cost, "top1"])
+        axes.set(xlabel=label.format(unit))
+        measured = shown.dropna(subset=[cost, "top1"])
         if measured.empty:
             say(axes)
         for method, curves in measured.groupby("method", sort=False):

@@ -1,5 +1,7 @@
 """Methods ranked over all networks, and their accuracy against the time they take."""
 
+from itertools import cycle
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -40,8 +42,9 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     left.margins(y=0.02)
     front = methods[methods.on_front].sort_values("minutes")
     right.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
-    for place, method in zip(front.index + 1, front.itertuples(), strict=True):
-        right.annotate(place, (method.minutes, method.accuracy), (3, -6), textcoords="offset points", fontsize=6)
+    sides = cycle((("right", "bottom"), ("left", "top")))  # in turn, since neighbours may be close
+    for place, method, (ha, va) in zip(front.index + 1, front.itertuples(), sides, strict=False):
+        right.annotate(f" {place} ", (method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
     return figure, methods
 
 

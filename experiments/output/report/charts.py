@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 
 from experiments.output.plots.style import STYLE
 from experiments.output.report.results import Result
-from experiments.output.tables import is_dense
+from experiments.output.tables import flops_unit, is_dense
 
 INK = "#010203"  # stands for the colour of the text around the chart
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear on both
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
 CHARTS = STYLE | dict.fromkeys(INKED, INK) | {"font.size": 10, "axes.titlesize": 10, "grid.alpha": 0.15}
 CHARTS |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none"}
-CHARTS |= {"lines.linewidth": 1.3, "lines.markersize": 4}
+CHARTS |= {"lines.linewidth": 1.3, "lines.markersize": 4, "figure.constrained_layout.use": True}
 
 
 def svg_of(figure: Figure, name: str) -> str:
@@ -29,6 +29,7 @@ def svg_of(figure: Figure, name: str) -> str:
         unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=unnamed)
     svg = re.sub(r'<g id="[^"]*"', "<g", file.getvalue())  # names such as figure_1, alike in all charts
+    svg = re.sub(r"(\d\.\d)\d{2,}", r"\1", svg)  # tenths of a point, in half the bytes
     return svg[svg.index("<svg") :].replace(INK, "currentColor")
 
 
@@ -48,16 +49,18 @@ def pareto_charts(results: list[Result]) -> dict[str, str]:
 def _pareto(group: list[Result], column: str) -> Figure:
     """Draw a curve a method, and a dotted line across for the original."""
     experiment = group[0].experiment
-    figure = Figure(figsize=(4.5, 3.5))
+    figure = Figure(figsize=(4.5, 3.7))
     for axes, (source, line) in zip(figure.subplots(1, 2), (("ours", "-"), ("paper", "--")), strict=True):
-        axes.set(title=source, xlabel="GFLOPs")
+        known = [result.entries[row, column, "gflops"] for result in group for row in experiment.rows]
+        unit, per_gflop = flops_unit(value for entry in known if (value := getattr(entry, source)) is not None)
+        axes.set(title=source, xlabel=unit)
         styles = zip(cycle(reversed(SERIES)), cycle("osD^vP*X"), strict=False)
         for row, overrides in experiment.rows.items():
             places = [
                 [result.entries[row, column, metric] for metric in ("gflops", experiment.ranked_by)] for result in group
             ]
             values = [[getattr(entry, source) for entry in place] for place in places]
-            points = np.array(sorted(pair for pair in values if None not in pair)).reshape(-1, 2)
+            points = np.array(sorted(pair for pair in values if None not in pair)).reshape(-1, 2) * (per_gflop, 1)
             if is_dense(overrides):
                 axes.axhline(points[0, 1] if len(points) else nan, color=INK, linestyle=":", linewidth=1, label=row)
             else:
@@ -69,18 +72,15 @@ def _pareto(group: list[Result], column: str) -> Figure:
 
 
 @matplotlib.rc_context(CHARTS)
-def sensitivity_charts(results: list[Result]) -> dict[str, dict[str, str]]:
-    """Draw by network, and by the first cell that has it, each sensitivity profile that an integer program used."""
-    charts: dict[str, dict[str, str]] = defaultdict(dict)
-    known = set()
+def sensitivity_charts(results: list[Result]) -> dict[str, str]:
+    """Draw for each network and search the first sensitivity profile that an integer program used."""
+    profiles: dict[tuple[str, str], tuple[str, dict]] = {}
     for result in results:
         for (row, column), record in result.records.items():
-            key = record.model_hash, repr(record.profile)
-            if record.summary and record.profile and record.summary.solution and key not in known:
-                known.add(key)
-                svg = svg_of(_draw_profile(record.profile), f"sensitivity-{len(known)}")
-                charts[column][f"{row} ({result.experiment.name.replace('_', ' ')})"] = svg
-    return charts
+            if record.profile and record.summary and record.summary.solution:
+                title = f"{column}: {row} ({result.experiment.name.replace('_', ' ')})"
+                profiles.setdefault((record.model_hash, record.config["search"]["_target_"]), (title, record.profile))
+    return {title: svg_of(_draw_profile(profile), title) for title, profile in profiles.values()}
 
 
 def _draw_profile(profile: dict[str, list[list[float]]]) -> Figure:

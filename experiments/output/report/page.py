@@ -1,5 +1,6 @@
 """The report, from a results folder alone: `report.html`, one file that loads nothing, and the short `report.md`."""
 
+import io
 import re
 from base64 import b64encode
 from collections import defaultdict
@@ -10,31 +11,37 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
+from PIL import Image
 
 from experiments.config import Experiment
 from experiments.output.report.charts import pareto_charts, sensitivity_charts
-from experiments.output.report.results import Result, gaps_of, provenance, read_result, timings
-from experiments.output.tables import RANK_CORRELATION, Entry, Properties, arrange, as_text, in_paper, notes_of
+from experiments.output.report.results import Result, gaps_of, provenance, read_page, read_result, timings
+from experiments.output.report.verdict import verdict
+from experiments.output.tables import ERRORS, RANK_CORRELATION, Entry, Properties, arrange, as_text, in_paper
 from facts.utils.files import replacing
 
 MINUS = "\N{MINUS SIGN}"
 
 
 def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
-    """Write both files in `folder`; `properties` are of an experiment's table, by name."""
+    """Write both files in `folder`, and take in its neighbour `photos`; `properties` are of a table, by its name."""
     results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
     loader, escaping = PackageLoader("experiments.output.report"), select_autoescape()
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions: list[Callable[..., Any]] = [agreement, gaps_of, notes_of, parts, plans_of, provenance, table_of, timings]
-    functions += [pareto_charts, sensitivity_charts]
+    functions: list[Callable[..., Any]] = [agreement, gaps_of, parts, pareto_charts, picture, plans_of]
+    functions += [provenance, sensitivity_charts, table_of, timings]
     environment.globals |= {function.__name__: function for function in functions}
-    environment.filters |= {"code": code, "metric": metric_title, "base64": b64encode}
+    environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     records = sorted(distinct.values(), key=lambda record: record.time)
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
-    content = {"profile": folder.name, "results": results, "records": records, "compared": compared}
+    content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": ERRORS}
+    photos = folder.with_name("photos")
+    content["verdict"] = verdict(parts(results).get("Tables of the paper", []), photos / "rivals.csv", compared)
+    content["pages"] = {path.stem: read_page(path) for path in sorted(photos.glob("*.md"))}
+    content["pictures"] = sorted(photos.glob("*.png"))
     for name in ("report.md", "report.html"):
         page = environment.get_template(name).render(content)
         with replacing(folder / name) as path:
@@ -43,10 +50,11 @@ def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Pro
 
 def parts(results: list[Result]) -> dict[str, list[Result]]:
     """Group the experiments under headings, the paper's tables first."""
-    chosen: dict[str, list[Result]] = {"Tables of the paper": [], "Tables beyond the paper": [], "Figures": []}
+    headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
+    chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
     for result in results:
         published = result.experiment.published_in == "paper" and in_paper(result.entries.values())
-        table = "Tables of the paper" if published else "Tables beyond the paper"
+        table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
         chosen[table if result.experiment.metrics else "Figures"].append(result)
     return {heading: members for heading, members in chosen.items() if members}
 
@@ -95,6 +103,13 @@ def plans_of(result: Result) -> dict[str, pd.DataFrame]:
 
 def _bar(share: float, text: str) -> Markup:
     return Markup('<data class="bar" value="{0:.4f}" style="--share:{0:.4f}">{1}</data>').format(share, text)
+
+
+def picture(path: Path) -> str:
+    """Put a PNG into a URL, as WebP: without loss, in a third of the bytes."""
+    file = io.BytesIO()
+    Image.open(path).save(file, "WEBP", lossless=True)
+    return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
 
 
 def code(text: str) -> Markup:

@@ -49,6 +49,14 @@ def read_result(experiment: Experiment, properties: Properties, folder: Path) ->
     return Result(experiment, properties, entries, records, figure if figure.exists() else None)
 
 
+def read_page(path: Path) -> tuple[str, pd.DataFrame, list[str]]:
+    """Read a page in Markdown: its title, its table as it is written, and the texts around that."""
+    title, *lines = filter(None, path.read_text().splitlines())
+    heads, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[0] == "|"]
+    texts = [line.removeprefix("- ") for line in lines if line[0] != "|"]
+    return title.removeprefix("# "), pd.DataFrame(cells, columns=heads).set_index(heads[0]), texts
+
+
 def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
     """List the cells that are not done and the figures that are missing, by experiment, state and reason."""
     lines = []

@@ -31,7 +31,7 @@ class CoRS(MILPSearch):
         if self.interpolation != "none":
             errors = {name: self._interpolated(ranks[name], measured[name]) for name in ranks}
         plan, solution = self.solve(problem, errors)
-        return SearchResult(plan, solution, measured)
+        return SearchResult(plan, solution, measured, predicted=solution.error)
 
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
         """The errors at all ranks that are offered, from those measured at some."""

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from facts.estimators.base import TwoSidedEstimator
+from facts.moments.losses import kl_divergence
 from facts.search.base import MILPSearch, Profile, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
@@ -37,7 +38,8 @@ class CoRSFisher(MILPSearch):
         offered = problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS))
         plan, solution = self.solve(problem, _at(profiles, offered))
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
-        return SearchResult(plan, solution, shown)
+        is_divergence = self.labels == "sampled" and problem.calibration.output_error is kl_divergence
+        return SearchResult(plan, solution, shown, predicted=solution.error if is_divergence else None)
 
     def _profiles(self, problem: AllocationProblem) -> dict[str, Tensor]:
         if self.profile == "exact":

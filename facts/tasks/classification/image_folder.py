@@ -1,5 +1,6 @@
 """Image classification on your own images: in a folder a class, or in a data set of Hugging Face's `datasets`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from facts.tasks.classification.image_files import Files, ImageFiles, Rows, columns_of, is_dataset, splits_of
+from facts.tasks.classification.image_files import Files, ImageFiles, Rows, columns_of, first_few, is_dataset, splits_of
 from facts.tasks.classification.imagenet import synsets
 from facts.tasks.classification.images import Images
 from facts.tasks.classification.preprocessing import labels_by_name, num_classes
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 TRAINING, EVALUATION = "train", ("val", "validation", "test")
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Files):
@@ -30,10 +33,17 @@ class Pictures(Files):
 
     @classmethod
     def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
-        """Find images in the class folders of a part of `root`; without classes, in the part itself."""
+        """Find images in the class folders of a part of `root`; without classes, in the part itself.
+
+        Paths that are no regular files are left out with a warning: a pipe would be read for ever.
+        """
         pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
-        paths = [path for path in part.glob(pattern) if _is_image(path)]
-        paths = sorted(path for path in paths if not classes or path.parent.name in positions)
+        found = [path for path in part.glob(pattern) if _is_image(path)]
+        found = sorted(path for path in found if not classes or path.parent.name in positions)
+        paths = [path for path in found if path.is_file()]
+        if left_out := {*found} - {*paths}:
+            text = "%d of %d images are left out, mend or remove these broken links, folders or pipes: %s"
+            log.warning(text, len(left_out), len(found), first_few(map(str, left_out)))
         labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
         return cls([str(path.relative_to(root)) for path in paths], labels, root)
 
@@ -47,15 +57,17 @@ class Pictures(Files):
 class ImageFolder(Images):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 
-    With one of these parts or none, half of the images are for evaluation, the same for every `seed`. A folder of such
-    a name without folders in it, but next to others, is a class. Folders without images are ignored. A label is the
-    position of a class among the sorted ones; or among ImageNet's synsets, if the network has 1,000 classes and all
-    folders are named by them; or that of the class of this name in a network of transformers that has all of them. If
-    the numbers of classes and folders differ, images have no labels and evaluation is not possible. `num_calibration`
-    and `num_sensitivity` are upper bounds; searches compare outputs on images that also give the factors.
+    With one of these parts or none, half of the images are for evaluation, the same for every `seed`; if `whole`, all
+    of them, also those to calibrate on. A folder of such a name without folders in it, but next to others, is a class.
+    Folders without images are ignored. A label is the position of a class among the sorted ones; or among ImageNet's
+    synsets, if the network has 1,000 classes and all folders are named by them; or that of the class of this name in a
+    network of transformers that has all of them. If the numbers of classes and folders differ, images have no labels
+    and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches compare outputs
+    on images that also give the factors.
     """
 
     num_calibration: Count = 512
+    whole: bool = False
 
     @property
     def training_images(self) -> ImageFiles:
@@ -112,8 +124,8 @@ class ImageFolder(Images):
     def _splits(self) -> list[ImageFiles]:
         """The images for calibration and for evaluation."""
         splits = self._found()
-        if len(splits) > 1:
-            return splits
+        if len(splits) > 1 or self.whole:
+            return [splits[0], splits[-1]]
         order = torch.randperm(len(splits[0]), generator=torch.Generator().manual_seed(0))
         return [splits[0].selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
 

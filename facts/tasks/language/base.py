@@ -157,12 +157,21 @@ def windows(tokens: Tensor, length: int) -> Tensor:
 
 def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
     """exp of the mean loss over all next tokens; the first token of a window is not predicted."""
-    device = next(model.parameters()).device
-    total, count = torch.zeros((), dtype=torch.float64, device=device), torch.zeros((), dtype=torch.int64)
+    losses, counts = losses_of_windows(model, batches, precision)
+    return (losses.sum() / counts.sum()).exp().item()
+
+
+def losses_of_windows(
+    model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The summed loss and the number of next tokens of each window `[N]`, in float64 and in the order of the data."""
+    device, own = next(model.parameters()).device, []
     model.eval()
-    for batch in shared(batches, "perplexity", [total, count]):
+    for batch in shared(batches, "perplexity"):
         tokens, targets = to_device(batch, device)
         with torch.inference_mode(), autocast(device, precision):
-            total += summed_cross_entropy(run(model, tokens), targets)
-        count += (batch[1] != NOTHING).sum()
-    return (total.cpu() / count).exp().item()
+            pairs = zip(run(model, tokens).split(1), targets.split(1), strict=True)
+            losses = torch.stack([summed_cross_entropy(*pair) for pair in pairs])
+        own.append(torch.stack([losses.double().cpu(), (batch[1] != NOTHING).sum(dim=1)]))
+    losses, counts = torch.cat(gathered(own), dim=1)
+    return losses, counts

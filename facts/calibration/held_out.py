@@ -1,0 +1,106 @@
+"""Division of calibration data: some samples are held out of moments, searches and training, to judge by."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import count, islice
+from operator import length_hint
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from facts.calibration.cutmix import CutMix
+from facts.calibration.data import Batch, Batches
+from facts.cost.trace import has_row_per_sample
+from facts.utils.batches import batch_size
+from facts.utils.cache import content_key
+
+log = logging.getLogger(__name__)
+
+LEAST = 32  # samples, where a quarter of the data are as many
+
+
+def num_held_out(num_samples: int, least: int = LEAST) -> int:
+    """A tenth of the samples; at least `least`, but no more than a quarter."""
+    return min(num_samples // 4, max(least, num_samples // 10))
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of some batches that are held out, or the others; both are spread evenly over the data.
+
+    Held out is a `share` of the samples, by their number, of batches of `size`; of the batches themselves if `size` is
+    None. The batches are those numbered `first`, `first + step`, ...; `key` is the hash of number 0.
+    """
+
+    batches: Iterable[Batch]
+    held_out: bool
+    share: Fraction
+    size: int | None
+    key: str
+    first: int = 0
+    step: int = 1
+
+    @property
+    def content_key(self) -> str | None:
+        own = getattr(self.batches, "content_key", None)
+        return own and content_key(own, self.held_out, str(self.share), self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, batch in zip(count(self.first, self.step), self.batches, strict=False):
+            if number == 0 and self.held_out and _key(batch) != self.key:
+                log.warning(
+                    "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
+                    "with a fixed order and without random augmentation, or a list of batches"
+                )
+            if self.size is None:
+                if self._includes(number):
+                    yield batch
+            elif rows := [row for row in range(batch_size(batch[0])) if self._includes(number * self.size + row)]:
+                yield _rows(batch, rows)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.batches)
+
+    def shard(self, rank: int, size: int) -> "Part":
+        """The share of the process `rank`."""
+        own = getattr(self.batches, "shard", None)
+        batches = own(rank, size) if own else islice(self.batches, rank, None, size)
+        return replace(self, batches=batches, first=rank, step=size)
+
+    def _includes(self, number: int) -> bool:
+        is_held_out = (number + 1) * self.share // 1 > number * self.share // 1
+        return is_held_out == self.held_out
+
+
+def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Divide data into samples to work with and samples that are held out, `num_held_out` of them.
+
+    Batches are held out as a whole if the `first` cannot be divided by samples.
+    """
+    if isinstance(batches, Batches) and isinstance(batches.data, CutMix):  # a mixed image shows parts of two
+        unmixed = batches.data.batches
+        rest, others = divide(unmixed, next(iter(unmixed)))
+        return Batches(replace(batches.data, data=rest), batches.model), others
+    size, num_batches = batch_size(first[0]), length_hint(batches)
+    num_samples = max(1, num_batches - 1) * size  # at least, since the last batch may be smaller
+    if isinstance(getattr(batches, "data", batches), list) or not num_batches:
+        sizes = [batch_size(inputs) for inputs, _ in batches]
+        num_samples, num_batches = sum(sizes), len(sizes)
+    tensors = [part for part in first if part is not None]
+    if all(has_row_per_sample(part) and batch_size(part) == size for part in tensors):
+        held_out = Part(batches, True, Fraction(num_held_out(num_samples), num_samples), size, _key(first))
+    else:
+        share = Fraction(num_held_out(num_batches, -(-LEAST // size)), num_batches)
+        held_out = Part(batches, True, share, None, _key(first))
+    return replace(held_out, held_out=False), held_out
+
+
+def _key(batch: Batch) -> str:
+    return content_key(*(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)))
+
+
+def _rows(batch: Batch, rows: list[int]) -> Any:
+    return batch if len(rows) == batch_size(batch[0]) else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
