@@ -57,12 +57,8 @@ def reasons_shared(model: nn.Module) -> dict[str, str]:
     for name, module in model.named_modules():
         if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
             users[weight].append(name)
-    return {
-        name: f"it shares its weight with {names[0] if name != names[0] else names[1]}"
-        for names in users.values()
-        if len(names) > 1
-        for name in names
-    }
+    shared = [names for names in users.values() if len(names) > 1]
+    return {name: f"it shares its weight with {names[name == names[0]]}" for names in shared for name in names}
 
 
 def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:

@@ -36,10 +36,8 @@ def decompose_layer(
     d_out, d_in = layer.weight.shape
     for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
         if factor is not None and factor.shape != (size, size):
-            raise ValueError(
-                f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}, and it must be "
-                f"[{size}, {size}], or None for the identity"
-            )
+            made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
+            raise ValueError(f"{made}, and it must be [{size}, {size}], or None for the identity")
     if layer.bias is None:
         factors = uncentred(factors, appended=fit_bias)
     elif fit_bias:
