@@ -17,9 +17,9 @@ from facts.compression.compress import compress_prepared, default_form, default_
 from facts.cost.count import Cost, CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
-from facts.moments.losses import Loss
+from facts.moments.losses import Loss, OutputError
 from facts.search import SEARCHES, Search
-from facts.utils.cache import calibration_key, content_key
+from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder, replacing
 from facts.utils.registry import by_name
@@ -45,6 +45,7 @@ def pareto(
     cost: CostName = "flops",
     execution: Execution = DEFAULT_EXECUTION,
     loss: Loss | None = None,
+    output_error: OutputError | None = None,
     sensitivity: Iterable[Any] | None = None,
     file: Path | str | None = None,
     evaluation_key: str = "",
@@ -56,7 +57,7 @@ def pareto(
     | `evaluate` | from a network to metrics by name |
     | `estimators`, `searches`, `forms`, `ratios` | the choices to combine; defaults as in `facts.compress` |
     | `cost`, `execution`, `sensitivity` | as in `facts.compress`; without a cache, moments last until this returns |
-    | `loss` | as in `facts.compress`, but a function at the top of a module: its name is part of the moments' key |
+    | `loss`, `output_error` | as in `facts.compress`, but functions at the top of a module: their names are in keys |
     | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
     | `evaluation_key` | identifies the data that `evaluate` measures on |
 
@@ -80,7 +81,7 @@ def pareto(
         raise ValueError("the calibration data is empty: it must yield at least one batch")
     compared = None if sensitivity is None else _read_once(sensitivity, model)
     scratch = ScratchFolder()
-    prepared = prepare(model, data, loss=loss, execution=execution)
+    prepared = prepare(model, data, loss=loss, output_error=output_error, execution=execution)
     prepared = prepared if prepared.cache else prepared.cached_in(scratch.path)
     assert prepared.cache
     allocations = allocations or {"cors_fisher": default_search(prepared)}
@@ -94,7 +95,8 @@ def pareto(
             with replacing(file) as path:
                 _table(rows, rows).to_csv(path, index=False)
 
-    setting = (prepared.cache.folder.name, compared and calibration_key(compared), cost, evaluation_key)
+    compared_by = output_error and name_of(output_error, "output_error")
+    setting = (prepared.cache.folder.name, compared and calibration_key(compared), compared_by, cost, evaluation_key)
     original = content_key(*setting)
     points = {
         content_key(*setting, methods[estimator], allocations[search], form, ratio): (estimator, search, form, ratio)
