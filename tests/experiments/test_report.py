@@ -7,9 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments.config import CONF, Experiment
 from experiments.output.report.page import write_report
+from experiments.output.results import update_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
 from tests.browser import WIDTHS, chromium
@@ -109,7 +111,7 @@ def test_plans_seconds_and_provenance(page):
     assert "torch" in rows(page, "provenance")
 
 
-def test_nothing_is_loaded_nothing_escapes_and_charts_follow_the_scheme(page, folder):
+def test_nothing_is_loaded_nothing_escapes_and_charts_follow_the_scheme(page, folder, monkeypatch):
     assert all(target.startswith(("#", "data:")) for target in page.loads)
     html = (folder / "report.html").read_text()
     assert "<plain>" not in html and "<none>" not in html and "A &lt;plain&gt; &amp; simple" in html
@@ -118,6 +120,7 @@ def test_nothing_is_loaded_nothing_escapes_and_charts_follow_the_scheme(page, fo
     assert html.count("<svg") == 3  # two networks against FLOPs, and one profile that all cells share
     assert "currentColor" in html and "#010203" not in html
     before = (folder / "report.html").read_bytes()
+    monkeypatch.setattr("experiments.output.report.charts._draw_profile", lambda profile: pytest.fail("drawn again"))
     written(folder)
     assert (folder / "report.html").read_bytes() == before
 
@@ -141,6 +144,17 @@ def test_without_records_the_tables_stay(tmp_path):
     assert "No record with a sensitivity profile is here." in page.text
     assert "no record: run it again to see why" in page.text
     assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
+
+
+def test_a_run_makes_the_report_anew_for_what_has_changed(tmp_path, monkeypatch, capsys):
+    write_results(tmp_path)
+    monkeypatch.setattr("experiments.output.results.report_on_all", lambda folder: written(folder))
+    for changed, rewritten in ((3, "demo_40"), (1, None), (0, None)):
+        update_report(tmp_path, Console(width=200))
+        line = f"changed tables and figures: {changed}; the report is made anew\n"
+        assert capsys.readouterr().out == line * (changed > 0)
+        if rewritten:
+            (tmp_path / f"tables/{rewritten}.md").write_text(f"{changed}")
 
 
 @pytest.mark.system

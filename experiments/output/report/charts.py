@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from itertools import cycle
 from math import nan
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -13,6 +14,9 @@ from matplotlib.figure import Figure
 from experiments.output.plots.style import STYLE
 from experiments.output.report.results import Result
 from experiments.output.tables import is_dense
+from facts.utils.cache import content_key
+from facts.utils.files import replacing
+from facts.utils.sources import statements
 
 INK = "#010203"  # stands for the colour of the text around the chart
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear on both
@@ -69,7 +73,7 @@ def _pareto(group: list[Result], column: str) -> Figure:
 
 
 @matplotlib.rc_context(CHARTS)
-def sensitivity_charts(results: list[Result]) -> dict[str, dict[str, str]]:
+def sensitivity_charts(results: list[Result], folder: Path) -> dict[str, dict[str, str]]:
     """Draw by network, and by the first cell that has it, each sensitivity profile that an integer program used."""
     charts: dict[str, dict[str, str]] = defaultdict(dict)
     known = set()
@@ -78,9 +82,18 @@ def sensitivity_charts(results: list[Result]) -> dict[str, dict[str, str]]:
             key = record.model_hash, repr(record.profile)
             if record.summary and record.profile and record.summary.solution and key not in known:
                 known.add(key)
-                svg = svg_of(_draw_profile(record.profile), f"sensitivity-{len(known)}")
+                svg = profile_chart(record.profile, folder)
                 charts[column][f"{row} ({result.experiment.name.replace('_', ' ')})"] = svg
     return charts
+
+
+def profile_chart(profile: dict[str, list[list[float]]], folder: Path) -> str:
+    """Draw a profile, unless an earlier report has left the chart in `folder`."""
+    path = folder / f"{content_key(profile, CHARTS, statements(Path(__file__)))}.svg"
+    if not path.exists():
+        with replacing(path) as temporary:
+            temporary.write_text(svg_of(_draw_profile(profile), path.stem))
+    return path.read_text()
 
 
 def _draw_profile(profile: dict[str, list[list[float]]]) -> Figure:

@@ -4,6 +4,7 @@ import re
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Pro
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     functions: list[Callable[..., Any]] = [agreement, gaps_of, notes_of, parts, plans_of, provenance, table_of, timings]
-    functions += [pareto_charts, sensitivity_charts]
+    functions += [pareto_charts]
     environment.globals |= {function.__name__: function for function in functions}
+    environment.globals["sensitivity_charts"] = partial(sensitivity_charts, folder=folder / "cache" / "report")
     environment.filters |= {"code": code, "metric": metric_title, "base64": b64encode}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     records = sorted(distinct.values(), key=lambda record: record.time)
