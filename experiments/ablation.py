@@ -8,6 +8,7 @@ from typing import Any
 from zlib import crc32
 
 import pandas as pd
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -79,6 +80,8 @@ def ablation_of(config: DictConfig) -> Experiment:
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]
         experiment.name = name_of([*(field.replace(".", "_") for field in fields), *values, *choices])
+    elif experiment.name in GlobalHydra.instance().config_loader().get_group_options("experiment"):
+        raise ValueError(f"experiment.name={experiment.name} is another table, which this one would overwrite")
     experiment.overrides = [*experiment.overrides, f"experiment.name={experiment.name}"]
     experiment.axis_title = experiment.axis_title or ", ".join(fields)
     experiment.title = experiment.title or f"Ablation of {', '.join(fields)}"

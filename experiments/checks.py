@@ -71,29 +71,43 @@ def show_findings(findings: Iterable[Finding], console: Console) -> bool:
 
 
 def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
-    """Check the machine, and all that these cells need; with `deep`, try one cell of each kind in small."""
-    columns = [[cell.known_config for cell in column] for column in by_data(grid)]
+    """Check the machine, and then all that these cells need; with `deep`, try one cell of each kind in small."""
     yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
-    for extra in dict.fromkeys(extra for cell in chain(*columns) for extra in extras_of(cell)):
-        missing = ", ".join(missing_packages(extra))
-        problem = Finding(f"packages of the extra {extra}", "problem", f"{missing} missing", how_to_install(extra))
-        yield problem if missing else Finding(f"packages of the extra {extra}", "fine", "installed")
     on_gpu = config.hardware.device.startswith("cuda")
     device = torch.cuda.get_device_name if on_gpu else lambda: f"{torch.get_num_threads()} CPU threads"
     yield check("device", device, "choose hardware=cpu, or install the driver")
     yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
+    cells, seen = [], set[str]()
+    for cell in grid:  # composed now, if `grid` is lazy
+        cells.append(cell)
+        yield from needed_by(cell.known_config, seen)
+    columns = [[cell.known_config for cell in column] for column in by_data(cells)]
     columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
-    configs = list(chain(*columns))
-    for name, task in _distinct(configs, "task"):
-        yield check(f"data of {name}", task.inspect, "see docs/reproducing.md, At full scale")
-    for name, recipe in _distinct(configs, "model"):
-        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
-        yield check(f"weights of {name}", partial(weights, recipe), advice + sources(name, recipe))
     on_device, on_disk = needs_of(columns)
     yield memory(on_gpu and torch.cuda.is_available(), on_device)
     yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
-    for kind, cell in {kind_of(cell): cell for cell in configs if config.deep}.items():
-        yield check(f"trial of {' · '.join(kind)}", partial(trial, cell))
+    for kind, cell_config in {kind_of(each): each for each in chain(*columns) if config.deep}.items():
+        yield check(f"trial of {' · '.join(kind)}", partial(trial, cell_config))
+
+
+def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
+    """Check what a cell needs and no cell before it did; these are `seen`."""
+    for extra in extras_of(config):
+        if (what := f"packages of the extra {extra}") not in seen:
+            missing = ", ".join(missing_packages(extra))
+            problem = Finding(what, "problem", f"{missing} missing", how_to_install(extra))
+            yield problem if missing else Finding(what, "fine", "installed")
+            seen.add(what)
+    task, model = f"data of {config.task.name}", f"weights of {config.model.name}"
+    if {task, model} <= seen or missing_packages(OF_TASKS.get(config.task.name)):
+        return
+    data, recipe = (instantiate(config[group][config.profile.name]) for group in ("task", "model"))
+    if task not in seen:
+        yield check(task, data.inspect, "see docs/reproducing.md, At full scale")
+    if model not in seen:
+        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+        yield check(model, partial(weights, recipe), advice + sources(config.model.name, recipe))
+    seen |= {task, model}
 
 
 def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
@@ -139,12 +153,6 @@ def sources(name: str, recipe: Recipe) -> str:
         start = Path(url).stem.rpartition("-")[2]
         return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
     return f". Nobody publishes it: {training}"
-
-
-def _distinct(configs: Iterable[DictConfig], group: str) -> Iterator[tuple[str, Any]]:
-    """The objects that the cells choose in one group, with their names."""
-    nodes = {config[group].name: config[group][config.profile.name] for config in configs}
-    return ((name, instantiate(node)) for name, node in nodes.items())
 
 
 def memory(on_gpu: bool, needed: int) -> Finding:

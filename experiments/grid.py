@@ -1,28 +1,35 @@
 """Grids of cells: rows and columns of a table or figure, each cell with its configuration and, later, its record."""
 
+import copy
 import json
 import logging
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from pydantic import TypeAdapter, ValidationError
 
 from experiments.ablation import ablation_of, with_rows
 from experiments.composition import compose, given_overrides
 from experiments.config import Experiment
 from experiments.extras import OF_TASKS, missing_packages
-from experiments.record import Record
+from experiments.instantiation import out_of_range, plain
+from experiments.record import COSTS, METRICS, Record
 from facts.estimators import Estimator
 
 log = logging.getLogger(__name__)
 
 MAIN = "paper"  # the collection of the main job
-PARTS = ("model=", "estimator=", "search", "refit=", "analysis=", "pruning=", "finetuning=", "stages=")
+NETWORK = ("model", "stages")  # stages name files by the model
+METHOD = ("estimator", "search", "refit", "analysis", "pruning", "finetuning")
+EXPERIMENT = TypeAdapter(Experiment)
 Status = Literal["done", "failed", "missing", "n.a."]
 
 
@@ -67,11 +74,10 @@ def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
     if column in experiment.not_applicable.get(row, {}):
         return GridCell(experiment.name, row, column, None, status="n.a.")
     overrides = [f"experiment={experiment.option or experiment.name}", f"task={experiment.task}"]
-    overrides += [*experiment.overrides, *experiment.columns[column]]
+    in_mini = experiment.mini if HydraConfig.get().runtime.choices["profile"] == "mini" else []
+    overrides += [*experiment.overrides, *experiment.columns[column], *in_mini, *experiment.rows[row]]
     try:
-        config = compose(*overrides, *experiment.rows[row])
-        if experiment.mini and config.profile.name == "mini":
-            config = compose(*overrides, *experiment.mini, *experiment.rows[row])
+        config = compose(*overrides)
     except ValueError as error:
         raise ValueError(f"{experiment.name}, {row}, {column}: {error}") from error
     return GridCell(experiment.name, row, column, config)
@@ -86,22 +92,34 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
     return list(groups.values())
 
 
-def samples_of(experiments: Iterable[Experiment]) -> list[GridCell]:
-    """Compose a cell for each choice of network, task and method: enough to see what a run needs."""
-    samples: dict[tuple[str, ...], GridCell] = {}
+def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
+    """Make a cell for each choice of network, task and method: enough to see what a run needs.
+
+    Composing takes a tenth of a second, so a choice is composed once, and the other cells are put together from those.
+    """
+    composed: dict[tuple, DictConfig] = {}
     for experiment in experiments:
         for (row, own), (column, shared) in product(experiment.rows.items(), experiment.columns.items()):
-            overrides = [*experiment.overrides, *shared, *own]
-            kind = experiment.task, *sorted(each for each in overrides if each.startswith(PARTS))
-            if kind not in samples and (cell := cell_of(experiment, row, column)).config is not None:
-                samples[kind] = cell
-    return list(samples.values())
+            given = [(re.split("[.=]", override)[0], override) for override in (*experiment.overrides, *shared, *own)]
+            network = experiment.task, *(each for group, each in given if group in NETWORK)
+            method = {part: (part, *(each for group, each in given if group == part)) for part in METHOD}
+            kind = network, *method.values()
+            if kind in composed or column in experiment.not_applicable.get(row, {}):
+                continue
+            if composed.keys() >= set(kind):
+                config = copy.deepcopy(composed[network])
+                config.update({part: composed[choice][part] for part, choice in method.items()})
+                cell = GridCell(experiment.name, row, column, config)
+            else:
+                cell = cell_of(experiment, row, column)
+            composed = dict.fromkeys([kind, *kind], cell.known_config) | composed
+            yield cell
 
 
-def chosen_experiments(config: DictConfig) -> list[Experiment]:
+def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
     """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow."""
-    given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"]
-    names = given[-1] if given and isinstance(given[-1], list) else []  # Hydra would merge their files into one
+    given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"] or [MAIN]
+    names = given[-1] if isinstance(given[-1], list) else given[-1:]  # Hydra would merge the files of a list into one
     ablates = bool(config.experiment.option)
     if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(
@@ -109,32 +127,62 @@ def chosen_experiments(config: DictConfig) -> list[Experiment]:
             "experiment=ablation axis=estimator.shrinkage_row values=[0,0.3,0.7]"
         )
     if ablates:
-        return [ablation_of(config)]
-    if len(names) > 1:
-        return [experiment_of(name) for name in names]
-    if config.experiment.name == "all":
-        return possible(every_experiment())
-    if config.experiment.experiments:
-        return possible(map(experiment_of, config.experiment.experiments))
-    return [with_rows(config.experiment)]
+        experiment = ablation_of(config)
+        yield checked(experiment, experiment.name)
+    elif len(names) > 1:
+        yield from map(experiment_of, names)
+    elif config.experiment.name == "all":
+        yield from possible(every_experiment())
+    elif (experiment := checked(config.experiment, str(names[0]))).experiments:
+        yield from possible(map(experiment_of, experiment.experiments))
+    else:
+        yield experiment
 
 
 def every_experiment() -> list[Experiment]:
     """Every experiment of `conf/experiment`: those of the main job in its order, then the others by name."""
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
-    own = [name for name in options if name not in ("ablation", "all") and not name.startswith("_")]
-    nodes = {name: of_experiment(name).experiment for name in own}
-    names = dict.fromkeys([*nodes[MAIN].experiments, *own])
-    return [with_rows(nodes[name]) for name in names if not nodes[name].experiments]
+    own = {}
+    for name in options:
+        if name not in ("ablation", "all") and not name.startswith("_"):
+            try:
+                own[name] = experiment_of(name)
+            except Exception as error:  # whatever is wrong with a file, the others have their report
+                log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
+    names = dict.fromkeys([*own[MAIN].experiments, *own])
+    return [own[name] for name in names if not own[name].experiments]
 
 
 def experiment_of(name: str) -> Experiment:
-    return with_rows(of_experiment(name).experiment)
+    """Read an experiment's file, without the overrides of the command line."""
+    try:
+        return checked(hydra.compose("run", [f"experiment={name}"]).experiment, name)
+    except RecursionError:
+        raise ValueError(f"experiment/{name}.yaml is among its own defaults") from None
 
 
-def of_experiment(name: str, *overrides: str) -> DictConfig:
-    """Compose an experiment without the overrides of the command line."""
-    return hydra.compose("run", overrides=[f"experiment={name}", *overrides])
+def checked(experiment: Experiment, name: str) -> Experiment:
+    """Complete an experiment by its rows. Raises `ValueError` for one that would make nothing, or another's table."""
+    place = f"experiment/{name}.yaml"
+    if experiment.name != name:
+        raise ValueError(f"{place}: results go under the name, which must be the file's, {name}, not {experiment.name}")
+    try:
+        EXPERIMENT.validate_python(plain(experiment))  # OmegaConf does not check what lists hold
+    except ValidationError as error:
+        raise out_of_range(error, place) from None
+    if experiment.experiments:
+        return experiment
+    experiment = with_rows(experiment)
+    shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
+    if lacking := [field for field, value in shown.items() if not value]:
+        raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would make nothing")
+    if experiment.metrics and experiment.ranked_by not in experiment.metrics:
+        raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
+    known = COSTS + "|" + METRICS.get(experiment.task, ".*")
+    unknown = [metric for metric in experiment.metrics if not re.fullmatch(known, metric)]
+    if unknown and "analysis=" not in str(experiment):  # which has metrics of its own
+        raise ValueError(f"{place}: no cell has the metric {unknown[0]}; there are {known}")
+    return experiment
 
 
 def possible(experiments: Iterable[Experiment]) -> list[Experiment]:

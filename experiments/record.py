@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "refit", "pruning", "finetuning")
+# Names in `values`, as regular expressions: of costs, and of metrics by task. Those of analyses are not here.
+COSTS = "gflops|gflops_budget|mparams|(predicted|measured)_latency|(search|total)_minutes"
+METRICS = {"classification": "top1", "coco": "(box|mask)_.*", "ade20k": "miou", "language": ".*perplexity|accuracy.*"}
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
 
 

@@ -1,7 +1,6 @@
 """Draw tables and figures of experiments: cells that are done never run again, and several processes share the work."""
 
 import os
-from concurrent.futures import BrokenExecutor
 from functools import partial
 
 import hydra
@@ -12,10 +11,10 @@ from experiments.cell import results_folder
 from experiments.checks import look_first
 from experiments.config import CONF
 from experiments.grid import chosen_experiments, grid_of, samples_of
-from experiments.output.results import report_on_all, show
+from experiments.output.results import show, update_report
 from experiments.plan import show_plan
 from experiments.runner import started
-from experiments.workers import has_launcher, launch, local_pool, run_grids
+from experiments.workers import finished, has_launcher, launch
 from facts.utils import distributed
 from facts.utils.files import writable_folder
 
@@ -34,24 +33,21 @@ def reproduce(config: DictConfig) -> None:
     if config.plan:
         cells = [cell for grid in grids for cell in grid]
         return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
+    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a look at what they need"))
     on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
     if has_launcher() and distributed.size() > 1:
         raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
     workers = (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
     cells = []
-    try:
-        with local_pool(workers, config.hardware.device) as pool:
-            for grid in launch(grids) if has_launcher() else run_grids(grids, pool, workers):
-                cells += grid
-                on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
-    except BrokenExecutor as error:
-        raise SystemExit(
-            f"a worker died, often for lack of memory ({error}): start again, with fewer workers=; what is done is kept"
-        ) from error
-    on_main_rank(lambda: report_on_all(folder))
+    for grid in launch(grids) if has_launcher() else finished(experiments.values(), workers, config.hardware.device):
+        cells += grid
+        on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
+    on_main_rank(lambda: update_report(folder, console))
     console.print(f"Tables and figures: {folder}; all of it: {folder / 'report.html'}")
     if failed := [cell for cell in cells if cell.status == "failed"]:
-        raise SystemExit(f"{len(failed)} of {len(cells)} cells failed; their records say why. Run again to retry them.")
+        records = [folder / "records" / f"{cell.record.fingerprint}.json" for cell in failed if cell.record]
+        where = f"see {records[0]}" if records else "the log says why"
+        raise SystemExit(f"{len(failed)} of {len(cells)} cells failed: {where}. Run again to retry them.")
 
 
 if __name__ == "__main__":

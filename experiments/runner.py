@@ -123,9 +123,10 @@ def attempt(cell: Cell, number: int) -> Record:
         try:
             with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
                 record = replace(base, status="done", **measure(cell))
-        except Exception:
+        except Exception as error:
             failure = replace(base, error=traceback.format_exc())
             distributed.on_main_rank(lambda: write_record(failure, cell.records))
+            error.add_note(f"see {cell.records / cell.fingerprint}.json")
             raise
         distributed.on_main_rank(lambda: write_record(record, cell.records))
         distributed.on_main_rank(lambda: save_images(cell))

@@ -3,9 +3,12 @@
 import logging.config
 import multiprocessing
 import os
+import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.queues import SimpleQueue
@@ -21,12 +24,17 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cell import Cell
+from experiments.config import Experiment
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
+from experiments.record import ROOT
 from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
 from facts.utils.stopwatch import hide_displays
 
 log = logging.getLogger(__name__)
+
+# Code that is not the user's own: this package's, that of others, and code without a file.
+OTHERS = (str(ROOT / "facts"), str(ROOT / "experiments"), sysconfig.get_path("stdlib"), sys.prefix, "<")
 
 Grid = list[GridCell]
 Part = list[GridCell]
@@ -82,8 +90,33 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
         return False
     except Exception as error:
         grid_cell.record, grid_cell.status = earlier_record(cell) if cell else None, "failed"
-        log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, error)
+        reasons = "; ".join([str(error), *own_line(error), *getattr(error, "__notes__", ())])
+        log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, reasons)
     return True
+
+
+def own_line(error: Exception) -> list[str]:
+    """The last line of the user's own code that the error came through, if there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
+    return [f"{frame.filename}, line {frame.lineno}: {frame.line}" for frame in own[-1:]]
+
+
+def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
+    """Run all cells of experiments; yield each's as it is done. If a worker dies, new ones do what is left, once."""
+    left = {experiment.name: experiment for experiment in experiments}
+    for has_died in (False, True):
+        try:
+            with local_pool(num_workers, device) as pool:
+                for grid in run_grids(map(grid_of, [*left.values()]), pool, num_workers):
+                    del left[grid[0].experiment]
+                    yield grid
+            return
+        except BrokenExecutor as error:
+            if has_died:
+                advice = "start again, with fewer workers=; what is done is kept"
+                raise SystemExit(f"a worker died again, often for lack of memory ({error}): {advice}") from error
+            log.error("a worker died (%s): new ones do what is left", error)
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:

@@ -1,14 +1,17 @@
 """Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
 
+import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pandas as pd
 from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.config import Experiment
-from experiments.grid import GridCell, every_experiment, of_experiment
+from experiments.grid import GridCell, every_experiment
 from experiments.output.artifact import publish
 from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
@@ -16,6 +19,8 @@ from experiments.output.report.page import write_report
 from experiments.output.tables import Entry, entries_of, screen_table, write_tables
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_records
+from facts.utils.cache import content_key
+from facts.utils.files import replacing
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
@@ -38,13 +43,26 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
         track(lambda run: publish(run, experiment, grid, folder))
 
 
+def update_report(folder: Path, console: Console) -> None:
+    """Write the report anew, unless it is of the tables and figures that are in `folder` now."""
+    shown = chain((folder / "tables").glob("*"), (folder / "figures").glob("*.png"))
+    hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
+    seen = folder / "cache" / "report.json"
+    before = json.loads(seen.read_text()) if seen.exists() and (folder / "report.html").exists() else {}
+    if changed := {Path(name).stem for name in hashes if hashes[name] != before.get(name)}:
+        console.print(f"changed tables and figures: {len(changed)}; the report is made anew")
+        report_on_all(folder)
+        with replacing(seen) as path:
+            path.write_text(json.dumps(hashes))
+
+
 def report_on_all(folder: Path) -> None:
     """Write the report on every experiment from the files in `folder`."""
     experiments = every_experiment()
     properties = {}
     for experiment in experiments:
         if experiment.properties:
-            configs = {row: of_experiment(experiment.name, *overrides) for row, overrides in experiment.rows.items()}
+            configs = {row: hydra.compose("run", [*overrides]) for row, overrides in experiment.rows.items()}
             rows = [GridCell(experiment.name, row, "", config) for row, config in configs.items()]
             properties[experiment.name] = properties_of(experiment, rows)
     write_report(experiments, properties, folder)

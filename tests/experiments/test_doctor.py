@@ -28,6 +28,11 @@ def test_the_embedded_default_is_fine(cell_config):
     assert "mini_deit.safetensors, sha256 " in findings["weights of deit_b"].detail
 
 
+def test_the_machine_is_described_before_cells_are_composed(cell_config):
+    findings = examine(cell_config(), (pytest.fail("composed") for _ in range(1)))
+    assert [next(findings).what for _ in range(3)] == ["packages", "device", "tracking"]
+
+
 def test_the_command_names_what_is_missing_and_fails(command, tmp_path, capsys):
     options = ["experiment=sensitivity_interpolation", "profile=paper", f"task.paper.root={tmp_path}"]
     with pytest.raises(SystemExit, match="1"):

@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments.config import CONF, Experiment
 from experiments.output.report.page import write_report
+from experiments.output.results import update_report
 from experiments.output.tables import ERRORS
 from experiments.report import main
 from tests.browser import WIDTHS, chromium
@@ -157,6 +159,17 @@ def test_without_records_the_tables_stay(tmp_path):
     assert "No profiles, one a network and search" in page.text
     assert "no record: run it again to see why" in page.text
     assert "There are no records of cells here." in (tmp_path / "report.md").read_text()
+
+
+def test_a_run_makes_the_report_anew_for_what_has_changed(tmp_path, monkeypatch, capsys):
+    write_results(tmp_path)
+    monkeypatch.setattr("experiments.output.results.report_on_all", lambda folder: written(folder))
+    for changed, rewritten in ((3, "demo_40"), (1, None), (0, None)):
+        update_report(tmp_path, Console(width=200))
+        line = f"changed tables and figures: {changed}; the report is made anew\n"
+        assert capsys.readouterr().out == line * (changed > 0)
+        if rewritten:
+            (tmp_path / f"tables/{rewritten}.md").write_text(f"{changed}")
 
 
 @pytest.mark.system

@@ -8,16 +8,17 @@ import sys
 import time
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
 from experiments.cell import Cell
+from experiments.composition import compose as compose_cell
 from experiments.config import CONF
-from experiments.grid import GridCell, chosen_experiments, samples_of
+from experiments.grid import GridCell, cell_of, chosen_experiments, every_experiment, experiment_of, samples_of
 from experiments.outcomes import unpacked
 from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
@@ -111,18 +112,59 @@ def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_pa
         reproduce(folder=folder)
 
 
+GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top1\ncolumns: {Net: []}\nrows: {A: []}\n"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("name: mine", "name: rivals", r"results go under the name, which must be the file's, mine, not rivals"),
+        ("columns: {Net: []}", "", r" has no columns, and would make nothing"),
+        ("metrics: {top1: Top-1}", "", r" has no metrics, and would make nothing"),
+        ("top1", "topp1", r"no cell has the metric topp1; there are gflops\|.*\|top1"),
+        ("ranked_by: top1", "ranked_by: gflops", r"ranked_by must be one of top1"),
+        ("task:", "notes: [in mini: few]\ntask:", r"notes\.0=\{'in mini': 'few'\}: input should be a valid string"),
+    ],
+)
+def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(reproduce, tmp_path, right, wrong, message):
+    (tmp_path / "my/experiment").mkdir(parents=True)
+    (tmp_path / "my/experiment/mine.yaml").write_text(GOOD.replace(right, wrong))
+    with pytest.raises(SystemExit, match=rf"^error: experiment/mine\.yaml.*{message}"):
+        reproduce(experiment="mine", folder=("--config-dir", str(tmp_path / "my")))
+
+
+@pytest.mark.attack
+def test_files_that_default_to_each_other_do_not_cost_the_others_their_report(tmp_path, caplog):
+    files = {name: GOOD.replace("mine", name) for name in ("good", "a", "b")}
+    files |= {"a": f"defaults: [b]\n{files['a']}", "b": f"defaults: [a]\n{files['b']}"}
+    files["paper"] = "name: paper\nexperiments: [good]"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "run.yaml").write_text("defaults: [schema, _self_, experiment: null]")
+    for name, text in files.items():
+        (tmp_path / f"experiment/{name}.yaml").write_text(text)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert [experiment.name for experiment in every_experiment()] == ["good"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"{name} is left out: experiment/{name}.yaml is among its own defaults" for name in "ab"]
+
+
 @pytest.mark.system
-def test_cells_that_failed_are_counted_at_the_end(reproduce):
-    with pytest.raises(SystemExit, match=r"1 of 1 cells failed; their records say why. Run again to retry them."):
+def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
+    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
+    with pytest.raises(SystemExit, match=r"1 of 1 cells failed: the log says why. Run again to retry them."):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
+    monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
+    with pytest.raises(SystemExit, match=r"1 of 1 cells failed: see .*/records/\w{16}.json. Run again"):
+        reproduce("model.mini.weights=random")
 
 
-def test_a_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypatch):
+def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypatch):
     def die(*arguments):
         raise BrokenExecutor("killed")
 
-    monkeypatch.setattr(experiments.reproduce, "run_grids", die)
-    with pytest.raises(SystemExit, match=r"a worker died, .* \(killed\): start again, with fewer workers="):
+    monkeypatch.setattr(experiments.workers, "run_grids", die)
+    with pytest.raises(SystemExit, match=r"a worker died again, .* \(killed\): start again, with fewer workers="):
         reproduce()
 
 
@@ -189,8 +231,10 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small
 def command_line(monkeypatch):
     """A function that composes a configuration of `reproduce` as its command line does."""
     given: list[str] = []
-    compose_alone = "experiments.composition.HydraConfig"
-    monkeypatch.setattr(f"{compose_alone}.get", lambda: OmegaConf.create({"overrides": {"task": given}}))
+    chosen = SimpleNamespace(
+        overrides=SimpleNamespace(task=given), runtime=SimpleNamespace(choices={"profile": "mini"})
+    )
+    monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: chosen)
     with initialize_config_dir(CONF, version_base="1.3"):
 
         def build(*overrides):
@@ -212,9 +256,16 @@ def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(comm
     assert [experiment.name for experiment in named] == ["llm", "throughput"]
 
 
-def test_samples_name_every_network_and_method_once(command_line):
+def test_samples_name_every_network_and_method_once(command_line, monkeypatch):
+    """Most are put together, of the parts that composing would give."""
     names = "experiment=[classification_50,classification_40,structured_pruning]"
-    samples = [cell.config for cell in samples_of(chosen_experiments(command_line(names)))]
+    composed = []
+    monkeypatch.setattr("experiments.grid.compose", lambda *each: composed.append(each) or compose_cell(*each))
+    cells = [*samples_of(chosen_experiments(command_line(names)))]
+    assert len(composed) == 9 + 3 + 7  # rows of one network, the other networks, and rows of the last table
+    swin = next(cell for cell in cells if (cell.row, cell.column) == ("FACTS + CoRS", "Swin-B"))
+    assert swin.config == cell_of(experiment_of("classification_50"), swin.row, swin.column).config
+    samples = [cell.config for cell in cells]
     networks = {config.model.name for config in samples}
     assert networks == {"deit_b", "swin_b", "convnext_b", "mambavision_b"}
     assert {config.pruning.name for config in samples if config.pruning} == {"isomorphic", "disp_llm", "nvit"}

@@ -40,9 +40,10 @@ def test_a_failing_cell_is_recorded_raised_and_tried_again_and_a_finished_one_is
     config = cell_config("estimator=pela")
     with monkeypatch.context() as patch:
         patch.setattr(experiments.methods, "compress_prepared", lambda *args, **kwargs: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError) as caught:
             run_cell(open_cell(config))
     failed = open_cell(config).earlier_record()
+    assert caught.value.__notes__ == [f"see {open_cell(config).records / failed.fingerprint}.json"]
     assert failed.status == "failed" and "ZeroDivisionError" in failed.error
     again = run_cell(open_cell(config))
     assert again.status == "done" and again.attempt == 2

@@ -1,7 +1,9 @@
 """The order in which cells run, that it makes no difference who runs them, and the workers that do."""
 
+import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +18,9 @@ from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
-from experiments.config import CONF
+from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.workers import ThisProcess, local_pool, run_grids, visible_gpus
+from experiments.workers import ThisProcess, fill, finished, local_pool, run_grids, visible_gpus
 from facts.utils import distributed
 from tests.records import make_record
 
@@ -86,6 +88,39 @@ def test_several_workers_find_what_one_finds(grids, steps, num_workers):
         expected = ("n.a.", None) if each.config is None else ("done", f"{each.experiment}/{each.row}/{each.column}")
         assert (each.status, found) == expected
     assert len(steps) == len(set(steps)) == 8 and steps[-2:] == [("first", "DeiT", TIMED), ("first", "Swin", TIMED)]
+
+
+def die_once(part: list[GridCell]) -> list[GridCell]:
+    """Run a part in a worker; the first to come to the second network is killed."""
+    for each in part:
+        each.record, each.status = make_record(each.row), "done"
+    if part[0].column == "Swin" and not os.path.exists("died"):
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return part
+
+
+@pytest.mark.system
+@pytest.mark.attack
+def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
+    monkeypatch.setattr(experiments.workers, "grid_of", lambda experiment: table(experiment.name, "A", "B"))
+    monkeypatch.setattr(experiments.workers, "is_timed", lambda cell: False)
+    monkeypatch.setattr(experiments.workers, "run_part", die_once)
+    monkeypatch.chdir(tmp_path)
+    done = [*finished([Experiment(name="first"), Experiment(name="second")], 2, "cpu")]
+    assert sorted(grid[0].experiment for grid in done) == ["first", "second"] and (tmp_path / "died").exists()
+    assert {cell.status for grid in done for cell in grid} == {"done"}
+    assert caplog.text.count("a worker died") == 1
+
+
+def test_a_failure_names_the_last_line_of_the_users_own(tmp_path, monkeypatch, caplog):
+    own = tmp_path / "my_method.py"
+    own.write_text("def open_cell(config):\n    return config.ratio / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(experiments.workers, "open_cell", importlib.import_module("my_method").open_cell)
+    assert fill(GridCell("mine", "A", "Net", OmegaConf.create({"ratio": 0.5})), wait=True)
+    assert f"mine, A, Net: float division by zero; {own}, line 2: return config.ratio / 0" in caplog.text
 
 
 def seen(folder: str) -> tuple[bool, str | None]:
