@@ -141,9 +141,13 @@ class Cell:
     @property
     def depends_on_device(self) -> bool:
         """Whether something is timed, or ends by the clock."""
-        by_analysis = self.analysis and self.analysis.depends_on_device
+        return bool(self.analysis and self.analysis.depends_on_device) or self.is_timed_throughout
+
+    @property
+    def is_timed_throughout(self) -> bool:
+        """Whether more is timed than an analysis of the finished network."""
         by_clock = self.finetuning and self.finetuning.minutes is not None
-        return bool(by_analysis or by_clock or self.method.depends_on_device)
+        return bool(by_clock or self.method.depends_on_device)
 
     @property
     def folder(self) -> Path:

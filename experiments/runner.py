@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -25,6 +25,7 @@ from experiments.methods import Product
 from experiments.outcomes import packed
 from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
+from experiments.turns import alone
 from facts.analysis import Subject
 from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
@@ -153,7 +154,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     outcomes = {metric: packed(values) for metric, values in judgement.outcomes.items()}
     fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
-        with timed(seconds, "analysis"):
+        with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
             findings = distributed.on_main_rank(lambda: analysis.run(subject_of(cell, model)))
         metrics |= findings.metrics
         fields["analysis"] = findings.values

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -23,11 +23,12 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.cell import Cell
+from experiments.cell import results_folder
 from experiments.config import Experiment
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
 from experiments.record import ROOT
 from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
+from experiments.turns import alone, beside_others
 from facts.utils.files import HeldElsewhere
 from facts.utils.stopwatch import hide_displays
 
@@ -41,23 +42,10 @@ Part = list[GridCell]
 """The cells of one experiment that share a network and its data."""
 
 
-def parts_of(grid: Grid) -> tuple[list[Part], list[Part]]:
-    """Divide an experiment into parts that may run together, and those that measure time."""
-    timed = {cell for cell in grid if cell.config is not None and is_timed(cell)}
-    return by_data(cell for cell in grid if cell not in timed), by_data(cell for cell in grid if cell in timed)
-
-
-def is_timed(grid_cell: GridCell) -> bool:
-    """Whether the cell measures time, so that nothing else may run meanwhile."""
-    try:
-        return Cell.of(grid_cell.known_config).depends_on_device
-    except (OSError, ValueError, ImportError):
-        return False  # it will fail when it runs
-
-
 def run_part(part: Part) -> Part:
     """Run the cells of a part after one data pass for all of them; return them with their records."""
-    share_data_pass(part)
+    with beside_others(results_folder(part[0].known_config)) if part else nullcontext():
+        share_data_pass(part)
     run_cells(part)
     return part
 
@@ -75,8 +63,16 @@ def share_data_pass(part: Part) -> None:
 
 
 def run_cells(part: Part) -> None:
-    """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last."""
-    for cell in [cell for cell in part if not fill(cell, wait=False)]:
+    """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last.
+
+    No turn is taken while it is waited for: the other process may wait for its turn to measure.
+    """
+    elsewhere = []
+    for cell in part:
+        with beside_others(results_folder(cell.known_config)):
+            if not fill(cell, wait=False):
+                elsewhere.append(cell)
+    for cell in elsewhere:
         fill(cell, wait=True)
 
 
@@ -85,7 +81,8 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     cell = None
     try:
         cell = open_cell(grid_cell.known_config)
-        grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
+        with alone() if cell.is_timed_throughout else nullcontext():
+            grid_cell.record, grid_cell.status = run_cell(cell, wait), "done"
     except HeldElsewhere:
         return False
     except Exception as error:
@@ -120,16 +117,14 @@ def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
-    """Run the cells of experiments, those that measure time last and alone; yield each experiment's as it is done."""
-    alone: list[tuple[Grid, Part]] = []
+    """Run the cells of experiments, a process for each network and data; yield each experiment's as it is done."""
     running: dict[Future, tuple[Grid, Part]] = {}
 
     def queue() -> Iterator[tuple[Grid, Part]]:
         for grid in grids:
-            untimed, timed = parts_of(grid)
-            log.info("%s: %d cells", grid[0].experiment, sum(map(len, untimed + timed)))
-            alone.extend((grid, part) for part in timed)
-            yield from ((grid, part) for part in untimed or [[]])
+            parts = by_data(grid)
+            log.info("%s: %d cells", grid[0].experiment, sum(map(len, parts)))
+            yield from ((grid, part) for part in parts or [[]])
 
     waiting = queue()
     while True:
@@ -140,8 +135,6 @@ def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterat
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             grid, part = running.pop(future)
             yield from take_over(part, future.result(), grid)
-    for grid, part in alone:
-        yield from take_over(part, pool.submit(run_part, part).result(), grid)
 
 
 def take_over(part: Part, done: Part, grid: Grid) -> list[Grid]:
@@ -201,7 +194,7 @@ def has_launcher() -> bool:
 
 
 def launch(grids: Iterable[Grid]) -> list[Grid]:
-    """Run the cells of experiments as jobs of Hydra's launcher, one for each part; those that measure time alone."""
+    """Run the cells of experiments as jobs of Hydra's launcher, one for each part."""
     grids, chosen = list(grids), HydraConfig.get()
     overrides = [*chosen.overrides.hydra, *chosen.overrides.task]
     hydra = GlobalHydra.instance().hydra
@@ -210,18 +203,14 @@ def launch(grids: Iterable[Grid]) -> list[Grid]:
     context = HydraContext(hydra.config_loader, Callbacks(config))
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=run_job, config=config)
     given = [override for override in chosen.overrides.task if not override.startswith("experiment=")]
-    together: list[tuple[Part, list[str]]] = []
-    alone: list[tuple[Part, list[str]]] = []
+    jobs: list[tuple[Part, list[str]]] = []
     for grid in grids:
-        untimed, timed = parts_of(grid)
-        for number, part in enumerate(untimed + timed):
+        for number, part in enumerate(by_data(grid)):
             experiment = part[0].known_config.experiment
-            job = part, [*given, f"experiment={experiment.option or experiment.name}", f"part={number}"]
-            (together if number < len(untimed) else alone).append(job)
-    for jobs in filter(None, [together, *([job] for job in alone)]):
-        done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
-        for (part, _), result in zip(jobs, done, strict=True):
-            take_over(part, result.return_value, part)
+            jobs.append((part, [*given, f"experiment={experiment.option or experiment.name}", f"part={number}"]))
+    done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
+    for (part, _), result in zip(jobs, done, strict=True):
+        take_over(part, result.return_value, part)
     return grids
 
 
@@ -230,5 +219,4 @@ def run_job(config: DictConfig) -> Part:
     os.chdir(HydraConfig.get().runtime.cwd)
     hide_displays()
     (experiment,) = chosen_experiments(config)
-    untimed, timed = parts_of(grid_of(experiment))
-    return run_part((untimed + timed)[config.part])
+    return run_part(by_data(grid_of(experiment))[config.part])

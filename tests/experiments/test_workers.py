@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -24,12 +25,11 @@ from experiments.workers import ThisProcess, fill, finished, local_pool, run_gri
 from facts.utils import distributed
 from tests.records import make_record
 
-TIMED = "timed"
-
 
 def cell(experiment: str, network: str, row: str) -> GridCell:
     parts = {"model": {"mini": {"name": network}}, "task": {"mini": {}}}
-    config = OmegaConf.create({"profile": {"name": "mini"}, "labels": "given", "excluded_names": [], **parts})
+    fields = {"profile": {"name": "mini"}, "labels": "given", "excluded_names": [], "results": "results"}
+    config = OmegaConf.create({**fields, **parts})
     return GridCell(experiment, row, network, config)
 
 
@@ -40,9 +40,9 @@ def table(experiment: str, *rows: str) -> list[GridCell]:
 
 @pytest.fixture
 def grids() -> list[list[GridCell]]:
-    """Four experiments; the first measures time in one row, and the last has nothing to run."""
+    """Four experiments, of which the last has nothing to run."""
     left_out = [GridCell(name, "none", "DeiT", None, "n.a.") for name in ("first", "fourth")]
-    return [[*table("first", "A", TIMED), left_out[0]], table("second", "A", "B"), table("third", "A"), left_out[1:]]
+    return [[*table("first", "A", "B"), left_out[0]], table("second", "A", "B"), table("third", "A"), left_out[1:]]
 
 
 @pytest.fixture
@@ -58,22 +58,20 @@ def steps(monkeypatch) -> list[tuple[str, str, str]]:
 
     monkeypatch.setattr(experiments.workers, "share_data_pass", lambda cells: None)
     monkeypatch.setattr(experiments.workers, "run_cells", run_cells)
-    monkeypatch.setattr(experiments.workers, "is_timed", lambda cell: cell.row == TIMED)
+    monkeypatch.setattr(experiments.workers, "beside_others", lambda folder: nullcontext())
     return steps
 
 
-def test_one_worker_keeps_the_order_and_what_measures_time_comes_last(grids, steps):
+def test_one_worker_keeps_the_order(grids, steps):
     done = [grid[0].experiment for grid in run_grids(grids, ThisProcess(), 1)]
-    assert done == ["second", "third", "fourth", "first"]
+    assert done == ["first", "second", "third", "fourth"]
     assert steps == [
-        ("first", "DeiT", "A"),
-        ("first", "Swin", "A"),
+        ("first", "DeiT", "AB"),
+        ("first", "Swin", "AB"),
         ("second", "DeiT", "AB"),
         ("second", "Swin", "AB"),
         ("third", "DeiT", "A"),
         ("third", "Swin", "A"),
-        ("first", "DeiT", TIMED),
-        ("first", "Swin", TIMED),
     ]
 
 
@@ -82,12 +80,12 @@ def test_several_workers_find_what_one_finds(grids, steps, num_workers):
     with ThreadPoolExecutor(num_workers) as pool:
         pool.submit = lambda task, part: ThreadPoolExecutor.submit(pool, task, pickle.loads(pickle.dumps(part)))
         done = [grid[0].experiment for grid in run_grids(grids, pool, num_workers)]
-    assert sorted(done) == ["first", "fourth", "second", "third"] and done[-1] == "first"
+    assert sorted(done) == ["first", "fourth", "second", "third"]
     for each in (each for grid in grids for each in grid):
         found = each.record and each.record.fingerprint
         expected = ("n.a.", None) if each.config is None else ("done", f"{each.experiment}/{each.row}/{each.column}")
         assert (each.status, found) == expected
-    assert len(steps) == len(set(steps)) == 8 and steps[-2:] == [("first", "DeiT", TIMED), ("first", "Swin", TIMED)]
+    assert len(steps) == len(set(steps)) == 6
 
 
 def die_once(part: list[GridCell]) -> list[GridCell]:
@@ -105,7 +103,6 @@ def die_once(part: list[GridCell]) -> list[GridCell]:
 def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
     monkeypatch.setattr(experiments.workers, "grid_of", lambda experiment: table(experiment.name, "A", "B"))
-    monkeypatch.setattr(experiments.workers, "is_timed", lambda cell: False)
     monkeypatch.setattr(experiments.workers, "run_part", die_once)
     monkeypatch.chdir(tmp_path)
     done = [*finished([Experiment(name="first"), Experiment(name="second")], 2, "cpu")]
