@@ -265,6 +265,9 @@ def test_samples_name_every_network_and_method_once(command_line, monkeypatch):
     assert len(composed) == 9 + 3 + 7  # rows of one network, the other networks, and rows of the last table
     swin = next(cell for cell in cells if (cell.row, cell.column) == ("FACTS + CoRS", "Swin-B"))
     assert swin.config == cell_of(experiment_of("classification_50"), swin.row, swin.column).config
+    composed.clear()
+    few = cell_of(experiment_of("model_sizes"), "FACTS", "DeiT-S").known_config
+    assert len(composed) == 1 and few.task.mini.num_calibration == 1024
     samples = [cell.config for cell in cells]
     networks = {config.model.name for config in samples}
     assert networks == {"deit_b", "swin_b", "convnext_b", "mambavision_b"}
