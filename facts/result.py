@@ -37,9 +37,12 @@ class RecoverySummary:
 
     def __str__(self) -> str:
         earlier = f", {self.seconds_before / 60:.1f} of them in an earlier run" if self.seconds_before else ""
-        text = f"recovered from {self.num_samples:,} samples in {self.seconds / 60:.1f} min{earlier}"
+        taken = f"{self.seconds / 60:.1f} min" if self.seconds >= 60 else f"{self.seconds:.0f} s"
+        text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}"
         if self.before is None or self.after is None:
             return f"{text}; too few samples to hold some out, and to tell what it gained"
+        if self.before == self.after:
+            return f"{text}: no epoch was better than the start, so no weight is changed; give it more time or data"
         return (
             f"{text}: mean distance from the original on {self.num_held_back:,} others {self.before:.4g} before, "
             f"{self.after:.4g} after"
@@ -63,8 +66,8 @@ class Summary:
     - `solution`: the solver's status, error, bound and gap, if the search used one
     - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
     - `predicted`: the distance that the search predicted, if it predicts one
-    - `distance` of the outputs from the original's on held-out samples, after the last step; `recovery`: None without
-      one
+    - `distance` of the outputs from the original's on held-out samples, after the last step; `error`: the largest that
+      the budget allowed, None for other budgets; `recovery`: None without one
     - `full_flops`: FLOPs before and after by the full rule, with attention's own products; None if unknown
     - `sizes` of the weights before and after.
     """
@@ -88,6 +91,7 @@ class Summary:
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     predicted: float | None = None
     distance: Distance | None = None
+    error: float | None = None
     recovery: RecoverySummary | None = None
     full_flops: tuple[int, int] | None = None
     sizes: tuple[Size, Size] = (Size(), Size())
@@ -109,23 +113,26 @@ class Summary:
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05)
         options = {"pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
         options[f"refitted by {self.refit}"] = bool(self.refit)
-        method = ", ".join([self.estimator, self.search, *(option for option, taken in options.items() if taken)])
+        method = "method: " + ", ".join(
+            [self.estimator, self.search, *(option for option, taken in options.items() if taken)]
+        )
         lines_below = [method, *map(self._kept, self.bounds)]
-        if self.full_flops:
+        if self.full_flops and self.full_flops[0] != self.before.flops:
             before, after = (f"{flops / 1e9:.4g} G" for flops in self.full_flops)
             lines_below.append(
-                f"FLOPs leave out products without weights, such as attention's: with them {before} and {after}"
+                "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
+                f"{before} and {after} with them"
             )
         if self.latency_device:
             lines_below.append(f"the compressed network's latency is predicted for {self.latency_device}, not measured")
         if self.recovery:
             lines_below.append(str(self.recovery))
         if self.distance:
-            predicted = "" if self.predicted is None else f"; the search predicted {self.predicted:.4g}"
+            predicted = "" if self.predicted is None else f"; the search's sum over layers was {self.predicted:.4g}"
             lines_below.append(f"{self.distance}{predicted}")
         if self.is_far:
             lines_below.append(f"the outputs are far off: {self.advice}")
-        return "\n".join([table, "", *lines_below, f"took: {seconds}"])
+        return "\n".join([table, "", *lines_below, *([f"took: {seconds}"] if seconds else [])])
 
     @property
     def is_far(self) -> bool:
@@ -151,19 +158,23 @@ class Summary:
 
     @property
     def _stored(self) -> str:
-        return f"weights in {' and then '.join(dict.fromkeys(size.types for size in self.sizes))}"
+        before, after = (size.types for size in self.sizes)
+        return f"weights, {before}" if before == after else f"weights, {before} before, {after} after"
 
     @property
     def _timed(self) -> str:
         samples = self.latency.get("samples")
-        return f"latency of {samples:.0f}" if samples else "latency"
+        return f"latency, batch of {samples:.0f}" if samples else "latency"
 
     def _kept(self, cost: CostName) -> str:
         """Fraction of a bounded cost that remains, and the one that was allowed."""
         allowed, spent, budget = self.bounds[cost], self.spent.get(cost), self.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # the last two in a file written by others
             return f"allowed {allowed:.1%} of the {cost}"
-        return f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}, of {allowed:.1%} allowed"
+        kept = f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}"
+        if self.error is not None:
+            return f"{kept}, the smallest found with an error of at most {self.error:g} on the held-out samples"
+        return f"{kept}, of {allowed:.1%} allowed"
 
 
 @dataclass(frozen=True, repr=False)
@@ -196,5 +207,5 @@ class CompressionResult:
         for reason, names in alike.items():
             shown = ", ".join(names[:NUM_SHOWN])
             others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
-            lines.append(f"skipped {shown}{others}: {reason}")
+            lines.append(f"left dense: {shown}{others} ({reason})")
         return "\n".join(lines)

@@ -21,7 +21,7 @@ def test_what_is_printed():
         budget={"flops": 1e9},
         latency={"dense": 0.03, "allowed": 0.02, "predicted": 0.019, "measured": 0.018},
     )
-    skipped = {f"blocks.{i}.norm": "its name holds `norm`" for i in range(5)} | {"fc": "it makes the outputs"}
+    skipped = {f"blocks.{i}.norm": "its name holds `norm`" for i in range(5)} | {"fc": "it is the output layer"}
     plan = {"a": 96, "b": 24, "c": None}
     lines = repr(CompressionResult(torch.nn.Identity(), plan, summary, skipped)).splitlines()
     assert [line.rstrip() for line in lines] == [
@@ -33,13 +33,13 @@ def test_what_is_printed():
         "parameters     5.526 M       2.854 M        51.6%",
         "latency          30 ms         18 ms        60.0%",
         "",
-        "PELA(), Uniform(rank_multiple=1)",
+        "method: PELA(), Uniform(rank_multiple=1)",
         "the compressed layers keep 49.5% of their flops, of 50.0% allowed",
         "allowed 70.0% of the params",
         "allowed 66.7% of the latency",
         "took: decomposition 11.7 s",
-        "skipped blocks.0.norm, blocks.1.norm, blocks.2.norm and 2 more: its name holds `norm`",
-        "skipped fc: it makes the outputs",
+        "left dense: blocks.0.norm, blocks.1.norm, blocks.2.norm and 2 more (its name holds `norm`)",
+        "left dense: fc (it is the output layer)",
     ]
     result = facts.compress(make_model(), estimator="pela", ratio=1)
     lines = repr(result).splitlines()

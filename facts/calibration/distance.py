@@ -38,14 +38,15 @@ class Distance:
     @property
     def is_too_far(self) -> bool:
         """Whether the budget is too small for the network."""
-        return self.share is not None and not self.share <= TOO_FAR  # NaN is
+        return self.num_samples >= FEW and self.share is not None and not self.share <= TOO_FAR  # NaN is
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
         lost = "" if self.share is None else f": {self.share:.1%} of their information is lost"
         few = "; too few samples to tell" if self.num_samples < FEW else ""
         return (
-            f"outputs are {self.mean:.4g}{error} from the original's, mean over {self.num_samples:,} samples{lost}{few}"
+            f"outputs are {self.mean:.4g}{error} from the original's, mean over {self.num_samples:,} held-out samples"
+            f"{lost}{few}"
         )
 
 

@@ -8,13 +8,13 @@ from itertools import count, islice
 from operator import length_hint
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.cutmix import CutMix
-from facts.calibration.data import Batch, Batches
+from facts.calibration.data import Batch, Batches, as_batches
 from facts.cost.trace import has_row_per_sample
-from facts.utils.batches import batch_size
+from facts.utils.batches import batch_size, first_of
 from facts.utils.cache import content_key
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,14 @@ class Part:
     def _includes(self, number: int) -> bool:
         is_held_out = (number + 1) * self.share // 1 > number * self.share // 1
         return is_held_out == self.held_out
+
+
+def division(data: Iterable[Any], model: nn.Module) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Divide the data of a network as `divide` does. Raises `ValueError` if there are none."""
+    batches = as_batches(data, model)
+    if batches is None or (first := first_of(batches)) is None:
+        raise ValueError("the data are empty: they must yield at least one batch")
+    return divide(batches, first)
 
 
 def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:

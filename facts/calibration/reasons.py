@@ -13,7 +13,7 @@ from facts.modules.pointwise import is_pointwise
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
-MAKES_OUTPUTS = "it makes the outputs"
+MAKES_OUTPUTS = "it is the output layer"
 PARAMETRIZED = "its weight is parametrized; remove_parametrizations of torch.nn.utils.parametrize makes it a plain one"
 
 

@@ -20,7 +20,7 @@ from facts.modules.linear_calls import with_linear_layers
 
 NEVER_USED = "it is never called: another module may read its weight"
 NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
-NOT_NAMED = "it was not named"
+NOT_NAMED = "not among the layers named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
 
 LayerNames = Iterable[str] | Literal["all", "linear"] | None

@@ -93,7 +93,6 @@ def compress(
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
     network = build(model, weights, num_classes, device)
     stored = getattr(torch, dtype) if dtype else stored_type(network)
-    form = form or ("plain" if stored in HALVES else None)  # pivots do not survive rounding
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
@@ -114,7 +113,7 @@ def compress(
         result = rounded(result, stored)
     print(result)
     facts.save_compressed(result, out, dtype=stored)  # what took so long is not lost if the evaluation fails
-    print(f"\nsaved to {out}")
+    print(f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored in HALVES))
     if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
         return

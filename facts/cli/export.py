@@ -41,6 +41,8 @@ def export(
     from facts.saving.load import built_by
     from facts.saving.recipes import build_recipe
 
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder: name the file to write")
     is_program = format == "pt2" if format else out.suffix == ".pt2"
     if not is_program:
         refuse_without_onnx()
@@ -58,7 +60,7 @@ def export(
             facts.export_onnx(network, batch, file)
         times = facts.onnx_times(files, batch)
     before, after = times["original"], times["compressed"]
-    row = f"latency of {batch_size}", *(f"{1000 * each.median:.4g} ms" for each in (before, after))
+    row = f"latency, batch of {batch_size}", *(f"{1000 * each.median:.4g} ms" for each in (before, after))
     headers = "ONNX Runtime", "original", "compressed", "remaining"
     print(tabulate([(*row, f"{after.ratio(before):.1%}")], headers=headers, colalign=("left", *["right"] * 3)))
     print(f"\non {torch.get_num_threads()} threads; saved to {out}")

@@ -31,13 +31,13 @@ def inspect(
 
     The bar is the rank as a share of the largest rank of the layer. Only the manifest is loaded.
     """
-    from facts.saving.manifest import WEIGHTS, Manifest
+    from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
     from facts.saving.validation import refuse_what_is_not_data
 
     refuse_what_is_not_data(folder)
     manifest = Manifest.read(folder)
     if as_json:
-        print(manifest.text())
+        print((folder / MANIFEST).read_text())
         return
     console = Console()
     base = manifest.base_model or {}

@@ -52,7 +52,7 @@ def load_result(folder: Path | str, architecture: str | None = None) -> tuple[Co
     result = load_compressed(folder, architecture=architecture)
     dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
     result.model.float()
-    return result, dtype
+    return replace(result, summary=replace(result.summary, seconds={})), dtype  # they were another command's
 
 
 def stored_type(network: nn.Module) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import reads_tokens, run
+from facts.modules.quantized import quantized_weights
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
@@ -55,7 +56,7 @@ class Size:
             kinds[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
         return cls(
             kinds.total(),
-            ", ".join(kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.01 * kinds.total()),
+            ", ".join(kind for kind, num_bytes in kinds.most_common() if num_bytes > 0.1 * kinds.total()),
         )
 
 
@@ -116,7 +117,8 @@ def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 
 def count_params(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    quantized = sum(len(weight.scales) * weight.d_in for weight in quantized_weights(model).values())
+    return sum(parameter.numel() for parameter in model.parameters()) + quantized
 
 
 def _product(module: nn.Module) -> Callable[..., int] | None:

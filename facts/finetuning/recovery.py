@@ -14,7 +14,7 @@ from torch import nn
 
 from facts.calibration.data import as_batches
 from facts.calibration.distance import Distance, distance
-from facts.calibration.held_out import divide
+from facts.calibration.held_out import division
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
@@ -22,7 +22,6 @@ from facts.modules.linear_calls import copy_with
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError, kl_divergence
 from facts.result import CompressionResult, RecoverySummary
-from facts.utils.batches import first_of
 from facts.utils.options import Count, NotNegative, Positive, options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
@@ -73,12 +72,9 @@ class Recovery(Steps):
         Returns the copy, or `network` itself if the copy is no nearer on the held-back samples; and its distance on
         samples that are held out of training and of this choice. Checkpoints are kept in `cache`, as by `finetune`.
         """
-        start, batches = time.perf_counter(), as_batches(data, original)
-        assert batches is not None
-        if (first := first_of(batches)) is None:
-            raise ValueError("the data for the recovery are empty: they must yield at least one batch")
-        rest, held_out = divide(batches, first)
-        held_out = list(held_out)
+        start = time.perf_counter()
+        rest, others = division(data, original)
+        held_out = list(others)
         inputs = Inputs(rest, output_error, self.batch_size, self.held_back, self.views)
         student, dtype = copy_with(network), next(network.parameters()).dtype
         precision = dtype if dtype in HALVES else torch.float32  # in which the network is handed over
@@ -122,11 +118,11 @@ def recover(
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
     beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
     that `facts.compress` holds out of the same data are held out here too, and give the distance before and after. A
-    tenth of the others chooses the best epoch. `original` is the dense
-    network (default: the one that was compressed; a loaded folder has none). `output_error(original, changed)` is the
-    distance of outputs, a sum over samples (default: that of the compression, or the KL divergence of classes). `cache`
-    is a folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result
-    is bit-identical. `options` are the other fields of `facts.Recovery`.
+    tenth of the others chooses the best epoch. `original` is the dense network (default: the one that was compressed; a
+    loaded folder has none). `output_error(original, changed)` is the distance of outputs, a sum over samples (default:
+    that of the compression, or the KL divergence of classes). `cache` is a folder for checkpoints: if the process is
+    killed, the same call continues; with `epochs`, on a CPU, the result is bit-identical. `options` are the other
+    fields of `facts.Recovery`.
 
     Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, without an original,
     if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory is too small.
@@ -141,13 +137,15 @@ def recover(
     if found := quantization_of(result.model):
         raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     error = output_error or result.output_error or kl_divergence
-    network, recovery, after = recipe.teach(result.model, original, data, error, cache)
+    batches = as_batches(data, original) or ()
+    network, recovery, after = recipe.teach(result.model, original, batches, error, cache)
     seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
     return replace(
         result,
         model=copy_with(network) if network is result.model else network,
         original=original,
-        output_error=output_error or result.output_error,
+        output_error=error,
+        held_out=division(batches, original)[1],
         summary=replace(result.summary, recovery=recovery, distance=after, predicted=None, seconds=seconds),
     )
 

@@ -103,7 +103,9 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+    except UnpicklingError as error:
+        raise ValueError(f"{path} is no checkpoint of safetensors or PyTorch: give a file of tensors") from error
+    except (SafetensorError, RuntimeError, EOFError) as error:
         raise ValueError(f"the checkpoint {path} cannot be read ({_first_line(error)}); fetch it again") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping):

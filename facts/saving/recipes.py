@@ -40,11 +40,11 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
         recipe = (CausalLM.of(model) or ImageClassifier.of(model)) if of_transformers else _timm_recipe(result)
     try:
         if recipe is None:
-            raise ValueError(f"nothing known here builds this {type(model).__name__}")
+            raise ValueError(f"no recipe builds this {type(model).__name__}")
         recipe = recipe.portable()
         recipe.refuse_foreign()
     except ValueError as error:
-        log.warning("the saved network will have to be loaded onto a given one, as model=: %s", error)
+        log.warning("%s: load it by facts.load_compressed(folder, model=the dense network)", error)
         return None
     return {"kind": recipe.kind, **{name: value for name, value in asdict(recipe).items() if name != "weights"}}
 

@@ -32,7 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
         try:
             temporary.touch()
+            mode = temporary.stat().st_mode
             yield temporary
+            temporary.chmod(mode)  # some writers make files that nobody else may read
             _to_disk(temporary)
             temporary.replace(path)
         finally:

@@ -108,14 +108,17 @@ def test_the_distance_is_theirs_with_its_standard_error():
     found = result.summary.distance
     assert found.mean == pytest.approx(errors.mean().item())
     assert found.standard_error == pytest.approx(errors.std().item() / len(errors) ** 0.5)
-    assert f"{found.mean:.4g} ± {found.standard_error:.2g} from the original's, mean over 32 samples" in str(result)
-    assert f"the search predicted {result.summary.predicted:.4g}" in str(result)
+    assert f"{found.mean:.4g} ± {found.standard_error:.2g} from the original's, mean over 32 held-out samples" in str(
+        result
+    )
+    assert f"the search's sum over layers was {result.summary.predicted:.4g}" in str(result)
 
 
 def test_an_error_is_kept_on_them():
     data = image_batches(SIZES)
     result = facts.compress(make_model(), data, budget=facts.Budget(error=0.001))
     assert result.summary.distance.num_samples == 32 and result.summary.distance.mean <= 0.001
+    assert "the smallest found with an error of at most 0.001 on the held-out samples" in str(result)
     with pytest.raises(ValueError, match="the data are too few: give 4 or more"):
         facts.compress(make_model(), image_batches([3]), budget=facts.Budget(error=0.001))
 

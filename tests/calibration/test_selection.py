@@ -82,7 +82,7 @@ class TestReasons:
     def test_layers_that_are_named_are_taken(self, vectors):
         prepared = facts.prepare(Everything(), vectors, layers=["good", "normaliser"])
         assert list(prepared.layers) == ["good", "normaliser"]
-        assert prepared.skipped["small"] == "it was not named"
+        assert prepared.skipped["small"] == "not among the layers named"
         assert len(prepared.skipped) == 8
 
     def test_nothing_is_left(self, vectors):
@@ -132,10 +132,10 @@ def test_rows_and_flops_of_inputs_by_name():
 def test_the_last_layer_makes_the_outputs_whatever_its_name(vectors):
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 12))
     prepared = facts.prepare(model, vectors)
-    assert (list(prepared.layers), prepared.skipped) == (["0"], {"2": "it makes the outputs"})
+    assert (list(prepared.layers), prepared.skipped) == (["0"], {"2": "it is the output layer"})
     resnet = torchvision.models.ResNet(torchvision.models.resnet.Bottleneck, [1, 1, 1, 1], num_classes=12).eval()
     prepared = facts.prepare(resnet, input_shape=(3, 64, 64))
-    assert prepared.skipped["fc"] == "it makes the outputs"
+    assert prepared.skipped["fc"] == "it is the output layer"
     assert len(prepared.layers) == 2 * 4  # 1x1 convolutions, since there is no other linear layer
 
 

@@ -115,7 +115,7 @@ def test_device_times(run, photos, tmp_path):
     arguments = ["compress", *VIT, "--data", photos, "--search", "uniform", "--no-evaluate", "--device-times", board]
     latency = ("--latency-ms", f"{950 * times['dense']:.6f}")
     result = run(*arguments, *latency, "--form", "plain", "--out", tmp_path / "vit")
-    assert "latency of 2" in result.stdout and "predicted for a board, not measured" in result.stdout
+    assert "latency, batch of 2" in result.stdout and "predicted for a board, not measured" in result.stdout
     result = run(*arguments, *latency, "--out", tmp_path / "other", code=1)
     assert "are of form plain, and pivoted is asked for" in result.output
 

@@ -117,7 +117,7 @@ def test_nothing_is_said_of_the_network_before():
         found, before = quantized.summary.distance, result.summary.distance
         assert found.mean != before.mean and found.num_samples == before.num_samples == 16
         assert "latency" not in str(quantized) and "predicted" not in str(quantized) and of_flops in str(quantized)
-        assert f"weights in float32 and then {quantized.summary.sizes[1].types}" in str(quantized)
+        assert f"weights, float32 before, {quantized.summary.sizes[1].types} after" in str(quantized)
 
 
 def test_a_weight_that_is_shared_stays():

@@ -65,7 +65,7 @@ def test_only_by_choice(model, batches):
     assert type(result.model.expand) is nn.Conv2d
     named = facts.compress(model, batches, layers=["strided", "fc"])
     assert list(named.plan) == ["strided.linear", "fc"]
-    assert named.skipped == {"expand": "it was not named", "head": "it was not named"}
+    assert named.skipped == {"expand": "not among the layers named", "head": "not among the layers named"}
 
 
 @pytest.mark.parametrize("search", ["cors", "cors_fisher"])
