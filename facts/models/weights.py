@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
     except UnpicklingError as error:
-        raise ValueError(f"{path} is no checkpoint of safetensors or PyTorch: give a file of tensors") from error
+        raise ValueError(f"the checkpoint {path} cannot be read (no tensors of PyTorch); fetch it again") from error
     except (SafetensorError, RuntimeError, EOFError) as error:
         raise ValueError(f"the checkpoint {path} cannot be read ({_first_line(error)}); fetch it again") from error
     for key in ("state_dict", "model"):

@@ -22,12 +22,12 @@ def sum_of_outputs(outputs, targets):
 
 
 class Counting(EveryShape):
-    """Counts the forward passes that compute something, not those that only count cost."""
+    """Counts the forward passes with gradients, those of data passes."""
 
     calls = 0
 
     def forward(self, images):
-        type(self).calls += not images.is_meta
+        type(self).calls += torch.is_grad_enabled() and not images.is_meta
         return super().forward(images)
 
 
