@@ -38,12 +38,19 @@ def refuse_unfit_functions(
 ) -> None:
     """Run the network on the first sample of a batch.
 
-    Raises `ValueError` if `output_error` cannot compare its outputs, or if `loss` is a mean over samples.
+    Raises `ValueError` if it cannot read the sample, if `output_error` cannot compare its outputs, or if `loss` is a
+    mean over samples.
     """
     device = next(model.parameters()).device
     inputs, targets = to_device(batch, device)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
-        outputs = run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
+        try:
+            outputs = run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
+        except (IndexError, ValueError) as error:  # as networks raise for other shapes
+            raise ValueError(
+                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({error}): a batch has "
+                "its samples along the first axis, images as [N, C, H, W]"
+            ) from error
         try:
             float(output_error(outputs, outputs))
         except Exception as error:  # of anybody's code, on anything

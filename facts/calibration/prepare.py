@@ -229,10 +229,10 @@ def prepare(
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and inputs is not None and has_row_per_sample(inputs):
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
-    selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
     if inputs is not None:
-        refuse_unfit_functions(selection.model, (inputs, targets), own_loss, output_error, execution.precision)
-    elif input_shape:
+        refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
+    selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
+    if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
     return Calibration(
         model=selection.model,

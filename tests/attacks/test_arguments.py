@@ -4,6 +4,7 @@ To add an attack, add a line.
 """
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -93,6 +94,10 @@ ATTACKS = {
     "a network without weights": (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
     "a network on meta": (lambda: compress(make_model().to("meta")), "lies on the meta device, without values"),
     "a layer called by keyword": (lambda: compress(ByKeyword()), r"layer second is called by keyword"),
+    "samples instead of batches": (
+        lambda: compress(timm.create_model("test_vit"), [torch.zeros(3, 160, 160)] * 4),
+        r"VisionTransformer cannot read the first sample of float32 \[3, 160, 160\] .*: a batch has its samples along",
+    ),
     "a traced network": (
         lambda: compress(torch.jit.ScriptModule()),
         "ScriptModule is TorchScript: give the network that it was traced or scripted from",
