@@ -94,11 +94,10 @@ Images = Annotated[
     option(
         DATA,
         "Images: a folder of class folders, or of [bold]train[/] and [bold]val[/] with such; without these, `facts "
-        "compress` keeps half of the images for evaluation. Class folders have the names of ImageNet's synsets or of the "
-        "network's classes, or stand in their order; otherwise the network draws the labels. Or a "
-        "data set of Hugging Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a "
-        "folder written by `save_to_disk`.\n\nLanguage models: a text file, or "
-        "[bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
+        "compress` keeps half of the images for evaluation. Class folders have the names of ImageNet's synsets or of "
+        "the network's classes, or stand in their order; otherwise the network draws the labels. Or a data set of "
+        "Hugging Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder written "
+        "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
     ),
