@@ -61,7 +61,7 @@ def test_every_epoch_is_logged_with_its_loss(cell_config, runs):
     first, second, end = (row for row in run.history if row.get("stage") == "finetuning")
     assert (first["epoch/finetuning"], second["epoch/finetuning"]) == (1, 2)
     assert first["loss/finetuning"] > second["loss/finetuning"] > 0
-    assert second["error/finetuning"] == pytest.approx(record.summary.recovery.after, rel=1e-3)
+    assert first["error/finetuning"] > second["error/finetuning"] > 0
     assert end["seconds/finetuning"] == pytest.approx(record.seconds["finetuning"])
 
 
