@@ -27,6 +27,7 @@ from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
 from experiments.turns import alone
 from facts.analysis import Subject
+from facts.calibration.held_out import division
 from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
 from facts.utils.files import locked, replacing
@@ -165,8 +166,8 @@ def trained(product: Product, cell: Cell) -> Product:
     """Train a network by the cell's recipe: on the task's training data, or on calibration inputs without labels."""
     model, summary, original, folder = product.model, product.summary, cell.model, cell.folder / "finetuning"
     if isinstance(cell.finetuning, Recovery):
-        inputs, error = cell.task.calibration(original), cell.task.output_error
-        model, recovery, distance = cell.finetuning.teach(model, original, inputs, error, folder)
+        data, error = division(cell.task.calibration(original), original), cell.task.output_error
+        model, recovery, distance = cell.finetuning.teach(model, original, data, error, folder)
         summary, seconds = summary and replace(summary, recovery=recovery, distance=distance), recovery.seconds
     else:
         assert cell.finetuning

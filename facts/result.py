@@ -66,8 +66,8 @@ class Summary:
     - `solution`: the solver's status, error, bound and gap, if the search used one
     - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
     - `predicted`: the distance that the search predicted, if it predicts one
-    - `distance` of the outputs from the original's on held-out samples, after the last step; `error`: the largest that
-      the budget allowed, None for other budgets; `recovery`: None without one
+    - `distance` of the outputs from the original's on held-out samples, after the last step; `allowed_error`:
+      the largest that the budget allowed, None for other budgets; `recovery`: None without one
     - `full_flops`: FLOPs before and after by the full rule, with attention's own products; None if unknown
     - `sizes` of the weights before and after.
     """
@@ -91,7 +91,7 @@ class Summary:
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     predicted: float | None = None
     distance: Distance | None = None
-    error: float | None = None
+    allowed_error: float | None = None
     recovery: RecoverySummary | None = None
     full_flops: tuple[int, int] | None = None
     sizes: tuple[Size, Size] = (Size(), Size())
@@ -172,8 +172,8 @@ class Summary:
         if cost == "latency" or not spent or not budget:  # the last two in a file written by others
             return f"allowed {allowed:.1%} of the {cost}"
         kept = f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}"
-        if self.error is not None:
-            return f"{kept}, the smallest found with an error of at most {self.error:g} on the held-out samples"
+        if self.allowed_error is not None:
+            return f"{kept}, the smallest found with an error of at most {self.allowed_error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"
 
 

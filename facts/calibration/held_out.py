@@ -4,16 +4,17 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import count, islice
+from itertools import count
 from operator import length_hint
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from facts.calibration.cutmix import CutMix
 from facts.calibration.data import Batch, Batches, as_batches
 from facts.cost.trace import has_row_per_sample
+from facts.utils import distributed
 from facts.utils.batches import batch_size, first_of
 from facts.utils.cache import content_key
 
@@ -32,7 +33,7 @@ class Part:
     """The samples of some batches that are held out, or the others; both are spread evenly over the data.
 
     Held out is a `share` of the samples, by their number, of batches of `size`; of the batches themselves if `size` is
-    None. The batches are those numbered `first`, `first + step`, ...; `key` is the hash of number 0.
+    None. The batches are those numbered `first`, `first + step`, ...; `key` is the hash of the inputs of number 0.
     """
 
     batches: Iterable[Batch]
@@ -50,7 +51,7 @@ class Part:
 
     def __iter__(self) -> Iterator[Batch]:
         for number, batch in zip(count(self.first, self.step), self.batches, strict=False):
-            if number == 0 and self.held_out and _key(batch) != self.key:
+            if number == 0 and self.held_out and content_key(batch[0]) != self.key:
                 log.warning(
                     "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
                     "with a fixed order and without random augmentation, or a list of batches"
@@ -66,9 +67,7 @@ class Part:
 
     def shard(self, rank: int, size: int) -> "Part":
         """The share of the process `rank`."""
-        own = getattr(self.batches, "shard", None)
-        batches = own(rank, size) if own else islice(self.batches, rank, None, size)
-        return replace(self, batches=batches, first=rank, step=size)
+        return replace(self, batches=distributed.share(self.batches, rank, size), first=rank, step=size)
 
     def _includes(self, number: int) -> bool:
         is_held_out = (number + 1) * self.share // 1 > number * self.share // 1
@@ -99,15 +98,11 @@ def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Ite
         num_samples, num_batches = sum(sizes), len(sizes)
     tensors = [part for part in first if part is not None]
     if all(has_row_per_sample(part) and batch_size(part) == size for part in tensors):
-        held_out = Part(batches, True, Fraction(num_held_out(num_samples), num_samples), size, _key(first))
+        held_out = Part(batches, True, Fraction(num_held_out(num_samples), num_samples), size, content_key(first[0]))
     else:
         share = Fraction(num_held_out(num_batches, -(-LEAST // size)), num_batches)
-        held_out = Part(batches, True, share, None, _key(first))
+        held_out = Part(batches, True, share, None, content_key(first[0]))
     return replace(held_out, held_out=False), held_out
-
-
-def _key(batch: Batch) -> str:
-    return content_key(*(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)))
 
 
 def _rows(batch: Batch, rows: list[int]) -> Any:

@@ -80,10 +80,10 @@ def compress(
 
     import facts
     from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
-    from facts.cli.models import HALVES, build, stored_type
+    from facts.cli.models import build, stored_type
     from facts.compression.rounding import rounded
     from facts.saving.manifest import Metrics
-    from facts.saving.save import target_folder
+    from facts.saving.save import target_folder, write_metrics
     from facts.utils.stopwatch import stopwatch
 
     target_folder(out)
@@ -109,11 +109,12 @@ def compress(
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
-    if stored in HALVES:
-        result = rounded(result, stored)
+    result = rounded(result, stored)
     print(result)
     facts.save_compressed(result, out, dtype=stored)  # what took so long is not lost if the evaluation fails
-    print(f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored in HALVES))
+    print(
+        f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
+    )
     if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
         return
@@ -122,4 +123,4 @@ def compress(
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]
     print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
-    facts.save_compressed(result, out, metrics, stored)
+    write_metrics(out, metrics)

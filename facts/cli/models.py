@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
+from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel, TorchvisionModel
 from facts.models.from_torchvision import classifiers
 from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
@@ -29,7 +30,6 @@ NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool]
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),
     TORCHVISION: (TorchvisionModel, lambda tag: tag in classifiers(), classifiers),
 }
-HALVES = {torch.bfloat16, torch.float16}
 CONFIGURATION = "config.json"
 PROCESSORS = ("tokenizer", "image_processor")
 
@@ -63,7 +63,7 @@ def stored_type(network: nn.Module) -> torch.dtype:
     types = Counter[torch.dtype]()
     for tensor in read_checkpoint(path).values():
         types[tensor.dtype] += tensor.numel()
-    return max(HALVES & types.keys(), key=types.__getitem__, default=torch.float32)
+    return max(HALVES.keys() & types.keys(), key=types.__getitem__, default=torch.float32)
 
 
 def build(name: str, weights: str | None, num_classes: int | None, device: str | None) -> nn.Module:

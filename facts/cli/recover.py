@@ -34,7 +34,7 @@ def recover(
     """
     import facts
     from facts.cli.data import task_of
-    from facts.cli.models import HALVES, load_result, original_of
+    from facts.cli.models import load_result, original_of
     from facts.compression.rounding import rounded
     from facts.saving.save import target_folder
 
@@ -44,8 +44,7 @@ def recover(
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     calibration = task_of(original, data, None, num_calibration, **reading).calibration(original)
     result = facts.recover(result, calibration, minutes=minutes, original=original, seed=seed, cache=cache)
-    if dtype in HALVES:
-        result = rounded(result, dtype)
+    result = rounded(result, dtype)
     print(result)
     facts.save_compressed(result, out, dtype=dtype)
     print(f"\nsaved to {out}")

@@ -133,7 +133,7 @@ def compress(
                 return with_distance(compress_to(cached, budget=Budget.of(ratio, cost)), cached)
 
             result = smallest_within(budget.error, cost, compare_at)
-            result = replace(result, summary=replace(result.summary, error=budget.error))
+            result = replace(result, summary=replace(result.summary, allowed_error=budget.error))
         if prepared.data is not None:
             result = with_latency(result, prepared)
             if budget.error is None:

@@ -11,7 +11,12 @@ from facts.result import CompressionResult
 
 
 def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
-    """Round the weights to `dtype`. The network still computes in its own type, and loses nothing more when stored."""
+    """Round the weights to `dtype`. The network still computes in its own type, and loses nothing more when stored.
+
+    A network of that type is returned as it is.
+    """
+    if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
+        return result
     model = copy_with(result.model)
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():

@@ -65,12 +65,12 @@ class Inputs:
             if number % every == every - 1:
                 held.append(tree_map_only(Tensor, torch.clone, last))  # without the rest of its batch
             if number == 0 or number % every == every - 1:
-                keys[number] = _key(last)
+                keys[number] = content_key(last)
         if len(sizes) < 2:
             raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
         if not held:
             every, held = len(sizes), [tree_map_only(Tensor, torch.clone, last)]
-            keys[every - 1] = _key(last)
+            keys[every - 1] = content_key(last)
         return Survey(size, every, held, keys, len(sizes) - len(held), sum(sizes) - sum(map(batch_size, held)))
 
     def content_key(self, model: nn.Module) -> str:
@@ -97,7 +97,7 @@ class Inputs:
         """Every part that is not held back. Raises `ValueError` if the data differ from what the survey read."""
         for number, part in enumerate(self._parts(self.survey.part_size)):
             is_held_back = number % self.survey.every == self.survey.every - 1
-            if (number == 0 or is_held_back) and _key(part) != self.survey.keys.get(number):
+            if (number == 0 or is_held_back) and content_key(part) != self.survey.keys.get(number):
                 raise ValueError(
                     "the data differ from pass to pass, so that nothing can be held back: give a loader without a "
                     "generator of its own and without random augmentation (`views` does that), or a list of batches"
@@ -157,7 +157,3 @@ def random_views(images: Tensor) -> Tensor:
     matrices = torch.stack([torch.stack([flip * width, zero, right], 1), torch.stack([zero, height, down], 1)], 1)
     grid = F.affine_grid(matrices, list(exact.shape), align_corners=False)
     return F.grid_sample(exact, grid, padding_mode="border", align_corners=False).to(images)
-
-
-def _key(part: Any) -> str:
-    return content_key(*tree_leaves(part))

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from facts.calibration.data import as_batches
+from facts.calibration.data import Batch
 from facts.calibration.distance import Distance, distance
 from facts.calibration.held_out import division
 from facts.finetuning.inputs import Inputs
@@ -63,19 +63,20 @@ class Recovery(Steps):
         self,
         network: nn.Module,
         original: nn.Module,
-        data: Iterable[Any],
+        data: tuple[Iterable[Batch], Iterable[Batch]],
         output_error: OutputError,
         cache: Path | str | None = None,
     ) -> tuple[nn.Module, RecoverySummary, Distance | None]:
         """Train a copy of `network` towards the outputs of `original`.
 
-        Returns the copy, or `network` itself if the copy is no nearer on the held-back samples; and its distance on
-        samples that are held out of training and of this choice. Checkpoints are kept in `cache`, as by `finetune`.
+        `data` are the samples to learn from and those held out, as `division` makes them. Returns the copy, or
+        `network` itself if the copy is no nearer on the held-back samples; and its distance on those held out, which
+        neither train nor choose. Checkpoints are kept in `cache`, as by `finetune`.
         """
         start = time.perf_counter()
-        rest, others = division(data, original)
+        lessons, others = data
         held_out = list(others)
-        inputs = Inputs(rest, output_error, self.batch_size, self.held_back, self.views)
+        inputs = Inputs(lessons, output_error, self.batch_size, self.held_back, self.views)
         student, dtype = copy_with(network), next(network.parameters()).dtype
         precision = dtype if dtype in HALVES else torch.float32  # in which the network is handed over
 
@@ -137,15 +138,15 @@ def recover(
     if found := quantization_of(result.model):
         raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     error = output_error or result.output_error or kl_divergence
-    batches = as_batches(data, original) or ()
-    network, recovery, after = recipe.teach(result.model, original, batches, error, cache)
+    parts = division(data, original)
+    network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
     seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
     return replace(
         result,
         model=copy_with(network) if network is result.model else network,
         original=original,
         output_error=error,
-        held_out=division(batches, original)[1],
+        held_out=parts[1],
         summary=replace(result.summary, recovery=recovery, distance=after, predicted=None, seconds=seconds),
     )
 

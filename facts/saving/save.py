@@ -1,5 +1,6 @@
 """Writing of a compressed network to a folder of JSON and safetensors."""
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def save_compressed(
         layouts=layouts_of(model),
         quantization=quantization_of(model),
     )
+    _describe(folder, manifest)
+
+
+def write_metrics(folder: Path, metrics: Metrics) -> None:
+    """Add metrics to a saved network, as `save_compressed` writes them."""
+    _describe(folder, replace(Manifest.read(folder), metrics=TypeAdapter(Metrics).validate_python(metrics)))
+
+
+def _describe(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest and the model card."""
     with replacing(folder / MANIFEST) as path:
         path.write_text(manifest.text())
     write_card(folder, folder.resolve().name)

@@ -144,14 +144,17 @@ def copy_from_main_rank(tensors: Iterable[Tensor]) -> None:
 
 
 def shard(batches: Iterable[T]) -> Iterable[T]:
-    """Take this process's share of the batches: number `rank`, and every `size`-th after it.
+    """Take this process's share of the batches."""
+    return batches if _group.size == 1 else share(batches, _group.rank, _group.size)
+
+
+def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
+    """Take the batch of number `rank`, and every `size`-th after it.
 
     Data with a method `shard(rank, size)` leave the other batches unread.
     """
-    if _group.size == 1:
-        return batches
     own = getattr(batches, "shard", None)
-    return own(_group.rank, _group.size) if own else islice(batches, _group.rank, None, _group.size)
+    return own(rank, size) if own else islice(batches, rank, None, size)
 
 
 def _meet(value: Any) -> list[Any]:

@@ -8,6 +8,8 @@ import torch
 from pydantic import ValidationError
 
 import facts
+from facts.calibration.data import as_batches
+from facts.moments.losses import kl_divergence
 from facts.utils.cache import calibration_key
 from tests.networks import KeyedBatches, Runs, image_batches, make_model
 
@@ -25,8 +27,8 @@ def same(first, second):
     return all(one.equal(other) for batch, again in pairs for one, other in zip(batch, again, strict=True))
 
 
-def weights_of(result):
-    return torch.cat([tensor.flatten() for tensor in result.model.state_dict().values()])
+def weights_of(model):
+    return torch.cat([tensor.flatten() for tensor in model.state_dict().values()])
 
 
 def masks_of(batches, mixed):
@@ -66,15 +68,17 @@ def test_every_pass_is_the_same_and_nothing_else_changes(batches):
 
 
 def test_searches_recovery_and_drawn_labels_see_the_mixed_images(batches):
-    """With three samples, of which none is held out."""
-    labelled = [(images[:3], labels[:3]) for images, labels in batches[:1]]
-    for data in (labelled, [images for images, _ in labelled]):
-        results = [
-            facts.recover(facts.compress(make_model(), each, search="cors"), each, epochs=1, batch_size=2)
-            for each in (facts.CutMix(data, 4), list(facts.CutMix(data, 4)))
-        ]
-        assert weights_of(results[0]).equal(weights_of(results[1]))
-    assert all(targets is None for _, targets in facts.CutMix([images for images, _ in batches], 4))
+    """With nothing held out, since that is done before images are mixed."""
+    images = [images for images, _ in batches]
+    for data in (batches, images):
+        networks = []
+        for each in (facts.CutMix(data, 4), list(facts.CutMix(data, 4))):
+            result = facts.compress(facts.prepare(make_model(), each, held_out=()), search="cors")
+            parts = as_batches(each, make_model()), ()
+            recipe = facts.Recovery(epochs=1, batch_size=2)
+            networks.append(recipe.teach(result.model, make_model(), parts, kl_divergence)[0])
+        assert weights_of(networks[0]).equal(weights_of(networks[1]))
+    assert all(targets is None for _, targets in facts.CutMix(images, 4))
 
 
 def test_the_cache_distinguishes_mixtures(batches):

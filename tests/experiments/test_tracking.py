@@ -7,6 +7,7 @@ import pytest
 
 from experiments.runner import open_cell, run_cell
 from experiments.sweep import MOST_CHARACTERS, group_of
+from facts.finetuning import finetune
 
 pytestmark = pytest.mark.system
 
@@ -52,7 +53,14 @@ def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
     assert run_cell(open_cell(offline)).status == "done" and len(runs) == 1  # a finished cell starts no run
 
 
-def test_every_epoch_is_logged_with_its_loss(cell_config, runs):
+def test_every_epoch_is_logged_with_its_loss(cell_config, runs, monkeypatch):
+    outcomes = []
+
+    def noting(*arguments):
+        outcomes.append(finetune(*arguments))
+        return outcomes[-1]
+
+    monkeypatch.setattr("facts.finetuning.recovery.finetune", noting)
     recovery = ["finetuning=recovery", "finetuning.mini.epochs=2", "finetuning.mini.views=false"]
     own = ["estimator=pela", "tracking=offline", "tracking.group=mine", "ratio=0.3"]
     record = run_cell(open_cell(cell_config(*own, *recovery)))
@@ -61,7 +69,8 @@ def test_every_epoch_is_logged_with_its_loss(cell_config, runs):
     first, second, end = (row for row in run.history if row.get("stage") == "finetuning")
     assert (first["epoch/finetuning"], second["epoch/finetuning"]) == (1, 2)
     assert first["loss/finetuning"] > second["loss/finetuning"] > 0
-    assert first["error/finetuning"] > second["error/finetuning"] > 0
+    assert [row["error/finetuning"] for row in (first, second)] == outcomes[0].errors[1:]
+    assert first["error/finetuning"] > second["error/finetuning"] > 0 and record.summary.recovery.epochs == 2
     assert end["seconds/finetuning"] == pytest.approx(record.seconds["finetuning"])
 
 

@@ -1,7 +1,8 @@
 import pytest
 
 import facts
-from tests.saving.setting import compressed, from_recipe
+from tests.networks import make_image_classifier
+from tests.saving.setting import compressed, from_recipe, saved_vit
 
 
 @pytest.fixture
@@ -11,3 +12,12 @@ def saved(tmp_path):
     result = compressed(model, shape)
     facts.save_compressed(result, tmp_path / "small")
     return result, tmp_path / "small"
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory):
+    """Folders of three saved networks, to be copied."""
+    place = tmp_path_factory.mktemp("originals")
+    facts.save_compressed(facts.quantize(from_recipe()[0], "int4"), place / "quantized")
+    facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
+    return {"vit": saved_vit(place / "vit"), "quantized": place / "quantized", "classifier": place / "classifier"}

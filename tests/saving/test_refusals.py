@@ -1,32 +1,40 @@
-"""Damaged folders, and folders made by hand to do harm: each is refused, with the reason, before it is built.
+"""Folders made by hand to do harm, and damaged ones: each is refused, with the reason, before it is built.
 
 To add an attack, add a line to `ATTACKS`; to `BOMBS` if it aims at time or memory.
 """
 
-import json
 import os
 import pickle
 import shutil
-import struct
 import subprocess
 import sys
-from dataclasses import replace
-from functools import reduce
 from itertools import product
-from operator import getitem
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import facts
 from facts.models import CausalLM, OpenMMLabModel
-from facts.models.weights import sha256
-from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
-from tests.networks import make_image_classifier
-from tests.saving.setting import compressed, from_recipe, saved_swin, saved_vit
+from facts.saving.manifest import MANIFEST, WEIGHTS
+from tests.saving.edits import (
+    argument,
+    changed,
+    described,
+    drop,
+    grown,
+    header,
+    link,
+    openmmlab,
+    put,
+    raw_header,
+    replaced,
+    tensor,
+    torchvision,
+    transformers,
+    weights,
+    write,
+)
+from tests.saving.setting import compressed, from_recipe, saved_swin
 
 pytestmark = pytest.mark.attack
 
@@ -38,119 +46,9 @@ OUTSIDE, NOT_WHOLE = "outside of the folder: put the file itself there", "is no 
 MISSING = "holds no compression|is missing|Is a directory|No such file"
 
 
-def edited(change):
-    """Change the content of the manifest."""
-
-    def attack(folder):
-        content = json.loads((folder / MANIFEST).read_text())
-        content.pop("checksum", None)  # which would refuse every change
-        change(content)
-        (folder / MANIFEST).write_text(json.dumps(content))
-
-    return attack
-
-
-def put(value, *place):
-    return edited(lambda content: reduce(getitem, place[:-1], content).__setitem__(place[-1], value))
-
-
-def drop(*place):
-    return edited(lambda content: reduce(getitem, place[:-1], content).pop(place[-1]))
-
-
-def argument(name, value):
-    return put(value, "recipe", "arguments", name)
-
-
-def openmmlab(**fields):
-    return put({"kind": "openmmlab", "toolbox": "mmdet", "config": "swin/a.py", **fields}, "recipe")
-
-
-def transformers(configuration):
-    return put({"kind": "transformers", "configuration": {"model_type": "llama", **configuration}}, "recipe")
-
-
-def torchvision(fields):
-    return put({"kind": "torchvision", "tag": "resnet18", **fields}, "recipe")
-
-
 def each(name, make, values, message):
     """Attacks of one kind, each with a value."""
     return {f"{name} {str(value)[:30]!r}": (make(value), message) for value in values}
-
-
-def write(name, content=b"harmless"):
-    def attack(folder):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-
-    return attack
-
-
-def changed(name, change):
-    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
-
-
-def replaced(name, make):
-    """Put a link, a pipe, a folder or nothing in the place of a file."""
-
-    def attack(folder):
-        (folder / name).unlink(missing_ok=True)
-        make(folder / name)
-
-    return attack
-
-
-def link(name, target):
-    return replaced(name, lambda path: path.symlink_to(target))
-
-
-def grown(name, size):
-    """Make a sparse file, which takes no room on the disk."""
-
-    def attack(folder):
-        with (folder / name).open("ab") as file:
-            file.truncate(size)
-
-    return attack
-
-
-def weights(change):
-    """Change the file of the weights, and have the manifest describe it."""
-
-    def attack(folder):
-        changed(WEIGHTS, change)(folder)
-        put(sha256(folder / WEIGHTS), "fingerprint")(folder)
-
-    return attack
-
-
-def header(change):
-    def changed_header(data):
-        size = struct.unpack("<Q", data[:8])[0]
-        content = json.loads(data[8 : 8 + size])
-        change(content)
-        text = json.dumps(content).encode()
-        return struct.pack("<Q", len(text)) + text + data[8 + size :]
-
-    return weights(changed_header)
-
-
-def described(fields):
-    return header(lambda head: head["head.weight"].update(fields))
-
-
-def raw_header(text, size):
-    return weights(lambda _: struct.pack("<Q", size) + text)
-
-
-def tensor(name, change):
-    def attack(folder):
-        tensors = load_file(folder / WEIGHTS)
-        save_file({**tensors, name: change(tensors[name])}, folder / WEIGHTS)
-        put(sha256(folder / WEIGHTS), "fingerprint")(folder)
-
-    return attack
 
 
 class Harmful:
@@ -270,14 +168,6 @@ CLASSIFIER = {
 }
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    place = tmp_path_factory.mktemp("originals")
-    facts.save_compressed(facts.quantize(from_recipe()[0], "int4"), place / "quantized")
-    facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
-    return {"vit": saved_vit(place / "vit"), "quantized": place / "quantized", "classifier": place / "classifier"}
-
-
 def refused(original, tmp_path, attack, message):
     (tmp_path / "secret").write_text("mine")
     folder = shutil.copytree(original, tmp_path / "saved")
@@ -336,85 +226,6 @@ def test_links_of_a_cache_lead_to_its_blobs(target, originals, tmp_path):
     else:
         with pytest.raises(ValueError, match=OUTSIDE):
             facts.load_compressed(snapshot)
-
-
-@pytest.mark.parametrize("killed_at", [WEIGHTS, MANIFEST])
-def test_a_save_killed_over_an_older_network(killed_at, tmp_path):
-    """After each step but the last, the folder holds the older network or is refused."""
-    model, shape = from_recipe()
-    facts.save_compressed(compressed(model, shape), tmp_path / "saved")
-    facts.save_compressed(compressed(model, shape, ratio=0.8), tmp_path / "newer")
-    older = facts.load_compressed(tmp_path / "saved")
-    if killed_at == MANIFEST:
-        shutil.copy(tmp_path / "newer" / WEIGHTS, tmp_path / "saved")
-    (tmp_path / "saved" / f".{killed_at}.x1y2z3").write_bytes((tmp_path / "newer" / killed_at).read_bytes()[:100])
-    if killed_at == WEIGHTS:
-        assert facts.load_compressed(tmp_path / "saved").plan == older.plan
-    else:
-        with pytest.raises(ValueError, match="does not fit"):
-            facts.load_compressed(tmp_path / "saved")
-
-
-def test_of_two_saves_at_once_no_mix_is_loaded(tmp_path, monkeypatch):
-    """Networks of one plan; the second save replaces the weights after the first has written its own."""
-    first, second = (compressed(*from_recipe(), form="plain") for _ in range(2))
-    recipe = facts.saving.save.recipe_of_result
-
-    def meanwhile(result):
-        if result is first:
-            facts.save_compressed(second, tmp_path / "second")
-            shutil.copy(tmp_path / "second" / WEIGHTS, tmp_path / "saved")
-        return recipe(result)
-
-    monkeypatch.setattr("facts.saving.save.recipe_of_result", meanwhile)
-    facts.save_compressed(first, tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"is not the file that compression\.json describes"):
-        facts.load_compressed(tmp_path / "saved")
-
-
-def test_a_bit_of_the_manifest(originals, tmp_path):
-    """It is noticed, or changes nothing that is read; files without a checksum are still read."""
-    text = (originals["vit"] / MANIFEST).read_bytes()
-    whole, num_noticed = Manifest.read(originals["vit"]), 0
-    for place in range(0, len(text), 5):
-        changed = bytearray(text)
-        changed[place] ^= 1 << place % 8
-        (tmp_path / MANIFEST).write_bytes(changed)
-        try:
-            assert replace(Manifest.read(tmp_path), checksum=None) == replace(whole, checksum=None)
-        except ValueError:
-            num_noticed += 1
-    assert num_noticed > len(text) / 5 - 5
-    (tmp_path / MANIFEST).write_bytes(text)
-    put("edited", "skipped", "head")(tmp_path)
-    assert Manifest.read(tmp_path).skipped["head"] == "edited"
-
-
-def places(content, place=()):
-    """Every place of a nested value, branches before what they hold."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for name, value in items:
-        yield (*place, name)
-        yield from places(value, (*place, name))
-
-
-NUMBERS = st.sampled_from([-1, 0, 1, 2, 7, 10**6, 10**12, 2**63, 0.5, -0.1, 1.5, 1e300])
-WORDS = st.text(st.characters(exclude_characters="\n"), max_size=8)  # which errors repeat
-SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
-VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(WORDS, SCALARS, max_size=2)
-
-
-@pytest.mark.system
-@settings(max_examples=100)
-@given(st.data())
-def test_a_manifest_with_any_other_value_is_loaded_or_refused(originals, tmp_path_factory, data):
-    folder = shutil.copytree(originals["vit"], tmp_path_factory.mktemp("changed") / "saved")
-    manifest = json.loads((folder / MANIFEST).read_text())
-    put(data.draw(VALUES), *data.draw(st.sampled_from(list(places(manifest)))))(folder)
-    try:
-        facts.load_compressed(folder)
-    except (ValueError, OSError) as error:
-        assert "\n" not in str(error)
 
 
 BOMBS = {  # of the network each is made from, in a process that may take 4 GiB
