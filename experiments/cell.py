@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -17,6 +17,7 @@ from facts.analysis import Analysis
 from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
@@ -82,6 +83,7 @@ class Cell:
             execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),
             input_shape=self.task.input_shape(self.model),
             excluded_names=self.config.excluded_names,
+            parts=self.config.parts,
             fit_bias=self.config.fit_bias,
         )
 
@@ -106,7 +108,8 @@ class Cell:
         }
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:
-            made += [str(self.config.ratio), *[self.config.form] * (self.config.form != "plain")]
+            made += [str(self.config.ratio), *["units"] * (self.config.parts == "units")]
+            made += [self.config.form] * (self.config.form != "plain")
         stages = ["in stages"] if self.config.stages else []
         after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
         return " · ".join([self.config.model.name, *(made or ["dense"]), *stages, *after])
@@ -182,6 +185,7 @@ def check(config: DictConfig) -> None:
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
         ("labels", config.labels, LABELS),
+        ("parts", config.parts, get_args(PartsName)),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
@@ -194,8 +198,10 @@ def check(config: DictConfig) -> None:
             raise ValueError(f"{field} must be at least {least}, got {value}")
     checked(MemoryPolicy, config.hardware.memory)
     checked(TimingPolicy, config.hardware.timing)
-    if config.analysis and config.fit_bias:
-        raise ValueError("an analysis compares factors of the inputs alone: choose fit_bias=false with it")
+    if config.analysis and (config.fit_bias or config.parts == "units"):
+        raise ValueError(
+            "an analysis is of layers and of their inputs alone: choose parts=layers, fit_bias=false with it"
+        )
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():

@@ -102,6 +102,7 @@ class Config:
     finetuning: ByProfile | None = None
     stages: dict[str, ByProfile] | None = None
     experiment: Experiment | None = None
+    parts: str = MISSING
     form: str = MISSING
     fit_bias: bool = MISSING
     ratio: float = MISSING

@@ -29,7 +29,7 @@ from facts.tasks import Task
 from facts.utils.stopwatch import timed
 
 # Fields that the result of a compression depends on, besides a refit.
-OPTIONS = ("estimator", "search", "bounds", "excluded_names", "form", "fit_bias", "ratio", "cost", "cache")
+OPTIONS = ("estimator", "search", "bounds", "excluded_names", "parts", "form", "fit_bias", "ratio", "cost", "cache")
 
 
 class Work(Protocol):
@@ -215,6 +215,8 @@ def method_of(config: DictConfig) -> Method:
     refit = instantiate(config.refit) if config.refit else None
     if refit:
         refit.check(config.fit_bias, has_data=True)
+        if config.parts == "units":
+            raise ValueError("a refit fits layers: choose parts=layers with it")
     chosen = {key: config[key] for key in (*OPTIONS, *["refit"] * bool(refit))}
     low_rank = LowRank(
         estimator=instantiate(config.estimator),
@@ -226,6 +228,8 @@ def method_of(config: DictConfig) -> Method:
     )
     if not config.stages:
         return low_rank
+    if config.parts == "units":
+        raise ValueError("stages train low-rank layers: choose parts=layers with them")
     if refit:
         raise ValueError("stages train the compressed layers again: choose refit=null with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}

@@ -12,6 +12,7 @@ from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
 from facts.cost.count import Cost, CostName, Size
 from facts.decomposition.apply import Plan
+from facts.decomposition.parts import PartsName
 from facts.modules.forms import FormName
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
@@ -56,7 +57,7 @@ class Summary:
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `seconds`: by stage, such as reading, calibration, decomposition and search
     - `estimator`, `search`, `refit`: the methods with their options
-    - `form` of the low-rank layers; `fit_bias`: whether their biases were fitted
+    - `parts`: what was truncated; `form` of the low-rank layers; `fit_bias`: whether their biases were fitted
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
       in the unit of that cost, for these layers alone
@@ -78,6 +79,7 @@ class Summary:
     seconds: dict[str, float]
     estimator: str = ""
     search: str = ""
+    parts: PartsName = "layers"
     form: FormName = "plain"
     fit_bias: bool = False
     refit: str = ""
@@ -111,7 +113,7 @@ class Summary:
         ]
         table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05)
-        options = {"pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
+        options = {"units": self.parts == "units", "pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
         options[f"refitted by {self.refit}"] = bool(self.refit)
         method = "method: " + ", ".join(
             [self.estimator, self.search, *(option for option, taken in options.items() if taken)]
@@ -147,7 +149,9 @@ class Summary:
             options.insert(0, "facts.recover(result, data, minutes=10) (--recover 10)")
         if self.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher" (--search cors_fisher)')
-        if self.form == "plain":
+        if self.parts == "layers":
+            options.insert(0, 'parts="units" (--parts units)')
+        if self.form == "plain" and self.parts == "layers":
             options.insert(0, 'form="pivoted" (--form pivoted)')
         return f"try {', '.join(options).removeprefix('or ')}"
 
@@ -179,7 +183,7 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class CompressionResult:
-    """A compressed network, the rank (None for dense) of each layer, the summary, and why other layers were skipped.
+    """A compressed network, the rank (None for dense) of each layer, the summary, and why others were skipped.
 
     `original` is the network that it was made from, `output_error` the distance between outputs, and `held_out` the
     data on which they are compared; all are None for a loaded result.
@@ -197,15 +201,16 @@ class CompressionResult:
         ranks = [rank for rank in self.plan.values() if rank is not None]
         between = f" (ranks {min(ranks)} to {max(ranks)})" if ranks else ""
         low_rank, dense = len(ranks), len(self.plan) - len(ranks)
-        title = f"{type(self.model).__name__}: {low_rank} layers low-rank{between}, {dense} left dense"
+        kind = "units narrower" if self.summary.parts == "units" else "layers low-rank"
+        title = f"{type(self.model).__name__}: {low_rank} {kind}{between}, {dense} left dense"
         lines = [title, "", str(self.summary)]
         if quantization := quantization_of(self.model):
             lines.append(f"quantized: {quantization}")
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
-            alike[reason].append(name)
-        for reason, names in alike.items():
+            alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)
+        for (outcome, reason), names in alike.items():
             shown = ", ".join(names[:NUM_SHOWN])
             others = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
-            lines.append(f"left dense: {shown}{others} ({reason})")
+            lines.append(f"{outcome}: {shown}{others} ({reason})")
         return "\n".join(lines)

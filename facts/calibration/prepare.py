@@ -17,8 +17,9 @@ from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import LayerNames, select_layers
+from facts.calibration.units import parts_of, refuse_unknown_parts
 from facts.cost.count import Cost, count_params, meta_input
-from facts.cost.latency import MeasuredLatency
+from facts.cost.latency import MeasuredLatency, TimedPart
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.layers import (
     are_decomposed,
@@ -27,9 +28,11 @@ from facts.decomposition.layers import (
     load_decompositions,
     save_decompositions,
 )
+from facts.decomposition.parts import Part, PartsName, Unit
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import Estimator, see_data
+from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
 from facts.modules.forms import Form
+from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import noise
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.losses import (
@@ -53,8 +56,9 @@ from facts.utils.stopwatch import stage
 class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
-    `model` calls the linear `layers`, each of which multiplies `rows` vectors for one sample; `skipped` holds the
-    reasons for leaving others alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` serve the
+    `network` computes what `model` does, by calls of linear layers; it is the model itself unless units are compressed.
+    A plan gives ranks to the `parts`, each of which has one or several of the `calls`; `skipped` holds the reasons for
+    leaving other layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` serve the
     comparison of the result with the original alone. `first_inputs` are those of the first batch, or noise; `example`
     is one sample on the meta device, if the network runs there. `loss` and `output_error` are sums over samples.
     `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels` the default search draws
@@ -63,8 +67,9 @@ class Calibration:
     """
 
     model: nn.Module
-    layers: dict[str, nn.Linear]
-    rows: dict[str, int]
+    network: nn.Module
+    calls: dict[str, LinearLayer]
+    parts: dict[str, Part]
     data: Iterable[Batch] | None = None
     held_out: Iterable[Batch] = ()
     loss: Loss = summed_cross_entropy
@@ -89,13 +94,48 @@ class Calibration:
         loss = name_of(self.loss, "loss")
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
         setting = loss, precisions, self.fit_bias
-        key = content_key(shared_code(), repr(self.model), self.model, list(self.layers), data, *setting)
+        key = content_key(
+            shared_code(), repr(self.model), self.model, list(self.calls), repr(self.parts), data, *setting
+        )
         return Cache(Path(self.execution.cache) / key)
 
     @property
     def cost(self) -> Cost:
         """Cost of the dense network for one sample."""
         return Cost(self.flops, count_params(self.model))
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        """The linear layers, if they are the parts. Raises `ValueError` for units."""
+        if self.units:
+            raise ValueError(
+                'this works on single layers, and the network is prepared for parts="units": choose layers'
+            )
+        return self.calls  # type: ignore[return-value]
+
+    @cached_property
+    def part_of(self) -> dict[str, Part]:
+        """The part that each layer belongs to."""
+        return {call: part for part in self.parts.values() for call in part.calls}
+
+    @property
+    def units(self) -> dict[str, Unit]:
+        """The parts that are units."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, Unit)}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The vectors that each layer multiplies for one sample."""
+        return {call: part.rows for call, part in self.part_of.items()}
+
+    @cached_property
+    def append_one(self) -> frozenset[str]:
+        """The layers whose biases are to absorb the mean of the truncation error: always those of units."""
+        return frozenset(
+            name
+            for name, part in self.part_of.items()
+            if self.fit_bias or (isinstance(part, Unit) and self.calls[name].bias is not None)
+        )
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
         """The same network on other data."""
@@ -107,35 +147,42 @@ class Calibration:
 
     def groups(self) -> Iterator[list[str]]:
         """Groups of layers, by name, whose moments are in memory at the same time."""
-        yield from self.execution.memory.groups(self.layers)
+        yield from self.execution.memory.groups(self.calls)
 
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
         """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those in the cache."""
         return collect_moments(
-            self.model,
-            self.layers,
+            self.network,
+            self.calls,
             () if self.data is None else self.data,
-            [*wanted, InputSum()] if self.fit_bias else wanted,
+            [*wanted, InputSum()] if self.append_one else wanted,
             loss=self.loss,
             precision=self.execution.precision,
             memory=self.execution.memory,
             cache=self._cache_of(only) if cached else None,
             only=only,
-            append_one=self.fit_bias,
+            append_one=self.append_one,
         )
+
+    def suited(self, estimator: Estimator) -> Estimator:
+        """The estimator with its defaults for units, if there are any."""
+        if self.units and isinstance(estimator, WeightedInputEstimator):
+            return estimator.for_units()
+        return estimator
 
     def collect(self, estimators: Iterable[Estimator]) -> None:
         """Put into the cache what estimators need, in one pass for all; nothing for those that have decomposed."""
-        waiting = [estimator for estimator in estimators if not are_decomposed(self.cache, estimator)]
+        suited = map(self.suited, estimators)
+        waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments)
         for names in self.groups() if wanted else ():
             self.moments(wanted, names)
 
     def _cache_of(self, names: Collection[str] | None) -> Cache | None:
         """The cache of a group of layers (None for all); one group of several has a folder of its own."""
-        if self.cache is None or names is None or len(names) == len(self.layers):
+        if self.cache is None or names is None or len(names) == len(self.calls):
             return self.cache
         return Cache(self.cache.folder / content_key(list(names)))
 
@@ -149,7 +196,7 @@ class Calibration:
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         if self.cache is None:
             return self._decompose(estimator)
-        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.layers))
+        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.calls))
         known = load()
         if known is None:
             with self.cache.locked(file_name(estimator)):
@@ -164,11 +211,12 @@ class Calibration:
             if estimator.moments:
                 with stage("calibration"):
                     last, moments = see_data(estimator, partial(self.moments, only=names))
-            layers = {name: self.layers[name] for name in names}
-            fit_bias = self.fit_bias and bool(estimator.moments)
+            layers = {name: self.calls[name] for name in names}
+            append_one = self.append_one if estimator.moments else frozenset()
+            decompose = partial(decompose_layers, layers, self.part_of, last, moments, append_one)
             with stage("decomposition"):
                 # Processes wait for each other before the moments are freed: some lie in files of the main process.
-                decompositions |= distributed.on_all_ranks(partial(decompose_layers, layers, last, moments, fit_bias))
+                decompositions |= distributed.on_all_ranks(decompose)
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
         for moment, names in itertools.product(estimator.moments, self.groups()):
@@ -179,7 +227,11 @@ class Calibration:
     def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
         """Times of the layers on the first batch, measured at their first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
-        return MeasuredLatency(self.model, self.layers, self.rows, inputs, self.execution.precision, num_turns, form)
+        return MeasuredLatency(self.model, self.timed(form), inputs, self.execution.precision, num_turns)
+
+    def timed(self, form: Form) -> dict[str, TimedPart]:
+        """The parts as a latency table takes them."""
+        return {name: part.timed(form, self.execution.precision) for name, part in self.parts.items()}
 
 
 @stage("preparation")
@@ -194,21 +246,24 @@ def prepare(
     output_error: OutputError | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
+    parts: PartsName = "layers",
     fit_bias: bool = False,
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
     `facts.compress` takes the result in place of the network; most arguments are as there. `held_out` are data on which
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
-    moments, searches and refits do not see them). A layer whose name contains
-    one of `excluded_names` is left alone unless `layers` names it. FLOPs are counted for `input_shape`, one image
-    `[C, H, W]` or a shape with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error
-    of truncation, if there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if
-    the outputs are not class logits to draw labels from.
+    moments, searches and refits do not see them). A layer whose name contains one of `excluded_names` is left alone
+    unless `layers` names it. `parts` are what is truncated: `layers`, or `units`, which are attention's products and
+    hidden units (layers in no unit stay layers). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape
+    with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error of truncation, if
+    there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if the outputs are
+    not class logits to draw labels from.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
+    refuse_unknown_parts(parts)
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias is True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
@@ -234,16 +289,18 @@ def prepare(
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
+    found = parts_of(selection, parts, inputs)
     return Calibration(
         model=selection.model,
-        layers=selection.layers,
-        rows=selection.rows,
+        network=found.network,
+        calls={call: found.network.get_submodule(call) for part in found.parts.values() for call in part.calls},  # type: ignore[misc]
+        parts=found.parts,
         data=batches,
         held_out=compared or (),
         loss=loss,
         output_error=output_error,
         execution=execution,
-        skipped=selection.skipped,
+        skipped=selection.skipped | found.reasons,
         flops=selection.flops,
         first_inputs=inputs,
         example=example if selection.flops is not None else None,

@@ -30,6 +30,7 @@ def compress(
     ] = None,
     estimator: options.EstimatorName = "facts",
     search: options.SearchName = "cors_fisher",
+    parts: options.PartsName = "layers",
     form: options.FormName = None,
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     refit: options.RefitName = None,
@@ -65,6 +66,7 @@ def compress(
 
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --recover 30 --out deit_half
+        facts compress timm/deit_small_patch16_224 --data photos --parts units --out deit_half
         facts compress timm/swin_tiny_patch4_window7_224 --data photos --search cors --flops 6e9 --out swin
         facts compress timm/deit_small_patch16_224 --data photos --error 0.1 --out deit_close
         facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --device-times board.json --out deit
@@ -103,6 +105,7 @@ def compress(
             layers=options.layers_of(convolutions),
             execution=execution,
             input_shape=task.input_shape(network),
+            parts=parts,
             fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form, "refit": refit}

@@ -17,6 +17,10 @@ ESTIMATORS, SEARCHES, REFITS = (
     {name: method.summary for name, method in describe_methods(f"facts.{kind}.methods").items()}
     for kind in ("estimators", "search", "refit")
 )
+PARTS = {
+    "layers": "each linear layer on its own",
+    "units": "attention's products and hidden units, which leaves narrower layers",
+}
 FORMS = {
     "plain": "two factors",
     "pivoted": "some rows or columns, and the others' coefficients on them: higher ranks for the same cost",
@@ -145,6 +149,10 @@ LayersAtOnce = Annotated[
 
 Convolutions = Annotated[
     bool | None, option(METHOD, "Compress 1x1 convolutions too; default: only if there is no linear layer.")
+]
+PartsName = Annotated[
+    Literal[*PARTS],  # type: ignore[valid-type]
+    option(METHOD, "What is truncated.\n\n" + explained(PARTS), metavar="NAME"),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]

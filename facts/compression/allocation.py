@@ -13,7 +13,8 @@ from facts.cost.latency import LatencyTable, MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import Timing, TimingPolicy
-from facts.decomposition.apply import Plan, apply_plan
+from facts.decomposition.apply import Plan
+from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
 from facts.modules.lowrank import LowRankLayer
 from facts.search.base import Search, SearchResult
@@ -41,17 +42,17 @@ class AllocatedNetwork:
     device: str | None = None
 
     def low_rank_layers(self) -> dict[str, LowRankLayer]:
-        layers = {name: self.model.get_submodule(name) for name, rank in self.result.plan.items() if rank is not None}
-        return {name: layer for name, layer in layers.items() if isinstance(layer, LowRankLayer)}
+        modules, plan = self.model.named_modules(), self.result.plan
+        return {name: module for name, module in modules if plan.get(name) and isinstance(module, LowRankLayer)}
 
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
     """Search for ranks and apply them; again, with corrected times, if the network's time was predicted wrongly."""
-    num_corrections, precision = 0, problem.calibration.execution.precision
+    num_corrections = 0
     while True:
         result = search_plan(problem, search)
         decompositions = result.decompositions or problem.decompositions
-        compressed = apply_plan(problem.model, decompositions, result.plan, problem.form, precision)
+        compressed = problem.apply(result.plan, decompositions)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
@@ -60,7 +61,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
         assert isinstance(table, MeasuredLatency)  # it is bounded
         networks = {"dense": problem.model, "compressed": compressed}
-        times = batch_times(networks, table.inputs, timing, precision)
+        times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
         latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
@@ -81,11 +82,11 @@ def batch_times(
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget."""
-    dense: Plan = dict.fromkeys(problem.layers)
+    dense: Plan = dict.fromkeys(problem.parts)
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
-    refuse_unfit_plan(type(search).__name__, result.plan, problem.layers)
+    refuse_unfit_plan(type(search).__name__, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
             method = type(search).__name__
@@ -98,15 +99,15 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     return result
 
 
-def refuse_unfit_plan(search: str, plan: Plan, layers: Mapping[str, nn.Linear]) -> None:
+def refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
     """Raises `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
-    if plan.keys() != layers.keys():
-        differing = ", ".join(sorted(plan.keys() ^ layers.keys()))
+    if plan.keys() != parts.keys():
+        differing = ", ".join(sorted(plan.keys() ^ parts.keys()))
         raise ValueError(
             f"{search} must plan a rank, or None, for each layer to compress and no other; not so {differing}"
         )
     for name, rank in plan.items():
-        most = min(layers[name].weight.shape)
+        most = parts[name].largest()
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer of 1 .. {most}, or None")
 

@@ -96,13 +96,13 @@ class Budget:
 
         Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are unknown.
         """
-        layers, dense = calibration.layers, calibration.cost
+        parts, dense = calibration.parts.values(), calibration.cost
         found = dict(self.ratios)
         for name, limit in self.limits.items():
             if name == "latency":
                 found[name] = min(1.0, limit / table.dense)
             elif name == "params":
-                own = sum(layer.weight.numel() for layer in layers.values())
+                own = sum(part.dense for part in parts)
                 found[name] = ratio_of_layers(name, limit, dense.params, own)
             elif dense.flops is None:
                 raise ValueError(
@@ -110,7 +110,7 @@ class Budget:
                     "a ratio instead of flops"
                 )
             else:
-                own = sum(2 * calibration.rows[layer] * layers[layer].weight.numel() for layer in layers)
+                own = sum(2 * part.rows * part.dense for part in parts)
                 found[name] = ratio_of_layers(name, limit, dense.flops, own)
         return found
 

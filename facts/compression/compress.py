@@ -25,7 +25,7 @@ from facts.cost.latency import LatencyTable
 from facts.cost.predicted import PredictedLatency
 from facts.cost.timing import TimingPolicy
 from facts.cost.trace import has_row_per_sample
-from facts.decomposition.apply import apply_plan
+from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast
@@ -52,6 +52,7 @@ def compress(
     *,
     estimator: str | Estimator = "facts",
     search: str | Search | None = None,
+    parts: PartsName | None = None,
     form: FormName | None = None,
     ratio: float | None = None,
     cost: CostName = "flops",
@@ -72,6 +73,7 @@ def compress(
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each layer: a name or an instance |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
+    | `parts` | what is truncated: `layers` (default), or `units`, attention's products and hidden units |
     | `form` | how a layer of rank k is stored: `plain` or `pivoted` (default; in half precision `plain`) |
     | `ratio` | the fraction of the cost that remains (default: one half, if nothing else is bounded) |
     | `cost` | what `ratio` bounds: `flops`, `params`, or `latency` of the whole network on one calibration batch |
@@ -92,8 +94,10 @@ def compress(
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
     if isinstance(model, Calibration):
-        if any(each is not None for each in (calibration, execution, loss, output_error, layers)):
-            raise ValueError("data, execution, loss, output_error and layers of a prepared network go to facts.prepare")
+        if any(each is not None for each in (calibration, execution, loss, output_error, layers, parts)):
+            raise ValueError(
+                "data, execution, loss, output_error, layers and parts of a prepared network go to facts.prepare"
+            )
         execution = model.execution
     execution = execution or DEFAULT_EXECUTION
     form = form or default_form(given, execution.precision)
@@ -110,11 +114,21 @@ def compress(
         prepared = (
             model
             if isinstance(model, Calibration)
-            else prepare(model, calibration, layers=layers, loss=loss, output_error=output_error, execution=execution)
+            else prepare(
+                model,
+                calibration,
+                layers=layers,
+                parts=parts or "layers",
+                loss=loss,
+                output_error=output_error,
+                execution=execution,
+            )
         )
         search = search or default_search(prepared)
         if refit:
             refit.check(prepared.fit_bias, has_data=prepared.data is not None)
+            if prepared.units:
+                raise ValueError("a refit fits layers, and units were asked for: leave it out")
         others = as_batches(sensitivity, given)
         if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
@@ -153,12 +167,13 @@ def with_distance(result: CompressionResult, calibration: Calibration) -> Compre
 
 
 def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Count FLOPs by the full rule, in which linear layers save as many as by the paper's, if they are known."""
+    """Count FLOPs by the full rule, if they are known; linear layers save as many as by the paper's."""
     before, after = result.summary.before.flops, result.summary.after.flops
     if calibration.example is None or before is None or after is None:
         return result
     full = count_flops(calibration.model, calibration.example, "full")
-    return replace(result, summary=replace(result.summary, full_flops=(full, full - before + after)))
+    left = count_flops(result.model, calibration.example, "full") if calibration.units else full - before + after
+    return replace(result, summary=replace(result.summary, full_flops=(full, left)))
 
 
 def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
@@ -211,8 +226,9 @@ def compress_prepared(
             table = calibration.latency_table(timing.num_turns, FORMS[form])
         else:
             budget.times.refuse_other_network(calibration.cost)
-            table = PredictedLatency(budget.times, calibration.layers, calibration.rows)
+            table = PredictedLatency(budget.times, calibration.timed(FORMS[form]))
         bounds = budget.bounds(calibration, table)
+        estimator = calibration.suited(estimator)
         decompositions = calibration.decompositions(estimator)
         if sensitivity is None and calibration.data is not None:
             sensitivity = FirstSamples(calibration.data, search.num_samples)
@@ -223,11 +239,10 @@ def compress_prepared(
             allocated = allocate_ranks(problem, search, timing)
         if refit:
             with stage("refit"):
-                plan, precision = allocated.result.plan, calibration.execution.precision
+                plan = allocated.result.plan
                 decomposed = dict(allocated.decompositions)
                 fitted = refit.fit(RefitProblem(calibration, estimator, plan, decomposed, problem.form))
-                network = apply_plan(calibration.model, fitted, plan, problem.form, precision)
-                allocated = replace(allocated, model=network, decompositions=fitted)
+                allocated = replace(allocated, model=problem.apply(plan, fitted), decompositions=fitted)
         summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
     origin = calibration.skipped, calibration.model, calibration.output_error, calibration.held_out
     return CompressionResult(allocated.model, allocated.result.plan, summary, *origin)

@@ -15,6 +15,7 @@ from facts.calibration.prepare import prepare
 from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared, default_form, default_search, with_distance
 from facts.cost.count import Cost, CostName
+from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError
@@ -40,6 +41,7 @@ def pareto(
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
     searches: Sequence[str | Search] | None = None,
+    parts: PartsName = "layers",
     forms: Sequence[FormName] | None = None,
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",
@@ -56,6 +58,7 @@ def pareto(
     |---|---|
     | `evaluate` | from a network to metrics by name |
     | `estimators`, `searches`, `forms`, `ratios` | the choices to combine; defaults as in `facts.compress` |
+    | `parts` | what is truncated: `layers`, or `units` |
     | `cost`, `execution`, `sensitivity` | as in `facts.compress`; without a cache, moments last until this returns |
     | `loss`, `output_error` | as in `facts.compress`, but functions at the top of a module: their names are in keys |
     | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
@@ -81,7 +84,7 @@ def pareto(
         raise ValueError("the calibration data is empty: it must yield at least one batch")
     compared = None if sensitivity is None else _read_once(sensitivity, model)
     scratch = ScratchFolder()
-    prepared = prepare(model, data, loss=loss, output_error=output_error, execution=execution)
+    prepared = prepare(model, data, parts=parts, loss=loss, output_error=output_error, execution=execution)
     prepared = prepared if prepared.cache else prepared.cached_in(scratch.path)
     assert prepared.cache
     allocations = allocations or {"cors_fisher": default_search(prepared)}

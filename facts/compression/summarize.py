@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import AllocatedNetwork
-from facts.cost.count import Cost, Size, count_params
+from facts.cost.count import Cost, Size, count_flops, count_params
 from facts.estimators.base import Estimator
-from facts.modules.forms import FormName
+from facts.modules.forms import Form, FormName
 from facts.modules.pivots import relative_error
 from facts.refit.base import Refit
 from facts.result import Summary
@@ -29,12 +29,13 @@ def summarize(
     proof = asdict(result.solution) if result.solution else None
     return Summary(
         before=calibration.cost,
-        after=_cost_after(calibration, allocated),
+        after=_cost_after(calibration, allocated, problem.form),
         repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
         seconds=seconds,
         estimator=repr(estimator),
         search=repr(search),
         form=form,
+        parts="units" if calibration.units else "layers",
         fit_bias=calibration.fit_bias,
         refit=repr(refit) if refit else "",
         rounding=_rounding(allocated),
@@ -53,14 +54,17 @@ def summarize(
     )
 
 
-def _cost_after(calibration: Calibration, allocated: AllocatedNetwork) -> Cost:
+def _cost_after(calibration: Calibration, allocated: AllocatedNetwork, form: Form) -> Cost:
     """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
     params = count_params(allocated.model)
     if calibration.flops is None:
         return Cost(None, params)
+    if calibration.units and calibration.example is not None:  # fewer hidden units have fewer activations too
+        return Cost(count_flops(allocated.model, calibration.example, "paper"), params)
     saved = 0
-    for name, layer in allocated.low_rank_layers().items():
-        saved += 2 * calibration.rows[name] * (calibration.layers[name].weight.numel() - layer.num_weights)
+    for name, rank in allocated.result.plan.items():
+        part = calibration.parts[name]
+        saved += 0 if rank is None else 2 * part.rows * (part.dense - part.num_weights(form, rank))
     return Cost(calibration.flops - saved, params)
 
 

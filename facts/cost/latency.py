@@ -1,11 +1,12 @@
-"""Latency of each layer of a network at a rank, measured within the network, on this device."""
+"""Latency of each part of a network at a rank, measured within the network, on this device."""
 
 import copy
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -14,16 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from facts.modules.forms import FORMS, Form
-from facts.modules.linear_calls import replace_submodule
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.utils import distributed
 
-LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a layer costs as much as dense
+LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as much as dense
 EVEN = 8  # measured ranks are multiples of it, like those that a search offers: others take longer
 NETWORK = ""  # its name among the modules of the network
-Times = dict[int | None, float]  # seconds of a layer, dense (None) and by rank
+Times = dict[int | None, float]  # seconds of a part, dense (None) and by rank
 
 
 class Shape(NamedTuple):
@@ -35,19 +34,30 @@ class Shape(NamedTuple):
     rows: int
 
 
+@dataclass(frozen=True)
+class TimedPart:
+    """A part of a network whose time depends on its rank.
+
+    `share` of the time of `module` is its own. `num_weights` is the size at a rank; `put` gives it a rank, in a copy of
+    the network, with weights that mean nothing. Parts of one `shape` take equally long.
+    """
+
+    module: str
+    shape: Hashable
+    ranks: tuple[int, ...]
+    num_weights: Callable[[int], int]
+    put: Callable[[nn.Module, int], None]
+    share: float = 1.0
+
+
 class LatencyTable(ABC):
-    """Seconds of a network on one batch, and of each layer within it, dense and by rank.
+    """Seconds of a network on one batch, and of each part within it, dense and by rank.
 
     Between known ranks the time is linear in the number of weights, all multiplied by `correction`.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Linear], rows: Mapping[str, int], form: Form):
-        self.layers, self.form = layers, form
-        self.shapes = {
-            name: Shape(layer.in_features, layer.out_features, layer.bias is not None, rows[name])
-            for name, layer in layers.items()
-        }
-        self.correction = 1.0
+    parts: Mapping[str, TimedPart]
+    correction = 1.0
 
     @property
     @abstractmethod
@@ -56,100 +66,98 @@ class LatencyTable(ABC):
 
     @property
     @abstractmethod
-    def times(self) -> Mapping[Shape, Times]:
-        """Seconds of the layers, dense (None) and by rank."""
+    def times(self) -> Mapping[Any, Times]:
+        """Seconds of the parts by shape, dense (None) and by rank."""
 
     @property
     def rest(self) -> float:
-        """Seconds of the network outside the layers."""
-        return self.dense - sum(self.seconds(name, None) for name in self.layers)
+        """Seconds of the network outside the parts."""
+        return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
     def seconds(self, name: str, rank: int | None) -> float:
-        """Seconds of one layer, dense (None) or at a rank."""
-        shape = self.shapes[name]
-        times = self.times[shape]
+        """Seconds of one part, dense (None) or at a rank."""
+        part = self.parts[name]
+        times = self.times[part.shape]
         if rank is None:
             return times[None]
-        num_weights = partial(self.form.num_weights, shape.d_out, shape.d_in)
-        known = {num_weights(each): seconds for each, seconds in times.items() if each is not None}
+        known = {part.num_weights(each): seconds for each, seconds in times.items() if each is not None}
         weights = sorted(known)
-        return self.correction * float(np.interp(num_weights(rank), weights, [known[each] for each in weights]))
+        return self.correction * float(np.interp(part.num_weights(rank), weights, [known[each] for each in weights]))
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
 
 
-def measured_ranks(form: Form, d_out: int, d_in: int) -> list[int]:
-    """The ranks of `LEVELS`, even ones where there are any; twice the same in a small layer."""
-    ranks = [int(level * form.full_rank(d_out, d_in)) for level in LEVELS]
-    return [max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks]
+def measured_ranks(full_rank: int) -> tuple[int, ...]:
+    """The ranks of `LEVELS`, even ones where there are any; twice the same in a small part."""
+    ranks = [int(level * full_rank) for level in LEVELS]
+    return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
 
 
 class MeasuredLatency(LatencyTable):
     """Latency on this device.
 
-    The network runs with all its layers dense, and with all at each of five ranks; the six take `num_turns` turns after
-    one to warm up, so that caches and memory are as in later use. Layers of one shape with the same number of vectors
-    share their medians. Nothing is measured before its first use. Raises `ValueError` if there is no batch.
+    The network runs with all its parts dense, and with all at each of five ranks; the six take `num_turns` turns after
+    one to warm up, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
+    measured before its first use. Raises `ValueError` if there is no batch.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        layers: Mapping[str, nn.Linear],
-        rows: Mapping[str, int],
+        parts: Mapping[str, TimedPart],
         inputs: Any,
         precision: torch.dtype = torch.float32,
         num_turns: int = 5,
-        form: Form = FORMS["plain"],
     ):
-        super().__init__(layers, rows, form)
-        self.model, self.inputs, self.precision, self.num_turns = model, inputs, precision, num_turns
+        self.model, self.parts, self.inputs, self.precision, self.num_turns = model, parts, inputs, precision, num_turns
 
     @property
     def dense(self) -> float:
         return self._medians[0]
 
     @property
-    def times(self) -> Mapping[Shape, Times]:
+    def times(self) -> Mapping[Any, Times]:
         return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank layers' times, by two at most, to the measured `seconds` of the network with a plan."""
+        """Scale the low-rank parts' times, by two at most, to the measured `seconds` of the network with a plan."""
         factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
         self.correction *= min(max(factor, 0.5), 2.0)
 
     @cached_property
-    def _medians(self) -> tuple[float, dict[Shape, Times]]:
-        """Median seconds of the dense network, and of its layers by shape and rank."""
+    def _medians(self) -> tuple[float, dict[Any, Times]]:
+        """Median seconds of the dense network, and of its parts by shape and rank."""
         return distributed.on_main_rank(self._measure)
 
-    def _measure(self) -> tuple[float, dict[Shape, Times]]:
+    def _measure(self) -> tuple[float, dict[Any, Times]]:
         if self.inputs is None:
             raise ValueError("latency is measured on a batch: give calibration data or input_shape")
-        network = copy.deepcopy(self.model)
         levels = (None, *range(len(LEVELS)))
-        turns = [{level: self._run(network, level) for level in levels} for _ in range(self.num_turns + 1)][1:]
-        alike: dict[Shape, list[str]] = defaultdict(list)
-        for name, shape in self.shapes.items():
-            alike[shape].append(name)
-        times: dict[Shape, Times] = {
+        turns = [{level: self._run(level) for level in levels} for _ in range(self.num_turns + 1)][1:]
+        alike: dict[Any, list[str]] = defaultdict(list)
+        for name, part in self.parts.items():
+            alike[part.shape].append(name)
+        times: dict[Any, Times] = {
             shape: {
                 rank: median(turn[level][name] for turn in turns for name in names)
-                for level, rank in zip(levels, (None, *measured_ranks(self.form, shape.d_out, shape.d_in)), strict=True)
+                for level, rank in zip(levels, (None, *self.parts[names[0]].ranks), strict=True)
             }
             for shape, names in alike.items()
         }
         return median(turn[None][NETWORK] for turn in turns), times
 
-    def _run(self, network: nn.Module, level: int | None) -> dict[str, float]:
-        """Seconds of the network and of its layers, with all of them dense (None) or at one of `LEVELS`."""
-        for name, layer in self.layers.items():
-            ranks = measured_ranks(self.form, layer.out_features, layer.in_features)
-            module = layer if level is None else self.form.stand_in(layer, ranks[level], self.precision)
-            replace_submodule(network, name, module)
-        return module_seconds(network, (NETWORK, *self.layers), self.inputs, self.precision)
+    def _run(self, level: int | None) -> dict[str, float]:
+        """Seconds of the network and of its parts, with all of them dense (None) or at one of `LEVELS`."""
+        network = copy.deepcopy(self.model)
+        if level is not None:
+            for part in self.parts.values():
+                part.put(network, part.ranks[level])
+        modules = (NETWORK, *dict.fromkeys(part.module for part in self.parts.values()))
+        seconds = module_seconds(network, modules, self.inputs, self.precision)
+        own = {name: part.share * seconds[part.module] for name, part in self.parts.items()}
+        return {NETWORK: seconds[NETWORK], **own}
 
 
 @torch.inference_mode()

@@ -11,10 +11,9 @@ from functools import cached_property
 
 import numpy as np
 from scipy.optimize import nnls
-from torch import nn
 
 from facts.cost.device_times import DeviceTimes
-from facts.cost.latency import LatencyTable, Shape, Times, measured_ranks
+from facts.cost.latency import LatencyTable, Shape, TimedPart, Times, measured_ranks
 from facts.modules.forms import FORMS, Form
 
 MOST_INSIDE = 1.1  # of the network's time, that its layers may seem to take: each time is a median of its own
@@ -28,11 +27,15 @@ class PredictedLatency(LatencyTable):
     Raises `ValueError` if the layers there take longer than the whole network.
     """
 
-    def __init__(self, measured: DeviceTimes, layers: Mapping[str, nn.Linear], rows: Mapping[str, int]):
-        super().__init__(layers, rows, FORMS[measured.form])
+    def __init__(self, measured: DeviceTimes, parts: Mapping[str, TimedPart]):
+        if unknown := [name for name, part in parts.items() if not isinstance(part.shape, Shape)]:
+            raise ValueError(
+                f'device times are of linear layers, and {unknown[0]} is a unit: take parts="layers", or bound flops'
+            )
+        self.parts, self.form = parts, FORMS[measured.form]
         self.measured, self.device, self.batch_size = measured, measured.device, measured.batch_size
         known = measured.times
-        inside = sum(known[shape][None] for shape in self.shapes.values() if shape in known)
+        inside = sum(known[part.shape][None] for part in parts.values() if part.shape in known)
         if inside > MOST_INSIDE * self.dense:
             raise ValueError(
                 f"the device times of {self.device} cannot be right: of the network's {1000 * self.dense:.4g} ms, its "
@@ -46,7 +49,8 @@ class PredictedLatency(LatencyTable):
     @cached_property
     def times(self) -> Mapping[Shape, Times]:
         known = self.measured.times
-        others = {name: shape for name, shape in self.shapes.items() if shape not in known}
+        shapes = {name: part.shape for name, part in self.parts.items() if isinstance(part.shape, Shape)}
+        others = {name: shape for name, shape in shapes.items() if shape not in known}
         if others:
             model = LinearModel(self.form, known)
             log.warning("not measured on %s, so predicted by size: %s", self.device, ", ".join(others))
@@ -68,7 +72,7 @@ class LinearModel:
 
     def times(self, shape: Shape) -> Times:
         """Seconds of a layer, dense and at the ranks that would be measured."""
-        ranks = None, *measured_ranks(self.form, shape.d_out, shape.d_in)
+        ranks = None, *measured_ranks(self.form.full_rank(shape.d_out, shape.d_in))
         return {rank: self.seconds(shape, rank) for rank in ranks}
 
     def _work(self, shape: Shape, rank: int | None) -> np.ndarray:

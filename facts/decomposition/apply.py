@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from facts.decomposition.parts import Unit, put_units
 from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import Form
 from facts.modules.linear_calls import copy_with, replace_submodule
@@ -21,14 +22,19 @@ def apply_plan(
     plan: Plan,
     form: Form,
     precision: torch.dtype = torch.float32,
+    units: Mapping[str, Unit] | None = None,
+    network: nn.Module | None = None,
 ) -> nn.Module:
     """Copy the model with a low-rank layer in place of each that has a rank in the plan, to run in `precision`.
 
-    A 1x1 convolution whose layer stays dense becomes a convolution again.
+    A 1x1 convolution whose layer stays dense becomes a convolution again. `units`, called as linear layers by
+    `network`, are narrowed.
     """
     compressed = copy_with(model)
+    if units and network:
+        put_units(compressed, network, units, decompositions, plan)
     for name, rank in plan.items():
-        if rank is not None:
+        if rank is not None and name not in (units or {}):
             dense = model.get_submodule(name)
             assert isinstance(dense, nn.Linear)
             replace_submodule(compressed, name, low_rank_layer(dense, decompositions[name], rank, form, precision))

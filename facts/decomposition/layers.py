@@ -1,39 +1,45 @@
 """Decompositions of all layers, biases that take up the mean, and their place in the cache."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from facts.decomposition.truncation import Decomposition, decompose
+from facts.decomposition.parts import Part
+from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors
+from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import InputSum, at_least_tiny
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
 
-FIELDS = ("left", "right", "energies", "num_repaired")
+FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
 
 
 def decompose_layers(
-    layers: Mapping[str, nn.Linear], estimator: Estimator, moments: Mapping[str, LayerMoments], fit_bias: bool = False
+    layers: Mapping[str, LinearLayer],
+    parts: Mapping[str, Part],
+    estimator: Estimator,
+    moments: Mapping[str, LayerMoments],
+    append_one: Collection[str] = (),
 ) -> dict[str, Decomposition]:
-    """Factors and SVD of each layer, from its moments; which are of inputs `[x, 1]` to `fit_bias`."""
+    """Factors and decomposition of each layer as its part does it; moments of those in `append_one` are of `[x, 1]`."""
     return {
-        name: decompose_layer(name, layer, estimator, moments[name], fit_bias)
+        name: decompose_layer(name, layer, parts[name], estimator, moments[name], name in append_one)
         for name, layer in with_progress(layers.items(), "decomposition")
     }
 
 
 def decompose_layer(
-    name: str, layer: nn.Linear, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
+    name: str, layer: LinearLayer, part: Part, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
 ) -> Decomposition:
     """One layer's decomposition. Raises `ValueError` with the layer's name."""
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
-    d_out, d_in = layer.weight.shape
+    d_out, d_in = layer.out_features, layer.in_features
     for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
         if factor is not None and factor.shape != (size, size):
             made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
@@ -43,9 +49,10 @@ def decompose_layer(
     elif fit_bias:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     try:
-        if layer.weight.is_complex() or not (layer.weight.is_meta or layer.weight.isfinite().all()):
-            raise ValueError("its weight is complex, or holds NaN or infinity")
-        return decompose(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+        for weight in layer.parameters():
+            if weight.is_complex() or not (weight.is_meta or weight.isfinite().all()):
+                raise ValueError("its weight is complex, or holds NaN or infinity")
+        return part.decompose(layer, factors, row, col)
     except (ValueError, torch.linalg.LinAlgError) as error:
         raise ValueError(f"layer {name} cannot be decomposed by {type(estimator).__name__}: {error}") from error
 
@@ -89,7 +96,7 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 
 
 def load_decompositions(
-    cache: Cache | None, estimator: Estimator, layers: Mapping[str, nn.Linear]
+    cache: Cache | None, estimator: Estimator, layers: Iterable[str]
 ) -> dict[str, Decomposition] | None:
     """Load the decompositions from the cache; None if it lacks them."""
     tensors = cache.load(file_name(estimator)) if cache else None
@@ -104,10 +111,11 @@ def save_decompositions(cache: Cache | None, estimator: Estimator, decomposition
 
 
 def _pack(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
-    mean = {} if decomposition.mean is None else {f"{name}/mean": decomposition.mean}
-    return {f"{name}/{field}": torch.as_tensor(getattr(decomposition, field)) for field in FIELDS} | mean
+    fields = {field: getattr(decomposition, field) for field in (*FIELDS, *OPTIONAL)}
+    return {f"{name}/{field}": torch.as_tensor(value) for field, value in fields.items() if value is not None}
 
 
 def _unpack(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
     left, right, energies, num_repaired = (tensors[f"{name}/{field}"] for field in FIELDS)
-    return Decomposition(left, right, energies, int(num_repaired), tensors.get(f"{name}/mean"))
+    optional = (tensors.get(f"{name}/{field}") for field in OPTIONAL)
+    return Decomposition(left, right, energies, int(num_repaired), *optional)

@@ -29,11 +29,17 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return u, s, vectors[:, order].mT
 
 
+def product_singular_values(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`u [m, r]`, `s [r]` and `vh [r, n]` of the product `left [m, r] @ right [r, n]`, which is not formed."""
+    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
+    u, s, vh = torch.linalg.svd(small @ other.T)
+    return left @ u, s, vh @ right.T
+
+
 def spectral_factors(left: Tensor, right: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
-    """Factors of the same product `left [m, r] @ right [r, n]`, which is not formed, by its SVD.
+    """Factors of the same product `left [m, r] @ right [r, n]`, by its SVD.
 
     Columns of the first are singular vectors times their values to the power `share`; the second has the rest.
     """
-    (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    u, s, vh = torch.linalg.svd(small @ other.T)
-    return left @ (u * s**share), (s ** (1 - share))[:, None] * vh @ right.T
+    u, s, vh = product_singular_values(left, right)
+    return u * s**share, (s ** (1 - share))[:, None] * vh

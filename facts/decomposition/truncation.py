@@ -6,11 +6,12 @@ Legend: m = d_out, n = d_in, r = min(m, n).
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from facts.decomposition.singular import singular_values
+from facts.decomposition.singular import product_singular_values, singular_values
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import square_root
+from facts.modules.lowrank import LinearLayer
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Decomposition:
 
     Both have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
     weight. `num_repaired` counts factors that were not positive definite. The bias keeps the output of the input
-    `mean [n]` exact at every rank; None if it stays.
+    `mean [n]` exact at every rank; None if it stays. With an `order [n]` the leading r components read its first r
+    inputs alone.
     """
 
     left: Tensor
@@ -27,6 +29,7 @@ class Decomposition:
     energies: Tensor
     num_repaired: int = 0
     mean: Tensor | None = None
+    order: Tensor | None = None
 
     def truncate(self, rank: int) -> tuple[Tensor, Tensor]:
         """`(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
@@ -34,13 +37,14 @@ class Decomposition:
             raise ValueError(f"rank must lie in 1 .. {len(self.energies)} for this layer, got {rank}")
         return self.left[:, :rank], self.right[:rank]
 
-    def bias(self, dense: nn.Linear, rank: int) -> Tensor | None:
+    def bias(self, dense: LinearLayer, rank: int) -> Tensor | None:
         """Bias of the layer that takes the dense one's place at a rank, `[m]`."""
         if self.mean is None or dense.bias is None:
             return dense.bias
-        left, right = (factor.to(dense.weight.device).double() for factor in self.truncate(rank))
+        weight = dense.weight.detach().double()
+        left, right = (factor.to(weight) for factor in self.truncate(rank))
         mean = self.mean.to(left)
-        lost = dense.weight.detach().double() @ mean - left @ (right @ mean)
+        lost = weight @ mean - left @ (right @ mean)
         return (dense.bias.detach() + lost).to(dense.bias)
 
 
@@ -64,6 +68,22 @@ def decompose(
     dtype = torch.promote_types(weight.dtype, torch.float32)
     num_repaired = row.repaired + col.repaired
     return Decomposition(left.to(dtype), right.to(dtype), s.square(), num_repaired, factors.mean)
+
+
+def decompose_product(
+    left: Tensor, right: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
+) -> Decomposition:
+    """The same for a product `left [m, d] @ right [d, n]`, which is not formed: d components, by an SVD of `[d, d]`."""
+    row = square_root(factors.B, shrinkage_row, factors.repair)
+    col = square_root(factors.A, shrinkage_col, factors.repair)
+    dtype, left, right = torch.promote_types(left.dtype, torch.float32), left.double(), right.double()
+    if row.matrix is not None:
+        left = row.matrix.T @ left
+    if col.matrix is not None:
+        right = right @ col.matrix
+    u, s, vh = product_singular_values(left, right)
+    left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
+    return Decomposition(left.to(dtype), right.to(dtype), s.square(), row.repaired + col.repaired, factors.mean)
 
 
 def low_rank_factors(

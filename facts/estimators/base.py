@@ -2,15 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
+import torch
 from torch import Tensor
 
 from facts.estimators.whitening import Repair, lift_spectrum
-from facts.moments import LayerMoments, Moment
-from facts.moments.statistics import at_least_tiny
+from facts.moments import InputGram, LayerMoments, Moment
+from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
+
+PLAIN_SHARE_OF_UNITS = 0.5
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,34 @@ class ClippedGradEstimator(TwoSidedEstimator):
     """
 
     grad_clip: Positive | Literal["median"] | None = "median"
+
+
+@options
+class WeightedInputEstimator(ClippedGradEstimator):
+    """A two-sided estimator whose A weighs inputs by gradients, of which a few samples can make most.
+
+    With `normalize: batch` each batch has the same part in A. `plain_share` of A, by traces, is the plain second moment
+    of the inputs; None: half for units, nothing for layers.
+    """
+
+    normalize: Normalize = "batch"
+    plain_share: Share | None = None
+
+    @property
+    def plain_moments(self) -> tuple[Moment, ...]:
+        """The moments that the plain share takes."""
+        return (InputGram(),) if self.plain_share else ()
+
+    def with_plain(self, A: Tensor, moments: LayerMoments) -> Tensor:
+        """A with its plain share, of the same trace."""
+        if not self.plain_share:
+            return A
+        (plain,) = moments[InputGram()]
+        return torch.lerp(A, unit_trace(plain).to(A) * A.trace(), self.plain_share)
+
+    def for_units(self) -> Self:
+        """The estimator with its default share for units."""
+        return replace(self, plain_share=PLAIN_SHARE_OF_UNITS) if self.plain_share is None else self
 
 
 def unit_trace(matrix: Tensor) -> Tensor:

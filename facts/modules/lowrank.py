@@ -67,6 +67,9 @@ class LowRankLinear(LowRankLayer):
         return linear(F.linear(x, self.right), self.left, self.bias)
 
 
+LinearLayer = nn.Linear | LowRankLayer
+
+
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A layer that shares the memory of `weight [d_out, d_in]` and `bias [d_out]`."""
     d_out, d_in = weight.shape

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.batch import split_samples
 from facts.moments.checkpointing import Checkpoints
@@ -117,7 +118,7 @@ class Capture:
 @contextmanager
 def capturing(
     model: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: Mapping[str, LinearLayer],
     consume: Callable[[str, Tensor, Tensor | None], None],
     with_grads: bool = True,
     blocks: Iterable[nn.Module] = (),

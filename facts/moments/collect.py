@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts.modules.lowrank import LinearLayer
 from facts.moments.batch import LayerBatch, at_least_float32
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, summed_cross_entropy
@@ -48,7 +49,7 @@ class LayerMoments:
 
 def collect_moments(
     model: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: Mapping[str, LinearLayer],
     calibration: Iterable[tuple[Any, Any]],
     moments: Iterable[Moment],
     *,
@@ -57,15 +58,15 @@ def collect_moments(
     memory: MemoryPolicy = DEFAULT_POLICY,
     cache: Cache | None = None,
     only: Collection[str] | None = None,
-    append_one: bool = False,
+    append_one: Collection[str] = (),
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of `only` some, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
-    `precision` is the autocast type of the model's passes; sums are float32 or better. With `append_one` the inputs are
-    `[x, 1]`, so that each d_in is one more. `cache` must belong to this model, layers, data, loss and precision;
-    processes that share it take turns. Under `torchrun` each process takes its share of the batches, and all get all
-    moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
+    `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
+    `append_one` are `[x, 1]`, so that their d_in is one more. `cache` must belong to this model, layers, data, loss and
+    precision; processes that share it take turns. Under `torchrun` each process takes its share of the batches, and all
+    get all moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
@@ -96,7 +97,7 @@ def collect_moments(
 
 
 def _cached(
-    moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, nn.Linear], device: torch.device
+    moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, LinearLayer], device: torch.device
 ) -> dict[Moment, dict[str, Any]]:
     """Load the moments that the cache holds."""
     kept = {moment: moment.load(cache, layers, device) for moment in moments} if cache else {}
@@ -111,7 +112,7 @@ class MomentPass:
     """
 
     model: nn.Module
-    layers: Mapping[str, nn.Linear]
+    layers: Mapping[str, LinearLayer]
     moments: list[Moment]
     loss: Loss
     precision: torch.dtype
@@ -119,7 +120,7 @@ class MomentPass:
     room: float = math.inf
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
-    append_one: bool = False
+    append_one: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.num_samples = 0
@@ -144,7 +145,7 @@ class MomentPass:
         self.num_samples = data_pass.run(batches, self.num_samples, sums)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
-        if self.append_one:
+        if name in self.append_one:
             batch = batch.with_one()
         for moment, totals in self.totals.items():
             if (moment, name) in self.elsewhere:
@@ -157,7 +158,7 @@ class MomentPass:
 
     def _place(self, moment: Moment, name: str) -> Any:
         """An empty total, on the layer's device or in main memory."""
-        weight = self.layers[name].weight
+        weight = next(self.layers[name].parameters())
         size = moment.num_held(*self._widths(name)) * at_least_float32(weight[:0]).element_size()
         if moment.can_offload and size > self.room:
             self.elsewhere.add((moment, name))
@@ -166,11 +167,11 @@ class MomentPass:
         return self._init_state(moment, name, weight.device)
 
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
-        weight = self.layers[name].weight
+        weight = next(self.layers[name].parameters())
         like = at_least_float32(weight[:0].detach()).to(device)
         return moment.init_state(name, like, *self._widths(name), self.folder / file_name(moment, name))
 
     def _widths(self, name: str) -> tuple[int, int]:
         """d_in and d_out of the moments."""
-        d_out, d_in = self.layers[name].weight.shape
-        return d_in + self.append_one, d_out
+        layer = self.layers[name]
+        return layer.in_features + (name in self.append_one), layer.out_features

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import autocast, without_autocast
 from facts.modules.networks import run
 from facts.moments.batch import LayerBatch
@@ -24,7 +25,7 @@ class DataPass:
     """
 
     model: nn.Module
-    layers: Mapping[str, nn.Linear]
+    layers: Mapping[str, LinearLayer]
     add: Callable[[str, LayerBatch], None]
     loss: Loss
     precision: torch.dtype

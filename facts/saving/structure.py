@@ -9,6 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facts.decomposition.apply import Plan
+from facts.modules.heads import Heads, Roles, put_heads
+from facts.modules.hidden import HiddenRoles, empty_hidden
 from facts.modules.linear_calls import replace_submodule, with_linear_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear
@@ -33,21 +35,47 @@ def with_plan(
     convolutions = {name for name in inner if name in modules and is_pointwise(modules[name])}
     model = with_linear_layers(dense, [name for name in convolutions if plan[f"{name}.linear"] is not None])
     modules = dict(model.named_modules())
+    units = {name: widths for name in plan if (widths := _unit_of(modules, name))}
     for name, rank in plan.items():
+        if name in units:
+            if rank is not None and rank > units[name]:
+                raise ValueError(_unfit(model, f"{name!r} is {units[name]} wide, and its rank {rank}"))
+            continue
         if name.removesuffix(".linear") in convolutions and rank is None:
             continue
         layer = modules.get(name)
-        unfit = f"the plan does not fit this {type(model).__name__}, load the network that was compressed: {name!r}"
         if not isinstance(layer, nn.Linear):
-            raise ValueError(f"{unfit} is {type(layer).__name__ if layer else 'not there'}, and no linear layer")
+            found = type(layer).__name__ if layer else "not there"
+            raise ValueError(_unfit(model, f"{name!r} is {found}, and no linear layer or unit"))
         d_out, d_in = layer.weight.shape
         if rank is not None and rank > min(d_out, d_in):
-            raise ValueError(f"{unfit} is {d_out} x {d_in}, and its rank {rank}")
+            raise ValueError(_unfit(model, f"{name!r} is {d_out} x {d_in}, and its rank {rank}"))
         if rank is not None:
             layout = layouts.get(name)
             empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
             replace_submodule(model, name, empty)
+    for owner in dict.fromkeys(name if name in modules else name.rpartition(".")[0] for name in units):
+        module, hidden = modules[owner], plan.get(owner)
+        scores, outputs = (plan.get(f"{owner}.{kind}") for kind in ("scores", "outputs"))
+        if hidden and (made := HiddenRoles.of(module)):
+            empty_hidden(module, made, hidden)
+        elif (scores or outputs) and (roles := Roles.of(module)):
+            put_heads(module, roles, Heads.of(module, roles).empty(scores, outputs))
     return quantized_empty(model, quantization) if quantization else model
+
+
+def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
+    """The width of the unit of that name, None if it is none."""
+    owner, _, kind = name.rpartition(".")
+    if name in modules:
+        made = HiddenRoles.of(modules[name])
+        return modules[name].get_submodule(made.down).in_features if made else None
+    roles = Roles.of(modules[owner]) if kind in ("scores", "outputs") and owner in modules else None
+    return Heads.of(modules[owner], roles).width if roles else None
+
+
+def _unfit(model: nn.Module, fault: str) -> str:
+    return f"the plan does not fit this {type(model).__name__}, load the network that was compressed: {fault}"
 
 
 def layouts_of(model: nn.Module) -> dict[str, Layout]:

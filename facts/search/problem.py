@@ -8,14 +8,16 @@ from fractions import Fraction
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
 from facts.cost.ranks import candidate_ranks
+from facts.decomposition.apply import Plan, apply_plan
 from facts.decomposition.layers import file_name
+from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
 from facts.modules.forms import FORMS, Form
@@ -43,7 +45,17 @@ class AllocationProblem:
         return self.calibration.model
 
     @property
+    def network(self) -> nn.Module:
+        """The network as it calls the layers that are decomposed."""
+        return self.calibration.network
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return self.calibration.parts
+
+    @property
     def layers(self) -> dict[str, nn.Linear]:
+        """The layers, if they are the parts. Raises `ValueError` for units."""
         return self.calibration.layers
 
     @property
@@ -69,10 +81,10 @@ class AllocationProblem:
         return self.calibration.data
 
     def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
-        """Cost of a layer at a rank (None for dense), one value a bound: integers except for latency."""
-        d_out, d_in = self.layers[name].weight.shape
-        params = d_out * d_in if rank is None else self.form.num_weights(d_out, d_in, rank)
-        costs: dict[CostName, float] = {"flops": 2 * self.calibration.rows[name] * params, "params": params}
+        """Cost of a part at a rank (None for dense), one value a bound: integers except for latency."""
+        part = self.parts[name]
+        params = part.dense if rank is None else part.num_weights(self.form, rank)
+        costs: dict[CostName, float] = {"flops": 2 * part.rows * params, "params": params}
         if "latency" in self.bounds:
             assert self.latency is not None
             costs["latency"] = self.latency.seconds(name, rank)
@@ -83,7 +95,7 @@ class AllocationProblem:
 
     @cached_property
     def dense(self) -> tuple[float, ...]:
-        return self.spent(dict.fromkeys(self.layers))
+        return self.spent(dict.fromkeys(self.parts))
 
     @cached_property
     def budget(self) -> tuple[float, ...]:
@@ -116,16 +128,15 @@ class AllocationProblem:
 
     def full_rank(self, name: str) -> int:
         """The largest rank at which a layer costs no more than dense: ratio 1 (1 if none is that cheap)."""
-        return max(1, self.form.full_rank(*self.layers[name].weight.shape))
+        return max(1, self.parts[name].full_rank(self.form))
 
     def rank_of_ratio(self, name: str, ratio: float) -> int:
         """The rank at which a layer costs at most `ratio` of the dense one, but at least 1."""
-        d_out, d_in = self.layers[name].weight.shape
-        return self.form.rank_of_ratio(d_out, d_in, ratio)
+        return self.parts[name].rank_of_ratio(self.form, ratio)
 
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """Ranks of some ratios for each layer, each rank once, in ascending order."""
-        return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.layers}
+        return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.parts}
 
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
         """The `ranks` at the tightest bound's ratio, or at the largest number of thousandths that a latency allows."""
@@ -135,9 +146,20 @@ class AllocationProblem:
             largest = ranks(too_slow / 1000)
         return largest
 
+    def energies(self, name: str) -> Tensor:
+        """Energies of a part's components `[k]` in float64, summed over the heads of a unit."""
+        return torch.stack([self.decompositions[call].energies.double() for call in self.parts[name].calls]).sum(dim=0)
+
+    def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
+        """The network of a plan, made of decompositions."""
+        calibration, precision = self.calibration, self.calibration.execution.precision
+        return apply_plan(
+            self.model, decompositions, plan, self.form, precision, calibration.units, calibration.network
+        )
+
     def candidate_ranks(
         self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
     ) -> dict[str, list[int]]:
         """Ranks to choose from for each layer: multiples of `multiple` whose ratios lie between two."""
-        lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.layers} for ratio in between)
-        return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.layers}
+        lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.parts} for ratio in between)
+        return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.parts}

@@ -32,7 +32,9 @@ def law(form, shape, rank):
 
 
 def times_of(form, shape):
-    return {rank: law(form, shape, rank) for rank in (None, *measured_ranks(FORMS[form], shape.d_out, shape.d_in))}
+    return {
+        rank: law(form, shape, rank) for rank in (None, *measured_ranks(FORMS[form].full_rank(shape.d_out, shape.d_in)))
+    }
 
 
 @pytest.fixture

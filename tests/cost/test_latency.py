@@ -9,6 +9,8 @@ from torch import nn
 import facts
 from facts.cost.latency import MeasuredLatency
 from facts.cost.timing import Timing, TimingPolicy
+from facts.decomposition.parts import LayerPart
+from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 from facts.search import Uniform
@@ -61,9 +63,10 @@ def make_model():
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
 
 
-def make_table(model, inputs, **fields):
+def make_table(model, inputs):
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    return MeasuredLatency(model, layers, dict.fromkeys(layers, 1), inputs, **fields)
+    parts = {name: LayerPart.of(name, layer, 1).timed(FORMS["plain"], torch.float32) for name, layer in layers.items()}
+    return MeasuredLatency(model, parts, inputs)
 
 
 def test_times_of_the_network_and_of_its_layers(clock):
@@ -106,7 +109,7 @@ def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, mon
 @pytest.mark.parametrize(("seconds", "factor"), [(0, 0.5), (10**9, 2)])
 def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
     table = make_table(make_model(), torch.randn(4, 64))
-    plan = dict.fromkeys(table.layers, 8)
+    plan = dict.fromkeys(table.parts, 8)
     before = table.predicted(plan)
     table.correct(plan, seconds)
     assert table.predicted(plan) - table.rest == pytest.approx(factor * (before - table.rest))

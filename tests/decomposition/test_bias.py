@@ -7,6 +7,7 @@ from torch import nn
 
 import facts
 from facts.decomposition.layers import centred, decompose_layer
+from facts.decomposition.parts import LayerPart
 from facts.decomposition.truncation import decompose
 from facts.estimators import AAFM, ESTIMATORS
 from facts.estimators.base import KroneckerFactors
@@ -84,7 +85,7 @@ def test_aafm_gives_the_outputs_of_least_squared_error(bias, components):
     """Against scikit-learn's principal components, the best of all affine maps of their rank, or linear ones."""
     layer = nn.Linear(7, 5, bias=bias, dtype=torch.float64)
     moments = collect_moments(layer, {"": layer}, [(INPUTS, None)], AAFM().moments)[""]
-    decomposition = decompose_layer("", layer, AAFM(), moments)
+    decomposition = decompose_layer("", layer, LayerPart.of("", layer, 1), AAFM(), moments)
     left, right = decomposition.truncate(2)
     ours = nn.functional.linear(INPUTS, left @ right, decomposition.bias(layer, 2))
     outputs = layer(INPUTS).detach()

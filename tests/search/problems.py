@@ -8,6 +8,7 @@ from torch import nn
 import facts
 from facts.calibration.prepare import Calibration
 from facts.decomposition.layers import decompose_layers
+from facts.decomposition.parts import LayerPart
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
@@ -37,10 +38,16 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
 def plain_problem(model, decompositions=None, bounds=None, rows=None, **fields):
     """All linear layers of a network without data, decomposed by weight alone."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    calibration = Calibration(model, layers, rows or dict.fromkeys(layers, 1))
+    calibration = uncalibrated(model, layers, rows or dict.fromkeys(layers, 1))
     if decompositions is None:
-        decompositions = decompose_layers(layers, PELA(), dict.fromkeys(layers, LayerMoments({})))
+        moments = dict.fromkeys(layers, LayerMoments({}))
+        decompositions = decompose_layers(layers, calibration.parts, PELA(), moments)
     return AllocationProblem(calibration, PELA(), decompositions, bounds or {"params": 0.5}, **fields)
+
+
+def uncalibrated(model, layers, rows):
+    parts = {name: LayerPart.of(name, layer, rows[name]) for name, layer in layers.items()}
+    return Calibration(model, model, layers, parts)
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:
@@ -59,5 +66,5 @@ def losing(losses, ratio=0.5, form="plain"):
     layers = dict(zip(losses, model.values(), strict=True))
     energies = {name: torch.tensor([0.0] * 19 + [loss**2], dtype=torch.float64) for name, loss in losses.items()}
     decompositions = {name: Decomposition(torch.eye(20), torch.eye(20), energies[name]) for name in losses}
-    calibration = Calibration(model, layers, dict.fromkeys(layers, 1))
+    calibration = uncalibrated(model, layers, dict.fromkeys(layers, 1))
     return AllocationProblem(calibration, PELA(), decompositions, {"params": ratio}, FORMS[form])

@@ -7,22 +7,20 @@ B = Σ ‖x‖² g gᵀ
 from collections.abc import Mapping
 from typing import Any
 
-from facts.estimators.base import ClippedGradEstimator, Estimator, KroneckerFactors, unit_trace
+from facts.estimators.base import Estimator, KroneckerFactors, WeightedInputEstimator, unit_trace
 from facts.moments import GradWeightedInputGram, InputWeightedGradGram, LayerMoments, TokenPowerStep
-from facts.moments.statistics import Normalize
 from facts.utils.options import Count, options
 
 
 @options
-class FACTS(ClippedGradEstimator):
+class FACTS(WeightedInputEstimator):
     """Token-wise power iterations from the identity; the paper takes one (Algorithm 2).
 
-    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. With
-    `normalize: batch` each batch has the same part in A. Each of `num_iterations` takes a data pass; with neither, the
+    A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. Each
+    of `num_iterations` takes a data pass; with neither, the
     directions converge to the nearest Kronecker product of the token-local Fisher, whose trace is tr A tr B.
     """
 
-    normalize: Normalize = "batch"
     num_iterations: Count = 1
 
     token_local = True
@@ -33,11 +31,13 @@ class FACTS(ClippedGradEstimator):
         return (
             GradWeightedInputGram(grad_clip=self.grad_clip, normalize=self.normalize),
             InputWeightedGradGram(grad_clip=self.grad_clip),
+            *self.plain_moments,
         )
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        (A,), (B,) = (moments[moment] for moment in self.moments)
-        return KroneckerFactors(A=unit_trace(A) * B.trace() / moments.num_samples, B=unit_trace(B))
+        (A,), (B,) = (moments[moment] for moment in self.moments[:2])
+        A = self.with_plain(unit_trace(A) * B.trace() / moments.num_samples, moments)
+        return KroneckerFactors(A=A, B=unit_trace(B))
 
     @property
     def num_passes(self):
@@ -59,11 +59,12 @@ class FACTSStep(Estimator):
     def moments(self):
         previous = {name: (factors.A, factors.B) for name, factors in self.previous.items()}
         clip, normalize = self.facts.grad_clip, self.facts.normalize
-        return (TokenPowerStep(iteration=self.iteration, previous=previous, grad_clip=clip, normalize=normalize),)
+        step = TokenPowerStep(iteration=self.iteration, previous=previous, grad_clip=clip, normalize=normalize)
+        return step, *self.facts.plain_moments
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
         A, B, trace = moments[self.moments[0]]
-        return KroneckerFactors(A=unit_trace(A) * trace, B=unit_trace(B))
+        return KroneckerFactors(A=self.facts.with_plain(unit_trace(A) * trace, moments), B=unit_trace(B))
 
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
         return self.facts.shrinkage(moments)

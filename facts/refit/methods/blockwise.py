@@ -17,6 +17,7 @@ class Blockwise(Refit):
     fits_bias = True
 
     def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
-        alone = problem.calibration.cached_in(None)
-        current = replace(alone, model=problem.network, layers=problem.layers(names))
+        alone, network = problem.calibration.cached_in(None), problem.network
+        parts = {name: alone.parts[name] for name in names}
+        current = replace(alone, model=network, network=network, calls=dict(problem.layers(names)), parts=parts)
         return current.decompositions(problem.estimator)

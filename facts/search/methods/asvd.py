@@ -30,7 +30,7 @@ def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
     entries.sort(key=lambda entry: -entry[0])
 
     def plan(cut: int) -> Plan:
-        ranks: Plan = dict.fromkeys(problem.layers)
+        ranks: Plan = dict.fromkeys(problem.parts)
         for _, name, rank in entries[cut:]:
             ranks[name] = min(rank, ranks[name] or rank)
         return ranks

@@ -49,7 +49,7 @@ class CoRSFisher(MILPSearch):
                 "profile=kronecker reads a Fisher matrix from the decomposition, and this estimator has none: take an "
                 "estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd) or profile=exact"
             )
-        return {name: kronecker_profile(problem.decompositions[name]) for name in problem.layers}
+        return {name: kronecker_profile(problem, name) for name in problem.parts}
 
 
 def _at(profiles: dict[str, Tensor], ranks: dict[str, list[int]]) -> Profile:

@@ -24,8 +24,8 @@ class MemViTSearch(Search):
     least_ratio: Share = 0.1
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        lost = {name: _lost_energy(problem, name) for name in problem.layers}
-        full = {name: problem.full_rank(name) for name in problem.layers}
+        lost = {name: _lost_energy(problem, name) for name in problem.parts}
+        full = {name: problem.full_rank(name) for name in problem.parts}
         cost = {name: [problem.share(name, rank) for rank in range(1, full[name] + 1)] for name in full}
         uniform = Uniform().ranks(problem)
         least = {name: min(uniform[name], max(1, int(self.least_ratio * rank))) for name, rank in full.items()}
@@ -49,5 +49,5 @@ def lowered(rank: int, least: int, cost: list[float], portion: float) -> int:
 
 def _lost_energy(problem: AllocationProblem, name: str) -> list[float]:
     """The share of the singular values' sum that each rank 0 .. k loses."""
-    values = problem.decompositions[name].energies.sqrt()
+    values = problem.energies(name).sqrt()
     return [1.0, *(1 - values.cumsum(dim=0) / at_least_tiny(values.sum())).tolist()]

@@ -22,7 +22,7 @@ class Uniform(Search):
     def ranks(self, problem: AllocationProblem) -> dict[str, int]:
         """Ranks of all layers; none stays dense."""
         ranks = problem.at_common_ratio(
-            lambda ratio: {name: problem.rank_of_ratio(name, ratio) for name in problem.layers}
+            lambda ratio: {name: problem.rank_of_ratio(name, ratio) for name in problem.parts}
         )
         plan = {name: rank - rank % self.rank_multiple or rank for name, rank in ranks.items()}
         for name in sorted(ranks, key=lambda name: plan[name] - ranks[name]):

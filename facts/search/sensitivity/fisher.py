@@ -4,6 +4,7 @@ The discarded part of a layer is a sum over components j: ΔW_r = Σ_{j >= r} u_
 Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -11,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from facts.decomposition.truncation import Decomposition
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, SampledLabels, on_given_labels
@@ -22,24 +22,25 @@ from facts.utils.cache import calibration_key, content_key
 Labels = Literal["sampled", "given"]
 
 
-def kronecker_profile(decomposition: Decomposition) -> Tensor:
-    """Errors `[k + 1]` at the ranks 0 .. k in float64: half the energy discarded, A ⊗ B standing for the Fisher."""
-    return 0.5 * _tail_sums(decomposition.energies.double())
+def kronecker_profile(problem: AllocationProblem, name: str) -> Tensor:
+    """Errors `[k + 1]` of a part at the ranks 0 .. k in float64: half the energy discarded, A ⊗ B being the Fisher."""
+    return 0.5 * _tail_sums(problem.energies(name))
 
 
 def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dict[str, Tensor]:
-    """Errors `[k + 1]` of every layer at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
+    """Errors `[k + 1]` of every part at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
-    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, the error at rank r is ½ mean
-    (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps. `sampled` draws labels from the
-    network's output (true Fisher), which must be class logits; `given` takes those of the data (empirical Fisher).
+    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, summed over the heads of a
+    unit, the error at rank r is ½ mean (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps.
+    `sampled` draws labels from the network's output (true Fisher), which must be class logits; `given` takes those of
+    the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()
     if problem.cache:
         file = f"fisher-{labels}-{content_key(calibration_key(batches), seed)}"
         tensors = problem.cache.load(file)
         if tensors:
-            return {name: tensors[name] for name in problem.layers}
+            return {name: tensors[name] for name in problem.parts}
     loss = on_given_labels(problem.calibration.loss)
     if labels == "sampled":
         loss = SampledLabels(loss, seed)
@@ -53,23 +54,28 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
 def _measured(
     problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
 ) -> dict[str, Tensor]:
-    """The mean over samples of ½ (Σ_{j >= r} c_j)² for every layer, on the CPU."""
-    decompositions, execution = problem.decompositions, problem.calibration.execution
+    """The mean over samples of ½ (Σ_{j >= r} c_j)² for every part, on the CPU."""
+    decompositions, calls, execution = problem.decompositions, problem.calibration.calls, problem.calibration.execution
+    part_of = {call: name for name, part in problem.parts.items() for call in part.calls}
     totals = {
-        name: torch.zeros(len(decompositions[name].energies) + 1, dtype=torch.float64, device=problem.device)
-        for name in problem.layers
+        name: torch.zeros(len(decompositions[part.calls[0]].energies) + 1, dtype=torch.float64, device=problem.device)
+        for name, part in problem.parts.items()
     }
+    waiting: dict[str, list[Tensor]] = defaultdict(list)  # slopes of a unit's heads in this batch
 
     def add(name: str, batch: LayerBatch) -> None:
         decomposition, x = decompositions[name], batch.x
         left, right = decomposition.left.to(x), decomposition.right.to(x)
         if decomposition.mean is not None:
             x = x - decomposition.mean.to(x)
-        slopes = ((batch.g @ left) * (x @ right.T)).sum(dim=1)
-        totals[name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
+        part = part_of[name]
+        waiting[part].append(((batch.g @ left) * (x @ right.T)).sum(dim=1))
+        if len(waiting[part]) == len(problem.parts[part].calls):
+            slopes = torch.stack(waiting.pop(part)).sum(dim=0)
+            totals[part] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    blocks = execution.memory.blocks(problem.model, problem.layers.values())
-    data_pass = DataPass(problem.model, problem.layers, add, loss, execution.precision, True, num_parts, blocks)
+    blocks = execution.memory.blocks(problem.network, calls.values())
+    data_pass = DataPass(problem.network, calls, add, loss, execution.precision, True, num_parts, blocks)
     num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 

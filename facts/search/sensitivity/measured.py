@@ -63,13 +63,18 @@ class Sensitivity:
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
         """Summed errors of all layers and ranks in their order, and the number of samples, over all processes."""
-        model, device, execution = self.problem.model, self.problem.device, self.problem.calibration.execution
+        network, device, execution = self.problem.network, self.problem.device, self.problem.calibration.execution
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
-        with torch.no_grad(), evaluating(model), autocast(device, execution.precision), self._reading(model) as read:
+        with (
+            torch.no_grad(),
+            evaluating(network),
+            autocast(device, execution.precision),
+            self._reading(network) as read,
+        ):
             for batch in shared(self.batches, "sensitivity", [sums, num_samples]):
                 for inputs, _ in in_parts(batch, num_parts):
                     num_samples += batch_size(inputs)
-                    prefix = Prefix(model, to_device(inputs, device))
+                    prefix = Prefix(network, to_device(inputs, device))
                     original = read(prefix.outputs)
                     errors = (self._errors(prefix, name, ranks[name], original, read) for name in ranks)
                     sums += torch.tensor([*chain.from_iterable(errors)], dtype=torch.float64)
@@ -79,12 +84,19 @@ class Sensitivity:
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
     ) -> Iterator[float]:
         """The summed error on one batch at each rank."""
-        dense, decomposition = self.problem.layers[name], self.problem.decompositions[name]
-        with prefix.before(name) as run:
+        calls = self.problem.parts[name].calls
+        with prefix.before(calls) as run:
             for rank in ranks:
-                left, right = (factor.to(dense.weight) for factor in decomposition.truncate(rank))
-                small = LowRankLinear(left, right, decomposition.bias(dense, rank))
-                yield self.error(original, read(run(small.forward))).item()
+                yield self.error(
+                    original, read(run({call: self._truncated(call, rank).forward for call in calls}))
+                ).item()
+
+    def _truncated(self, call: str, rank: int) -> LowRankLinear:
+        """A layer at a rank."""
+        dense, decomposition = self.problem.calibration.calls[call], self.problem.decompositions[call]
+        like = next(dense.parameters())
+        left, right = (factor.to(like) for factor in decomposition.truncate(rank))
+        return LowRankLinear(left, right, decomposition.bias(dense, rank))
 
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:

@@ -1,6 +1,6 @@
 """Repeated runs of a network with one layer changed, without recomputing the modules before that layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,11 +73,12 @@ class Prefix:
         return output
 
     @contextmanager
-    def before(self, layer: str) -> Iterator[Callable[[Callable[[Tensor], Tensor]], Any]]:
-        """Yield a function that runs the network with another forward pass of that layer."""
-        if layer not in self.traces:
-            raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
-        began = self.traces[layer].began
+    def before(self, layers: Collection[str]) -> Iterator[Callable[[dict[str, Callable[[Tensor], Tensor]]], Any]]:
+        """Yield a function that runs the network with other forward passes of those layers."""
+        for layer in layers:
+            if layer not in self.traces:
+                raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
+        began = min(self.traces[layer].began for layer in layers)
         known = {name: trace for name, trace in self.traces.items() if trace.ended < began and not trace.must_run}
         # Calls within modules that do not run again will not happen.
         outputs = {
@@ -85,9 +86,9 @@ class Prefix:
             for name, trace in known.items()
         }
 
-        def run_with(forward: Callable[[Tensor], Tensor]) -> Any:
-            forwards = {name: self._replay(name, known_outputs) for name, known_outputs in outputs.items()}
-            with replaced_forwards({self.modules[name]: new for name, new in {**forwards, layer: forward}.items()}):
+        def run_with(changed: dict[str, Callable[[Tensor], Tensor]]) -> Any:
+            forwards = {name: self._replay(name, known_outputs) for name, known_outputs in outputs.items()} | changed
+            with replaced_forwards({self.modules[name]: new for name, new in forwards.items()}):
                 return run(self.model, _copy(self.inputs))  # a network may change its input in place
 
         yield run_with

@@ -64,7 +64,7 @@ def test_kronecker_profile_is_half_the_discarded_energy_in_the_shrunk_metric():
     for name, layer in problem.layers.items():
         factors = FACTS().factors(moments[name])
         A, B = shrink(factors.A.double(), 0.1), shrink(factors.B.double(), 0.7)
-        profile = kronecker_profile(problem.decompositions[name])
+        profile = kronecker_profile(problem, name)
         for rank in (1, 3):
             change = layer.weight.detach() - truncated(problem, name, rank)
             expected = 0.5 * torch.trace(change.T @ B @ change @ A).item()

@@ -95,9 +95,9 @@ def test_outputs_are_those_of_a_whole_pass(name):
         changed = copy.deepcopy(model)
         changed.set_submodule(layer_name, halved(layer))
         expected = changed(images.clone())
-        with prefix.before(layer_name) as run:
+        with prefix.before([layer_name]) as run:
             for _ in range(2):  # the second time nothing of the first is left
-                assert run(halved(layer).forward).equal(expected), layer_name
+                assert run({layer_name: halved(layer).forward}).equal(expected), layer_name
         assert not expected.equal(prefix.outputs)
     assert prefix.outputs.equal(model(images.clone()))
 
@@ -113,8 +113,8 @@ def test_what_comes_before_is_not_computed_again_and_what_comes_after_is():
     assert calls == ["grid", "windows", "tokens", "shared", "shared", "vector", "head"]
     for layer, after in (("rows", ["tokens", "shared", "shared", "vector", "head"]), ("shared", ["vector", "head"])):
         calls.clear()
-        with prefix.before(layer) as run:
-            run(halved(model.get_submodule(layer)).forward)
+        with prefix.before([layer]) as run:
+            run({layer: halved(model.get_submodule(layer)).forward})
         assert calls == after
 
 
@@ -124,8 +124,8 @@ def test_modules_have_their_own_forward_again_even_after_an_error():
     own = model.grid.forward
     model.grid.forward = mine = lambda x: own(x)
     prefix = Prefix(model, images)
-    with prefix.before("vector") as run, pytest.raises(ZeroDivisionError):
-        run(lambda x: 1 / 0)
+    with prefix.before(["vector"]) as run, pytest.raises(ZeroDivisionError):
+        run({"vector": lambda x: 1 / 0})
     assert model.grid.forward is mine
     assert all("forward" not in vars(module) for module in model.modules() if module is not model.grid)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -137,5 +137,5 @@ def test_a_layer_that_does_not_run_is_named():
     model = make_model()
     model.idle = nn.Linear(10, 10)
     prefix = Prefix(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="layer idle does not run"), prefix.before("idle"):
+    with pytest.raises(ValueError, match="layer idle does not run"), prefix.before(["idle"]):
         pass

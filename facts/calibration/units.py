@@ -1,0 +1,166 @@
+"""The parts of a network: its layers, or its units, found by names and sizes and checked by what they compute."""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from facts.calibration.selection import Selection
+from facts.cost.trace import first_sample, has_row_per_sample
+from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, PartsName, ScoreUnit, Unit
+from facts.modules.heads import Roles, call_products
+from facts.modules.hidden import HiddenRoles, keep_hidden
+from facts.modules.linear_calls import copy_with
+from facts.modules.modes import evaluating
+from facts.modules.networks import run
+from facts.utils.batches import to_device
+
+SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
+
+NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
+NOT_SEPARATE = "hidden units that cannot be left out one by one"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a network, and `reasons` why some layers are in no unit.
+
+    `network` computes the same as the network by calls of linear layers; all weights but attention's are shared.
+    """
+
+    network: nn.Module
+    parts: dict[str, Part]
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def refuse_unknown_parts(name: str) -> None:
+    """Raises `ValueError` with the choices."""
+    if name not in get_args(PartsName):
+        raise ValueError(f"parts must be one of {', '.join(get_args(PartsName))}, got {name!r}")
+
+
+def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
+    """The selected layers as parts; those of units, which are checked on `inputs`, together.
+
+    Raises `ValueError` for units without inputs.
+    """
+    if parts == "layers":
+        layers = selection.layers.items()
+        return Parts(selection.model, {name: LayerPart.of(name, layer, selection.rows[name]) for name, layer in layers})
+    if inputs is None:
+        raise ValueError("units are found by running the network: give calibration data or input_shape")
+    model, taken, reasons = selection.model, dict[str, Mapping[str, Part]](), dict[str, str]()
+    candidates = _candidates(selection)
+    same = _compute_the_same(model, {name: _change(roles) for name, roles in candidates.items()}, inputs)
+    network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
+    for owner, roles in candidates.items():
+        paths = [f"{owner}.{name}" for name in roles.layers]
+        if owner not in same:
+            reasons |= dict.fromkeys(paths, NO_PRODUCTS if isinstance(roles, Roles) else NOT_SEPARATE)
+            continue
+        if isinstance(roles, Roles):
+            call_products(network.get_submodule(owner), roles)
+            taken |= dict.fromkeys(paths, _attention_units(selection, owner, roles))
+        else:
+            taken |= dict.fromkeys(paths, _hidden_unit(selection, owner, roles))
+    found: dict[str, Part] = {}
+    for name, layer in selection.layers.items():
+        if name in taken:
+            found |= taken[name]
+        else:
+            found[name] = LayerPart.of(name, layer, selection.rows[name])
+    return Parts(network, found, reasons)
+
+
+def _candidates(selection: Selection) -> dict[str, Roles | HiddenRoles]:
+    """Modules that look like attention or an MLP and all of whose layers are selected."""
+    found: dict[str, Roles | HiddenRoles] = {}
+    for owner, module in selection.model.named_modules():
+        roles = Roles.of(module) or HiddenRoles.of(module)
+        if owner and roles and all(f"{owner}.{name}" in selection.layers for name in roles.layers):
+            found[owner] = roles
+    return found
+
+
+def _attention_units(selection: Selection, owner: str, roles: Roles) -> dict[str, Unit]:
+    first, last = f"{owner}.{roles.inputs[0]}", f"{owner}.{roles.output}"
+    output = selection.layers[last]
+    size, D, rows = output.in_features, selection.layers[first].in_features, selection.rows[first]
+    width = size // roles.num_heads
+    scores, outputs = ([f"{path}.heads.{head}" for head in range(roles.num_heads)] for path in (first, last))
+    return {
+        f"{owner}.scores": ScoreUnit(tuple(scores), rows, 2 * size * D, owner, width),
+        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, size * (D + output.out_features), owner, width),
+    }
+
+
+def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[str, Unit]:
+    down = f"{owner}.{roles.down}"
+    size = sum(selection.layers[f"{owner}.{name}"].weight.numel() for name in roles.layers)
+    return {owner: HiddenUnit((down,), selection.rows[down], size, owner, selection.layers[down].in_features)}
+
+
+Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]
+"""Two changes of a module after which it must compute the same if it holds a unit."""
+
+
+def _change(roles: Roles | HiddenRoles) -> Change:
+    if isinstance(roles, Roles):
+        return lambda _: None, partial(call_products, roles=roles)
+    return partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles)
+
+
+def _read_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
+    down = mlp.get_submodule(roles.down)
+    assert isinstance(down, nn.Linear)
+    with torch.no_grad():
+        down.weight[:, 1::2] = 0
+
+
+def _keep_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
+    down = mlp.get_submodule(roles.down)
+    assert isinstance(down, nn.Linear)
+    kept = torch.arange(0, down.in_features, 2, device=down.weight.device)
+    keep_hidden(mlp, roles, kept, down.weight[:, kept], down.bias)
+
+
+def _compute_the_same(model: nn.Module, changes: Mapping[str, Change], inputs: Any) -> set[str]:
+    """The modules whose outputs the two changes leave equal in float64, on one sample of the inputs."""
+    given: dict[str, tuple] = {}
+    sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
+
+    def note(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        given.setdefault(name, (args, kwargs))
+
+    with ExitStack() as stack, torch.no_grad(), evaluating(model):
+        for name in changes:
+            hook = model.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        run(model, to_device(sample, next(model.parameters()).device))
+    return {name for name in given if _computes_the_same(model.get_submodule(name), changes[name], *given[name])}
+
+
+@torch.no_grad()
+def _computes_the_same(module: nn.Module, change: Change, args: tuple, kwargs: dict[str, Any]) -> bool:
+    args, kwargs = tree_map_only(Tensor, _to_double, (args, kwargs))
+    outputs = []
+    for each in change:
+        changed = copy.deepcopy(module).double().eval()
+        try:
+            each(changed)
+            leaves = tree_leaves(changed(*args, **kwargs))
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):  # of anyone's code
+            return False
+        outputs.append(next(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+    first, second = outputs
+    return bool(torch.linalg.vector_norm(first - second) <= SAME * torch.linalg.vector_norm(first))
+
+
+def _to_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,80 @@
+"""Elimination of a layer's inputs: from Kronecker factors to an order, and the weights of every number of inputs.
+
+The others are read in place of an input that leaves, as far as they predict it (structured optimal brain surgeon).
+Legend: m = d_out, n = d_in; A [n, n] is the inputs' second moment, B [m, m] the metric of the outputs.
+"""
+
+import torch
+from torch import Tensor
+
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import KroneckerFactors
+from facts.estimators.whitening import Root, lift_spectrum, square_root
+
+STEPS_AT_ONCE = 64  # between updates of whole matrices
+
+
+def eliminate(
+    weight: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
+) -> Decomposition:
+    """Order the inputs of `weight [m, n]` so that dropping the last ones costs little, whatever their number.
+
+    Inputs leave one by one, each time the one whose loss adds least to tr(ΔWᵀ B ΔW A), after the others have taken over
+    what they can. With A = L D Lᵀ in the order of the kept, L unit lower triangular, component j is what input j adds
+    to those before it: `left = W L`, `right = L⁻¹`. The leading r components read r inputs alone, those of the `order`,
+    with their least-squares weights. Float64 inside, the weight's type outside.
+    """
+    row = square_root(factors.B, shrinkage_row, factors.repair)
+    gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
+    whitened = weight.double() if row.matrix is None else row.matrix.T @ weight.double()
+    order = torch.tensor(elimination_order(gram, whitened)[::-1], device=weight.device)
+    root = torch.linalg.cholesky(gram[order][:, order])
+    sizes = root.diagonal()
+    unit = root / sizes  # L
+    left = weight.double()[:, order] @ unit
+    right = torch.zeros_like(gram)
+    right[:, order] = torch.linalg.solve_triangular(
+        unit, torch.eye(len(unit)).to(unit), upper=False, unitriangular=True
+    )
+    energies = (whitened[:, order] @ unit).square().sum(dim=0) * sizes.square()
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    num_repaired = row.repaired + repaired
+    return Decomposition(left.to(dtype), right.to(dtype), energies, num_repaired, factors.mean, order)
+
+
+def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:
+    """The inputs in the order in which they leave, for A `[n, n]` and L_Bᵀ W `[m, n]`.
+
+    Input j costs ‖w_j‖² / (A⁻¹)_jj. When it leaves, A⁻¹ and W change by a product of two vectors; products of several
+    steps are subtracted together, from what remains.
+    """
+    inverse, weights = torch.cholesky_inverse(torch.linalg.cholesky(gram)), whitened.clone()
+    names, gone = torch.arange(len(gram), device=gram.device), []
+    while len(names):
+        squares, diagonal = weights.square().sum(dim=0), inverse.diagonal().clone()
+        num_steps = min(STEPS_AT_ONCE, len(names))
+        rows, columns = inverse.new_zeros(len(names), num_steps), weights.new_zeros(len(weights), num_steps)
+        for step in range(num_steps):
+            j = int((squares / diagonal).argmin())
+            size = diagonal[j].sqrt()
+            row = (inverse[:, j] - rows @ rows[j]) / size
+            column = (weights[:, j] - columns @ rows[j]) / size
+            overlap = weights.T @ column - rows @ (columns.T @ column)
+            squares = (squares - 2 * row * overlap + row.square() * column.square().sum()).clamp(min=0)
+            diagonal = (diagonal - row.square()).clamp(min=torch.finfo(diagonal.dtype).tiny)
+            squares[j] = torch.inf
+            rows[:, step], columns[:, step] = row, column
+            gone.append(int(names[j]))
+        kept = squares.isfinite()
+        rows = rows[kept]
+        inverse = inverse[kept][:, kept] - rows @ rows.T
+        weights, names = weights[:, kept] - columns @ rows.T, names[kept]
+    return gone
+
+
+def _definite(root: Root, weight: Tensor) -> tuple[Tensor, bool]:
+    """The matrix of a root, made positive definite if directions were dropped, and whether it was repaired."""
+    if root.matrix is None:
+        return torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device), root.repaired
+    gram = root.matrix @ root.matrix.T
+    return (gram if root.inverse is None else lift_spectrum(gram)), root.repaired

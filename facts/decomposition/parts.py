@@ -1,0 +1,248 @@
+"""Parts of a network that a plan gives ranks: linear layers, and units, which are what a block computes."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from facts.cost.latency import Shape, TimedPart, measured_ranks
+from facts.decomposition.elimination import eliminate
+from facts.decomposition.truncation import Decomposition, decompose, decompose_product
+from facts.estimators.base import KroneckerFactors
+from facts.modules.forms import Form
+from facts.modules.heads import Heads, Roles, put_heads
+from facts.modules.hidden import HiddenRoles, empty_hidden, keep_hidden
+from facts.modules.linear_calls import replace_submodule
+from facts.modules.lowrank import LowRankLayer
+
+PartsName = Literal["layers", "units"]
+"""What is truncated: each linear layer, or attention's products and hidden units."""
+
+
+@dataclass(frozen=True)
+class Part(ABC):
+    """A part of a network that a plan gives a rank (None: as it is).
+
+    `calls` name the linear layers of the calibrated network whose decompositions it takes, all at the same rank; each
+    multiplies `rows` vectors for one sample. `dense` counts its weights.
+    """
+
+    calls: tuple[str, ...]
+    rows: int
+    dense: int
+
+    @abstractmethod
+    def largest(self) -> int:
+        """The largest rank that it can have."""
+
+    @abstractmethod
+    def num_weights(self, form: Form, rank: int) -> int:
+        """Weights at a rank, and multiply-accumulates for each vector."""
+
+    @abstractmethod
+    def full_rank(self, form: Form) -> int:
+        """The largest rank at which it costs no more than dense."""
+
+    @abstractmethod
+    def rank_of_ratio(self, form: Form, ratio: float) -> int:
+        """The rank whose cost is at most `ratio` of the dense one, but at least 1."""
+
+    @abstractmethod
+    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        """Decompose one of its calls, with shrinkage of (B, A)."""
+
+    @abstractmethod
+    def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
+        """Describe it to a measurement of times."""
+
+
+@dataclass(frozen=True)
+class LayerPart(Part):
+    """A linear layer `[d_out, d_in]`."""
+
+    d_out: int
+    d_in: int
+    bias: bool
+
+    @classmethod
+    def of(cls, name: str, layer: nn.Linear, rows: int) -> Self:
+        d_out, d_in = layer.weight.shape
+        return cls((name,), rows, d_out * d_in, d_out, d_in, layer.bias is not None)
+
+    def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
+        (name,), shape = self.calls, Shape(self.d_in, self.d_out, self.bias, self.rows)
+        ranks = measured_ranks(self.full_rank(form))
+
+        def put(network: nn.Module, rank: int) -> None:
+            dense = network.get_submodule(name)
+            assert isinstance(dense, nn.Linear)
+            replace_submodule(network, name, form.stand_in(dense, rank, precision))
+
+        return TimedPart(name, shape, ranks, partial(self.num_weights, form), put)
+
+    def largest(self) -> int:
+        return min(self.d_out, self.d_in)
+
+    def num_weights(self, form: Form, rank: int) -> int:
+        return form.num_weights(self.d_out, self.d_in, rank)
+
+    def full_rank(self, form: Form) -> int:
+        return form.full_rank(self.d_out, self.d_in)
+
+    def rank_of_ratio(self, form: Form, ratio: float) -> int:
+        return form.rank_of_ratio(self.d_out, self.d_in, ratio)
+
+    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        assert isinstance(layer, nn.Linear)
+        return decompose(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+
+
+@dataclass(frozen=True)
+class Unit(Part):
+    """A unit of the block's module `owner`, `width` wide: each rank costs as much, whatever the form of layers."""
+
+    owner: str
+    width: int
+
+    def largest(self) -> int:
+        return self.width
+
+    def num_weights(self, form: Form, rank: int) -> int:
+        return self.dense // self.width * rank
+
+    def full_rank(self, form: Form) -> int:
+        return self.width
+
+    def rank_of_ratio(self, form: Form, ratio: float) -> int:
+        return max(1, math.floor(Fraction(str(ratio)) * self.width))
+
+    def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
+        ranks, shape = measured_ranks(self.width), (type(self), self.width, self.dense, self.rows)
+        return TimedPart(self.owner, shape, ranks, partial(self.num_weights, form), self.put_empty, self.share_of_time)
+
+    share_of_time: ClassVar[float] = 0.5
+    """Its part of the time of the module, in which there are two such units."""
+
+    @abstractmethod
+    def put_empty(self, network: nn.Module, rank: int) -> None:
+        """Narrow the unit of a network, which has been narrowed by no other, with weights that mean nothing."""
+
+
+@dataclass(frozen=True)
+class ScoreUnit(Unit):
+    """The products of queries and keys of all heads of an attention."""
+
+    def put_empty(self, network: nn.Module, rank: int) -> None:
+        _put_empty_heads(network.get_submodule(self.owner), rank)
+
+    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        return _decompose_product(layer, factors, row, col)
+
+    def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
+        """The heads with queries and keys of a rank."""
+        lefts, rights = _stacked(decompositions, rank, heads.queries)
+        bias = None if heads.query_bias is None else rights[..., -1]
+        queries = rights[..., : heads.queries.shape[-1]]
+        return replace(heads, queries=queries, keys=lefts.mT, query_bias=bias, key_bias=None, scale=1.0)
+
+
+@dataclass(frozen=True)
+class OutputUnit(Unit):
+    """The products of values and outputs of all heads of an attention."""
+
+    def put_empty(self, network: nn.Module, rank: int) -> None:
+        _put_empty_heads(network.get_submodule(self.owner), rank)
+
+    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        return _decompose_product(layer, factors, row, col)
+
+    def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
+        """The heads with values and outputs of a rank; the output's bias takes up what values added on average."""
+        lefts, rights = _stacked(decompositions, rank, heads.values)
+        biases = [each.bias(call, rank) for each, call in zip(decompositions, calls, strict=True)]  # type: ignore[arg-type]
+        added = [bias for bias in biases if bias is not None]
+        bias = torch.stack(added).sum(dim=0).to(lefts) if added else None
+        return replace(heads, values=rights, outputs=lefts, value_bias=None, output_bias=bias)
+
+
+@dataclass(frozen=True)
+class HiddenUnit(Unit):
+    """The hidden units of an MLP; the layer that reads them is the one call."""
+
+    share_of_time = 1.0
+
+    def put_empty(self, network: nn.Module, rank: int) -> None:
+        mlp = network.get_submodule(self.owner)
+        if roles := HiddenRoles.of(mlp):
+            empty_hidden(mlp, roles, rank)
+
+    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        assert isinstance(layer, nn.Linear)
+        return eliminate(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+
+    def narrow(self, mlp: nn.Module, decomposition: Decomposition, rank: int) -> None:
+        """Keep the leading hidden units of a module."""
+        roles = HiddenRoles.of(mlp)
+        assert roles and decomposition.order is not None
+        down = mlp.get_submodule(roles.down)
+        assert isinstance(down, nn.Linear)
+        left, right = (factor.to(down.weight.device).double() for factor in decomposition.truncate(rank))
+        kept = decomposition.order[:rank].to(down.weight.device).sort().values
+        keep_hidden(mlp, roles, kept, left @ right[:, kept], decomposition.bias(down, rank))
+
+
+def put_units(
+    compressed: nn.Module,
+    network: nn.Module,
+    units: Mapping[str, Unit],
+    decompositions: Mapping[str, Decomposition],
+    plan: Mapping[str, int | None],
+) -> None:
+    """Narrow the units of a network that have a rank in the plan, those of one module together.
+
+    `network` is the calibrated one, which calls the units as linear layers.
+    """
+    attention: dict[str, list[tuple[ScoreUnit | OutputUnit, int]]] = {}
+    for name, unit in units.items():
+        rank = plan[name]
+        if rank is None:
+            continue
+        if isinstance(unit, HiddenUnit):
+            unit.narrow(compressed.get_submodule(unit.owner), decompositions[unit.calls[0]], rank)
+        elif isinstance(unit, ScoreUnit | OutputUnit):
+            attention.setdefault(unit.owner, []).append((unit, rank))
+    for owner, narrowed in attention.items():
+        module = compressed.get_submodule(owner)
+        roles = Roles.of(module)
+        assert roles
+        heads = Heads.of(module, roles)
+        for unit, rank in narrowed:
+            calls = [network.get_submodule(call) for call in unit.calls]
+            heads = unit.narrowed(heads, calls, [decompositions[call] for call in unit.calls], rank)
+        put_heads(module, roles, heads)
+
+
+def _put_empty_heads(attention: nn.Module, rank: int) -> None:
+    """Narrow both units of an attention at once; nothing if that has been done."""
+    if roles := Roles.of(attention):
+        heads = Heads.of(attention, roles)
+        if heads.width > rank:
+            put_heads(attention, roles, heads.empty(rank, rank))
+
+
+def _decompose_product(layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+    assert isinstance(layer, LowRankLayer)
+    left, right = (factor.detach() for factor in layer.factors())
+    return decompose_product(left, right, factors, shrinkage_row=row, shrinkage_col=col)
+
+
+def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The leading factors of all heads, `[H, D, rank]` and `[H, rank, D]`."""
+    lefts, rights = zip(*(each.truncate(rank) for each in decompositions), strict=True)
+    return torch.stack(lefts).to(like), torch.stack(rights).to(like)

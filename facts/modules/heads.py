@@ -1,0 +1,274 @@
+"""Attention head by head: its weights, its two products as calls of linear layers, and narrower heads.
+
+Legend: H heads, d their width, D features of the inputs; q = W_q x, k = W_k x, v = W_v x, all but W_o without a norm or
+rotation in between.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from facts.modules.lowrank import LowRankLinear, linear_layer, own_parameter
+
+# Names of the projections and settings in timm, PyTorch (as `LinearAttention`), and transformers.
+INPUTS = (("qkv",), ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+OUTPUT = ("proj", "out_proj", "o_proj")
+NUM_HEADS = ("num_heads", "num_attention_heads")
+SCALE = ("scale", "scaling")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The names of an attention's projections: one for queries, keys and values, or three; and the output's."""
+
+    inputs: tuple[str, ...]
+    output: str
+    num_heads: int
+
+    @classmethod
+    def of(cls, attention: nn.Module) -> Self | None:
+        """Find the projections by their names; None for a module that has others, or whose sizes do not match."""
+        children = {name for name, child in attention.named_children() if type(child) is nn.Linear}
+        num_heads = next((getattr(attention, name) for name in NUM_HEADS if hasattr(attention, name)), None)
+        inputs = next((names for names in INPUTS if children.issuperset(names)), None)
+        output = next((name for name in OUTPUT if name in children), None)
+        if inputs is None or output is None or not isinstance(num_heads, int):
+            return None
+        size = attention.get_submodule(output).in_features
+        layers = [attention.get_submodule(name) for name in inputs]
+        fits = {layer.out_features for layer in layers} == {3 * size // len(inputs)} and not size % num_heads
+        return cls(inputs, output, num_heads) if fits and len({layer.in_features for layer in layers}) == 1 else None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return *self.inputs, self.output
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Weights of an attention: `queries`, `keys`, `values` `[H, d, D]`, `outputs [H, D, d]`, and biases `[H, d]`.
+
+    Widths of scores (queries and keys) and of outputs (values and outputs) may differ. `scale` multiplies the scores.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    outputs: Tensor
+    query_bias: Tensor | None
+    key_bias: Tensor | None
+    value_bias: Tensor | None
+    output_bias: Tensor | None
+    scale: float
+
+    @classmethod
+    def of(cls, attention: nn.Module, roles: Roles) -> Self:
+        """Read the weights, as views where that is possible."""
+        H, layers = roles.num_heads, [attention.get_submodule(name) for name in roles.inputs]
+        output, each = attention.get_submodule(roles.output), 3 // len(layers)  # parts of a layer
+        width = output.in_features // H
+        queries, keys, values = (
+            part.unflatten(0, (H, width)) for layer in layers for part in layer.weight.detach().chunk(each)
+        )
+        query_bias, key_bias, value_bias = (
+            None if part is None else part.unflatten(0, (H, width))
+            for layer in layers
+            for part in ([None] * each if layer.bias is None else layer.bias.detach().chunk(each))
+        )
+        return cls(
+            queries=queries,
+            keys=keys,
+            values=values,
+            outputs=output.weight.detach().unflatten(1, (H, width)).transpose(0, 1),
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
+            output_bias=None if output.bias is None else output.bias.detach(),
+            scale=next((float(getattr(attention, name)) for name in SCALE if hasattr(attention, name)), width**-0.5),
+        )
+
+    @property
+    def score_width(self) -> int:
+        return self.queries.shape[1]
+
+    @property
+    def output_width(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def width(self) -> int:
+        """The width that queries, keys and values have in the attention's own code, zeros included."""
+        return max(self.score_width, self.output_width)
+
+    def empty(self, scores: int | None, outputs: int | None) -> Self:
+        """Heads of other widths (None: as they are) whose values mean nothing."""
+        H, _, D = self.queries.shape
+        heads = self
+        if scores is not None:
+            new = [self.queries.new_zeros(H, scores, D) for _ in range(2)]
+            bias = None if self.query_bias is None else self.queries.new_zeros(H, scores)
+            heads = replace(heads, queries=new[0], keys=new[1], query_bias=bias, key_bias=None)
+        if outputs is not None:
+            values, weights = (
+                self.values.new_zeros(H, outputs, D),
+                self.outputs.new_zeros(H, len(self.outputs[0]), outputs),
+            )
+            bias = None if not self.has_output_bias else self.outputs.new_zeros(len(self.outputs[0]))
+            heads = replace(heads, values=values, outputs=weights, value_bias=None, output_bias=bias)
+        return heads
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether narrower outputs have a bias: their own, or the one that W_o b_v adds up to."""
+        return self.output_bias is not None or self.value_bias is not None
+
+
+def score_calls(heads: Heads) -> list[LowRankLinear]:
+    """For each head, the linear layer `x̃ -> Mᵀ x̃` `[D, D + 1]` with s_ij = x_jᵀ Mᵀ x̃_i, x̃ = [x; 1].
+
+    Without a bias of the queries `[D, D]` and x̃ = x. A bias of the keys changes all scores of a query alike, which the
+    softmax ignores.
+    """
+    queries = heads.queries if heads.query_bias is None else torch.cat([heads.queries, heads.query_bias[..., None]], -1)
+    return [LowRankLinear(key.T, heads.scale * query) for key, query in zip(heads.keys, queries, strict=True)]
+
+
+def output_calls(heads: Heads) -> list[LowRankLinear]:
+    """For each head, the linear layer `u -> W_o W_v u` `[D, D]` of the mixed inputs u_i = Σ_j a_ij x_j.
+
+    Rows of attention sum to one, so that W_o b_v is a bias; the first head has the output's own bias too.
+    """
+    calls = []
+    for index, (value, output) in enumerate(zip(heads.values, heads.outputs, strict=True)):
+        bias = output.new_zeros(len(output)) if heads.value_bias is None else output @ heads.value_bias[index]
+        if heads.output_bias is not None and not index:
+            bias = bias + heads.output_bias
+        calls.append(LowRankLinear(output, value, bias if heads.has_output_bias else None))
+    return calls
+
+
+class ScoreCalls(nn.Module):
+    """In place of the projection of queries, or of all three: heads of width D; keys and values are the inputs."""
+
+    def __init__(self, heads: Heads, fused: bool):
+        super().__init__()
+        self.heads, self.fused, self.appends_one = (
+            nn.ModuleList(score_calls(heads)),
+            fused,
+            heads.query_bias is not None,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = F.pad(x, (0, 1), value=1.0) if self.appends_one else x
+        scores = torch.cat([head(inputs) for head in self.heads], dim=-1) * x.shape[-1] ** 0.5  # less the code's scale
+        if not self.fused:
+            return scores
+        repeated = _repeated(x, len(self.heads))
+        return torch.cat([scores, repeated, repeated], dim=-1)
+
+
+class Repeated(nn.Module):
+    """The inputs once for each head, in place of a projection."""
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _repeated(x, self.num_heads)
+
+
+class OutputCalls(nn.Module):
+    """In place of the output projection: the sum over heads of each one's product with the inputs that it mixed."""
+
+    def __init__(self, heads: Heads):
+        super().__init__()
+        self.heads = nn.ModuleList(output_calls(heads))
+
+    def forward(self, mixed: Tensor) -> Tensor:
+        parts = mixed.unflatten(-1, (len(self.heads), -1)).unbind(-2)
+        return torch.stack([head(part) for head, part in zip(self.heads, parts, strict=True)]).sum(dim=0)
+
+
+def call_products(attention: nn.Module, roles: Roles) -> None:
+    """Make an attention's own code compute by calls of `score_calls` and `output_calls`."""
+    heads, fused = Heads.of(attention, roles), len(roles.inputs) == 1
+    attention.set_submodule(roles.inputs[0], ScoreCalls(heads, fused))
+    for name in roles.inputs[1:]:
+        attention.set_submodule(name, Repeated(roles.num_heads))
+    attention.set_submodule(roles.output, OutputCalls(heads))
+    set_width(attention, roles, heads.queries.shape[-1])
+
+
+class PaddedHeads(nn.Module):
+    """Projection to heads of some `widths`, each padded with zeros to one width, for code that needs them equal."""
+
+    def __init__(self, linear: nn.Linear, widths: tuple[int, ...], num_heads: int, padded: int):
+        super().__init__()
+        self.linear, self.widths, self.num_heads, self.padded = linear, widths, num_heads, padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.linear(x).split([width * self.num_heads for width in self.widths], dim=-1)
+        heads = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        return torch.cat([F.pad(each, (0, self.padded - each.shape[-1])).flatten(-2) for each in heads], dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}, padded={self.padded}"
+
+
+class LeadingOfHeads(nn.Module):
+    """A linear layer on the first columns of each head, where the others are zeros."""
+
+    def __init__(self, linear: nn.Linear, num_heads: int):
+        super().__init__()
+        self.linear, self.num_heads = linear, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = self.linear.in_features // self.num_heads
+        return self.linear(x.unflatten(-1, (self.num_heads, -1))[..., :width].flatten(-2))
+
+
+def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
+    """Give an attention other heads: plain linear layers if scores and outputs have one width, else padded ones."""
+    trainable = attention.get_submodule(roles.output).weight.requires_grad
+    biases = [attention.get_submodule(name).bias is not None for name in roles.inputs]
+    scale = 1.0 if heads.scale == heads.width**-0.5 else heads.scale * heads.width**0.5
+    queries = heads.queries * scale
+    query_bias = None if heads.query_bias is None else heads.query_bias * scale
+    parts = [(queries, query_bias), (heads.keys, heads.key_bias), (heads.values, heads.value_bias)]
+    for name, group, biased in zip(
+        roles.inputs, [parts] if len(biases) == 1 else [[each] for each in parts], biases, strict=True
+    ):
+        filled = [weight.new_zeros(weight.shape[:2]) if bias is None else bias for weight, bias in group]
+        weight = torch.cat([weight.flatten(0, 1) for weight, _ in group])
+        linear = _linear(weight, torch.cat([bias.flatten() for bias in filled]) if biased else None, trainable)
+        widths = tuple(weight.shape[1] for weight, _ in group)
+        same = set(widths) == {heads.width}
+        attention.set_submodule(name, linear if same else PaddedHeads(linear, widths, roles.num_heads, heads.width))
+    linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, trainable)
+    same = heads.output_width == heads.width
+    attention.set_submodule(roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
+    set_width(attention, roles, heads.width)
+
+
+def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
+    """Set what an attention's code knows of its heads' width; the scale of its scores becomes that of the width."""
+    for name, value in (("head_dim", width), ("attn_dim", roles.num_heads * width)):
+        if hasattr(attention, name):
+            setattr(attention, name, value)
+    for name in SCALE:
+        if hasattr(attention, name):
+            setattr(attention, name, width**-0.5)
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    return x[..., None, :].expand(*x.shape[:-1], times, x.shape[-1]).flatten(-2)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:
+    """A layer with a copy of these values."""
+    layer = linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias))
+    return layer.requires_grad_(trainable)
