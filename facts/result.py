@@ -58,6 +58,7 @@ class Summary:
     - `seconds`: by stage, such as reading, calibration, decomposition and search
     - `estimator`, `search`, `refit`: the methods with their options
     - `parts`: what was truncated; `form` of the low-rank layers; `fit_bias`: whether their biases were fitted
+    - `rounds`: the ratios at which units were measured again on the way
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
       in the unit of that cost, for these layers alone
@@ -84,6 +85,7 @@ class Summary:
     fit_bias: bool = False
     refit: str = ""
     rounding: float = 0.0
+    rounds: tuple[float, ...] = ()
     bounds: dict[CostName, float] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
@@ -113,7 +115,13 @@ class Summary:
         ]
         table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05)
-        options = {"units": self.parts == "units", "pivoted": self.form == "pivoted", "biases fitted": self.fit_bias}
+        rounds = f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}"
+        options = {
+            "units": self.parts == "units",
+            rounds: bool(self.rounds),
+            "pivoted": self.form == "pivoted",
+            "biases fitted": self.fit_bias,
+        }
         options[f"refitted by {self.refit}"] = bool(self.refit)
         method = "method: " + ", ".join(
             [self.estimator, self.search, *(option for option, taken in options.items() if taken)]

@@ -17,7 +17,7 @@ from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import LayerNames, select_layers
-from facts.calibration.units import parts_of, refuse_unknown_parts
+from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import MeasuredLatency, TimedPart
 from facts.cost.trace import first_sample, has_row_per_sample
@@ -140,6 +140,14 @@ class Calibration:
     def on(self, data: Iterable[Batch]) -> "Calibration":
         """The same network on other data."""
         return replace(self, data=data)
+
+    def of_narrowed(self, model: nn.Module) -> "Calibration":
+        """The same calibration for a network some of whose units have been narrowed."""
+        names = dict.fromkeys(name for part in self.parts.values() for name in part.layers(model))
+        selection = select_layers(model, names, example=self.example, inputs=self.first_inputs)
+        found = parts_of(selection, "units", self.first_inputs)
+        calls = calls_of(found)
+        return replace(self, model=model, network=found.network, calls=calls, parts=found.parts, flops=selection.flops)
 
     def cached_in(self, folder: Path | None) -> "Calibration":
         """The same calibration with its cache in a folder; None for no cache."""
@@ -293,7 +301,7 @@ def prepare(
     return Calibration(
         model=selection.model,
         network=found.network,
-        calls={call: found.network.get_submodule(call) for part in found.parts.values() for call in part.calls},  # type: ignore[misc]
+        calls=calls_of(found),
         parts=found.parts,
         data=batches,
         held_out=compared or (),
@@ -307,6 +315,11 @@ def prepare(
         fit_bias=fit_bias,
         draws_labels=draws_labels,
     )
+
+
+def calls_of(found: Parts) -> dict[str, LinearLayer]:
+    """The linear layers that a network of parts calls."""
+    return {call: found.network.get_submodule(call) for part in found.parts.values() for call in part.calls}  # type: ignore[misc]
 
 
 def refuse_without_weights(model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.selection import Selection
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, PartsName, ScoreUnit, Unit
-from facts.modules.heads import Roles, call_products
+from facts.modules.heads import Heads, Roles, call_products
 from facts.modules.hidden import HiddenRoles, keep_hidden
 from facts.modules.linear_calls import copy_with
 from facts.modules.modes import evaluating
@@ -60,7 +60,7 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
     same = _compute_the_same(model, {name: _change(roles) for name, roles in candidates.items()}, inputs)
     network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for owner, roles in candidates.items():
-        paths = [f"{owner}.{name}" for name in roles.layers]
+        paths = _paths(model, owner, roles)
         if owner not in same:
             reasons |= dict.fromkeys(paths, NO_PRODUCTS if isinstance(roles, Roles) else NOT_SEPARATE)
             continue
@@ -83,26 +83,33 @@ def _candidates(selection: Selection) -> dict[str, Roles | HiddenRoles]:
     found: dict[str, Roles | HiddenRoles] = {}
     for owner, module in selection.model.named_modules():
         roles = Roles.of(module) or HiddenRoles.of(module)
-        if owner and roles and all(f"{owner}.{name}" in selection.layers for name in roles.layers):
+        if owner and roles and selection.layers.keys() >= set(_paths(selection.model, owner, roles)):
             found[owner] = roles
     return found
 
 
+def _paths(model: nn.Module, owner: str, roles: Roles | HiddenRoles) -> list[str]:
+    """Names of the linear layers of a module that looks like attention or an MLP."""
+    return [f"{owner}.{name}" for name in roles.layers(model.get_submodule(owner))]
+
+
 def _attention_units(selection: Selection, owner: str, roles: Roles) -> dict[str, Unit]:
+    heads, rows = (
+        Heads.of(selection.model.get_submodule(owner), roles),
+        selection.rows[_paths(selection.model, owner, roles)[0]],
+    )
     first, last = f"{owner}.{roles.inputs[0]}", f"{owner}.{roles.output}"
-    output = selection.layers[last]
-    size, D, rows = output.in_features, selection.layers[first].in_features, selection.rows[first]
-    width = size // roles.num_heads
     scores, outputs = ([f"{path}.heads.{head}" for head in range(roles.num_heads)] for path in (first, last))
+    num_scores, num_outputs = heads.queries.numel() + heads.keys.numel(), heads.values.numel() + heads.outputs.numel()
     return {
-        f"{owner}.scores": ScoreUnit(tuple(scores), rows, 2 * size * D, owner, width),
-        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, size * (D + output.out_features), owner, width),
+        f"{owner}.scores": ScoreUnit(tuple(scores), rows, num_scores, owner, heads.score_width),
+        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, num_outputs, owner, heads.output_width),
     }
 
 
 def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[str, Unit]:
     down = f"{owner}.{roles.down}"
-    size = sum(selection.layers[f"{owner}.{name}"].weight.numel() for name in roles.layers)
+    size = sum(selection.layers[path].weight.numel() for path in _paths(selection.model, owner, roles))
     return {owner: HiddenUnit((down,), selection.rows[down], size, owner, selection.layers[down].in_features)}
 
 

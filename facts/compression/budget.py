@@ -23,7 +23,8 @@ class Budget:
     `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
     of the calibration data on this machine. With `device_times`, made by `facts.measure` on another device (or its
     file), latency is that of one of their batches there: it is predicted, not measured. `ratios` are fractions of the
-    compressed layers' cost that may remain (for latency, of the whole network's time).
+    compressed layers' cost that may remain (for latency, of the whole network's time). `rounds` are larger ratios at
+    which units are narrowed and measured again on the way (default: 0.7 if at most 0.6 may remain).
 
     `error` replaces all other limits: it asks for the smallest network whose outputs, on samples that are held out of
     all else, are within this mean error of the original's. Raises `ValueError` for values out of range and
@@ -36,8 +37,12 @@ class Budget:
     error: float | None = None
     device_times: DeviceTimes | Path | str | None = None
     ratios: Mapping[CostName, float] = field(default_factory=dict)
+    rounds: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        for ratio in self.rounds or ():
+            if not _is_number(ratio) or not 0 < ratio < 1:
+                raise ValueError(f"rounds stop at ratios in (0, 1), got {ratio!r}")
         for cost, ratio in self.ratios.items():
             if cost not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")

@@ -18,6 +18,7 @@ from facts.compression.allocation import allocate_ranks, batch_times
 from facts.compression.budget import Budget
 from facts.compression.comparison import compared
 from facts.compression.quality import smallest_within
+from facts.compression.rounds import narrow_in_rounds, rounds_to
 from facts.compression.summarize import summarize
 from facts.cost.count import CostName, count_flops
 from facts.cost.device_times import precision_name
@@ -220,21 +221,27 @@ def compress_prepared(
 ) -> CompressionResult:
     """Compress a network that `prepare` has prepared: decompose, allocate, refit, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
+    estimator = calibration.suited(estimator)
+    if sensitivity is None and calibration.data is not None:
+        sensitivity = FirstSamples(calibration.data, search.num_samples)
     with stopwatch() as seconds, without_autocast(device):  # which would round what decides
-        table: LatencyTable
-        if budget.times is None:
-            table = calibration.latency_table(timing.num_turns, FORMS[form])
-        else:
-            budget.times.refuse_other_network(calibration.cost)
-            table = PredictedLatency(budget.times, calibration.timed(FORMS[form]))
+        table = latency_table(calibration, budget, form)
         bounds = budget.bounds(calibration, table)
-        estimator = calibration.suited(estimator)
-        decompositions = calibration.decompositions(estimator)
-        if sensitivity is None and calibration.data is not None:
-            sensitivity = FirstSamples(calibration.data, search.num_samples)
-        problem = AllocationProblem(
-            calibration, estimator, decompositions, bounds, FORMS[form], latency=table, sensitivity=sensitivity
-        )
+        whole = AllocationProblem(calibration, estimator, {}, bounds, FORMS[form], latency=table)
+
+        def problem_at(current: Calibration, least: float) -> AllocationProblem:
+            """The problem of the network as it is, on the way to the bounds."""
+            nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
+            problem = replace(whole, bounds=nearer, calibration=current, sensitivity=sensitivity)
+            if current is not calibration:
+                limits = replace(whole, bounds=nearer).budget
+                shares = (limit / dense for limit, dense in zip(limits, problem.dense, strict=True))
+                problem = replace(problem, bounds=dict(zip(bounds, shares, strict=True)), limits=limits)
+            return replace(problem, decompositions=current.decompositions(estimator))
+
+        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units))
+        current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
+        problem = problem_at(current, 0)
         with stage("search"):
             allocated = allocate_ranks(problem, search, timing)
         if refit:
@@ -243,6 +250,16 @@ def compress_prepared(
                 decomposed = dict(allocated.decompositions)
                 fitted = refit.fit(RefitProblem(calibration, estimator, plan, decomposed, problem.form))
                 allocated = replace(allocated, model=problem.apply(plan, fitted), decompositions=fitted)
-        summary = summarize(calibration, problem, allocated, estimator, search, form, refit, dict(seconds))
+        plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
+        methods = estimator, search, form, refit
+        summary = summarize(calibration, problem, allocated, plan, bounds, rounds, *methods, dict(seconds))
     origin = calibration.skipped, calibration.model, calibration.output_error, calibration.held_out
-    return CompressionResult(allocated.model, allocated.result.plan, summary, *origin)
+    return CompressionResult(allocated.model, plan, summary, *origin)
+
+
+def latency_table(calibration: Calibration, budget: Budget, form: FormName) -> LatencyTable:
+    """Times of the parts on this device, measured when they are read, or on the one of the budget."""
+    if budget.times is None:
+        return calibration.latency_table(calibration.execution.timing.num_turns, FORMS[form])
+    budget.times.refuse_other_network(calibration.cost)
+    return PredictedLatency(budget.times, calibration.timed(FORMS[form]))

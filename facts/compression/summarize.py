@@ -1,10 +1,14 @@
 """Summary of a compression that has just been made."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+
+from torch import nn
 
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import AllocatedNetwork
-from facts.cost.count import Cost, Size, count_flops, count_params
+from facts.cost.count import Cost, CostName, Size, count_flops, count_params
+from facts.decomposition.apply import Plan
 from facts.estimators.base import Estimator
 from facts.modules.forms import Form, FormName
 from facts.modules.pivots import relative_error
@@ -18,18 +22,21 @@ def summarize(
     calibration: Calibration,
     problem: AllocationProblem,
     allocated: AllocatedNetwork,
+    plan: Plan,
+    bounds: Mapping[CostName, float],
+    rounds: Sequence[float],
     estimator: Estimator,
     search: Search,
     form: FormName,
     refit: Refit | None,
     seconds: dict[str, float],
 ) -> Summary:
-    """Summarise a compression."""
+    """Summarise a compression to a plan, the last round of which solved the problem."""
     result, decompositions = allocated.result, allocated.decompositions
     proof = asdict(result.solution) if result.solution else None
     return Summary(
         before=calibration.cost,
-        after=_cost_after(calibration, allocated, problem.form),
+        after=_cost_after(calibration, allocated.model, plan, problem.form),
         repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
         seconds=seconds,
         estimator=repr(estimator),
@@ -39,30 +46,34 @@ def summarize(
         fit_bias=calibration.fit_bias,
         refit=repr(refit) if refit else "",
         rounding=_rounding(allocated),
-        bounds=dict(problem.bounds),
+        bounds=dict(bounds),
+        rounds=tuple(rounds),
         spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
         budget=dict(zip(problem.bounds, problem.budget, strict=True)),
         latency=allocated.latency,
         latency_device=allocated.device,
-        predicted=result.predicted,
+        predicted=result.predicted if problem.calibration is calibration else None,
         sizes=(Size.of(calibration.model), Size.of(allocated.model)),
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
-            name: [[rank, rank / problem.full_rank(name), errors[rank]] for rank in sorted(filter(None, errors))]
+            name: [
+                [rank, rank / calibration.parts[name].full_rank(problem.form), errors[rank]]
+                for rank in sorted(filter(None, errors))
+            ]
             for name, errors in result.profile.items()
         },
     )
 
 
-def _cost_after(calibration: Calibration, allocated: AllocatedNetwork, form: Form) -> Cost:
+def _cost_after(calibration: Calibration, model: nn.Module, plan: Plan, form: Form) -> Cost:
     """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
-    params = count_params(allocated.model)
+    params = count_params(model)
     if calibration.flops is None:
         return Cost(None, params)
     if calibration.units and calibration.example is not None:  # fewer hidden units have fewer activations too
-        return Cost(count_flops(allocated.model, calibration.example, "paper"), params)
+        return Cost(count_flops(model, calibration.example, "paper"), params)
     saved = 0
-    for name, rank in allocated.result.plan.items():
+    for name, rank in plan.items():
         part = calibration.parts[name]
         saved += 0 if rank is None else 2 * part.rows * (part.dense - part.num_weights(form, rank))
     return Cost(calibration.flops - saved, params)

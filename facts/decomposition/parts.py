@@ -42,6 +42,10 @@ class Part(ABC):
         """The largest rank that it can have."""
 
     @abstractmethod
+    def layers(self, network: nn.Module) -> list[str]:
+        """Names of its linear layers in a network that does not call units."""
+
+    @abstractmethod
     def num_weights(self, form: Form, rank: int) -> int:
         """Weights at a rank, and multiply-accumulates for each vector."""
 
@@ -89,6 +93,9 @@ class LayerPart(Part):
     def largest(self) -> int:
         return min(self.d_out, self.d_in)
 
+    def layers(self, network: nn.Module) -> list[str]:
+        return list(self.calls)
+
     def num_weights(self, form: Form, rank: int) -> int:
         return form.num_weights(self.d_out, self.d_in, rank)
 
@@ -112,6 +119,12 @@ class Unit(Part):
 
     def largest(self) -> int:
         return self.width
+
+    def layers(self, network: nn.Module) -> list[str]:
+        module = network.get_submodule(self.owner)
+        roles = Roles.of(module) or HiddenRoles.of(module)
+        assert roles
+        return [f"{self.owner}.{name}" for name in roles.layers(module)]
 
     def num_weights(self, form: Form, rank: int) -> int:
         return self.dense // self.width * rank

@@ -20,6 +20,34 @@ NUM_HEADS = ("num_heads", "num_attention_heads")
 SCALE = ("scale", "scaling")
 
 
+class PaddedHeads(nn.Module):
+    """Projection to heads of some `widths`, each padded with zeros to one width, for code that needs them equal."""
+
+    def __init__(self, linear: nn.Linear, widths: tuple[int, ...], num_heads: int, padded: int):
+        super().__init__()
+        self.linear, self.widths, self.num_heads, self.padded = linear, widths, num_heads, padded
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.linear(x).split([width * self.num_heads for width in self.widths], dim=-1)
+        heads = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
+        return torch.cat([F.pad(each, (0, self.padded - each.shape[-1])).flatten(-2) for each in heads], dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}, padded={self.padded}"
+
+
+class LeadingOfHeads(nn.Module):
+    """A linear layer on the first columns of each head, where the others are zeros."""
+
+    def __init__(self, linear: nn.Linear, num_heads: int):
+        super().__init__()
+        self.linear, self.num_heads = linear, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = self.linear.in_features // self.num_heads
+        return self.linear(x.unflatten(-1, (self.num_heads, -1))[..., :width].flatten(-2))
+
+
 @dataclass(frozen=True)
 class Roles:
     """The names of an attention's projections: one for queries, keys and values, or three; and the output's."""
@@ -31,20 +59,22 @@ class Roles:
     @classmethod
     def of(cls, attention: nn.Module) -> Self | None:
         """Find the projections by their names; None for a module that has others, or whose sizes do not match."""
-        children = {name for name, child in attention.named_children() if type(child) is nn.Linear}
+        kinds = nn.Linear, PaddedHeads, LeadingOfHeads
+        children = {name: child for name, child in attention.named_children() if type(child) in kinds}
         num_heads = next((getattr(attention, name) for name in NUM_HEADS if hasattr(attention, name)), None)
-        inputs = next((names for names in INPUTS if children.issuperset(names)), None)
+        inputs = next((names for names in INPUTS if children.keys() >= set(names)), None)
         output = next((name for name in OUTPUT if name in children), None)
         if inputs is None or output is None or not isinstance(num_heads, int):
             return None
-        size = attention.get_submodule(output).in_features
-        layers = [attention.get_submodule(name) for name in inputs]
-        fits = {layer.out_features for layer in layers} == {3 * size // len(inputs)} and not size % num_heads
-        return cls(inputs, output, num_heads) if fits and len({layer.in_features for layer in layers}) == 1 else None
+        widths = [width for name in inputs for width in _widths(children[name], 3 // len(inputs), num_heads)]
+        sizes = {_linear_of(children[name]).in_features for name in inputs}
+        fits = widths[0] == widths[1] and widths[2] * num_heads == _linear_of(children[output]).in_features
+        return cls(inputs, output, num_heads) if fits and len(sizes) == 1 else None
 
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return *self.inputs, self.output
+    def layers(self, attention: nn.Module) -> list[str]:
+        """Names of the linear layers within the attention."""
+        names = (*self.inputs, self.output)
+        return [name if type(attention.get_submodule(name)) is nn.Linear else f"{name}.linear" for name in names]
 
 
 @dataclass(frozen=True)
@@ -67,25 +97,20 @@ class Heads:
     @classmethod
     def of(cls, attention: nn.Module, roles: Roles) -> Self:
         """Read the weights, as views where that is possible."""
-        H, layers = roles.num_heads, [attention.get_submodule(name) for name in roles.inputs]
-        output, each = attention.get_submodule(roles.output), 3 // len(layers)  # parts of a layer
-        width = output.in_features // H
-        queries, keys, values = (
-            part.unflatten(0, (H, width)) for layer in layers for part in layer.weight.detach().chunk(each)
-        )
-        query_bias, key_bias, value_bias = (
-            None if part is None else part.unflatten(0, (H, width))
-            for layer in layers
-            for part in ([None] * each if layer.bias is None else layer.bias.detach().chunk(each))
-        )
+        H, weights, biases = roles.num_heads, list[Tensor](), list[Tensor | None]()
+        for name in roles.inputs:
+            module = attention.get_submodule(name)
+            linear, widths = _linear_of(module), _widths(module, 3 // len(roles.inputs), H)
+            rows = [width * H for width in widths]
+            weights += [part.unflatten(0, (H, -1)) for part in linear.weight.detach().split(rows)]
+            bias = [None] * len(rows) if linear.bias is None else linear.bias.detach().split(rows)
+            biases += [None if part is None else part.unflatten(0, (H, -1)) for part in bias]
+        output = _linear_of(attention.get_submodule(roles.output))
+        width = max(weights[0].shape[1], weights[2].shape[1])
         return cls(
-            queries=queries,
-            keys=keys,
-            values=values,
-            outputs=output.weight.detach().unflatten(1, (H, width)).transpose(0, 1),
-            query_bias=query_bias,
-            key_bias=key_bias,
-            value_bias=value_bias,
+            **dict(zip(("queries", "keys", "values"), weights, strict=True)),
+            outputs=output.weight.detach().unflatten(1, (H, -1)).transpose(0, 1),
+            **dict(zip(("query_bias", "key_bias", "value_bias"), biases, strict=True)),
             output_bias=None if output.bias is None else output.bias.detach(),
             scale=next((float(getattr(attention, name)) for name in SCALE if hasattr(attention, name)), width**-0.5),
         )
@@ -203,38 +228,10 @@ def call_products(attention: nn.Module, roles: Roles) -> None:
     set_width(attention, roles, heads.queries.shape[-1])
 
 
-class PaddedHeads(nn.Module):
-    """Projection to heads of some `widths`, each padded with zeros to one width, for code that needs them equal."""
-
-    def __init__(self, linear: nn.Linear, widths: tuple[int, ...], num_heads: int, padded: int):
-        super().__init__()
-        self.linear, self.widths, self.num_heads, self.padded = linear, widths, num_heads, padded
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.linear(x).split([width * self.num_heads for width in self.widths], dim=-1)
-        heads = (part.unflatten(-1, (self.num_heads, -1)) for part in parts)
-        return torch.cat([F.pad(each, (0, self.padded - each.shape[-1])).flatten(-2) for each in heads], dim=-1)
-
-    def extra_repr(self) -> str:
-        return f"widths={self.widths}, padded={self.padded}"
-
-
-class LeadingOfHeads(nn.Module):
-    """A linear layer on the first columns of each head, where the others are zeros."""
-
-    def __init__(self, linear: nn.Linear, num_heads: int):
-        super().__init__()
-        self.linear, self.num_heads = linear, num_heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        width = self.linear.in_features // self.num_heads
-        return self.linear(x.unflatten(-1, (self.num_heads, -1))[..., :width].flatten(-2))
-
-
 def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
     """Give an attention other heads: plain linear layers if scores and outputs have one width, else padded ones."""
-    trainable = attention.get_submodule(roles.output).weight.requires_grad
-    biases = [attention.get_submodule(name).bias is not None for name in roles.inputs]
+    trainable = _linear_of(attention.get_submodule(roles.output)).weight.requires_grad
+    biases = [_linear_of(attention.get_submodule(name)).bias is not None for name in roles.inputs]
     scale = 1.0 if heads.scale == heads.width**-0.5 else heads.scale * heads.width**0.5
     queries = heads.queries * scale
     query_bias = None if heads.query_bias is None else heads.query_bias * scale
@@ -262,6 +259,20 @@ def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
     for name in SCALE:
         if hasattr(attention, name):
             setattr(attention, name, width**-0.5)
+
+
+def _linear_of(module: nn.Module) -> nn.Linear:
+    """The linear layer of a projection, which may be padded."""
+    linear = module if isinstance(module, nn.Linear) else module.linear
+    assert isinstance(linear, nn.Linear)
+    return linear
+
+
+def _widths(module: nn.Module, number: int, num_heads: int) -> tuple[int, ...]:
+    """Widths of the heads of a projection to so many of queries, keys and values."""
+    if isinstance(module, PaddedHeads):
+        return module.widths
+    return (_linear_of(module).out_features // num_heads // number,) * number
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:

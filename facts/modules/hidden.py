@@ -31,9 +31,9 @@ class HiddenRoles:
         size = layers[down].in_features
         return cls(tuple(ups), down, made != [size] * len(ups)) if made in ([size], [size] * 2, [2 * size]) else None
 
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return *self.ups, self.down
+    def layers(self, mlp: nn.Module) -> list[str]:
+        """Names of the linear layers within the MLP."""
+        return [*self.ups, self.down]
 
 
 def keep_hidden(mlp: nn.Module, roles: HiddenRoles, kept: Tensor, weight: Tensor, bias: Tensor | None) -> None:

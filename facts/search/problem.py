@@ -28,8 +28,8 @@ from facts.utils.cache import Cache
 class AllocationProblem:
     """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters are the layers', latency is the whole network's, predicted by `latency`. `sensitivity` holds
-    batches on which a changed network is compared with the original.
+    FLOPs and parameters are the parts', latency is the whole network's, predicted by `latency`. With `limits`, these
+    are the budget, of which the bounds are rounded fractions. `sensitivity` holds batches on which a changed network is compared with the original.
     """
 
     calibration: Calibration
@@ -37,6 +37,7 @@ class AllocationProblem:
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
     form: Form = FORMS["plain"]
+    limits: tuple[float, ...] | None = None
     latency: LatencyTable | None = None
     sensitivity: Iterable[Batch] | None = None
 
@@ -103,7 +104,7 @@ class AllocationProblem:
 
         Raises `ValueError` for a latency that leaves the layers nothing.
         """
-        return tuple(
+        return self.limits or tuple(
             self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
             for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
         )
