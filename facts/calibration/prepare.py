@@ -146,8 +146,13 @@ class Calibration:
         names = dict.fromkeys(name for part in self.parts.values() for name in part.layers(model))
         selection = select_layers(model, names, example=self.example, inputs=self.first_inputs)
         found = parts_of(selection, "units", self.first_inputs)
-        calls = calls_of(found)
-        return replace(self, model=model, network=found.network, calls=calls, parts=found.parts, flops=selection.flops)
+        widths = {name: unit.dense_width for name, unit in self.units.items()}
+        parts = {
+            name: replace(part, dense_width=widths[name]) if isinstance(part, Unit) else part
+            for name, part in found.parts.items()
+        }
+        network, calls = found.network, calls_of(found)
+        return replace(self, model=model, network=network, calls=calls, parts=parts, flops=selection.flops)
 
     def cached_in(self, folder: Path | None) -> "Calibration":
         """The same calibration with its cache in a folder; None for no cache."""

@@ -102,15 +102,16 @@ def _attention_units(selection: Selection, owner: str, roles: Roles) -> dict[str
     scores, outputs = ([f"{path}.heads.{head}" for head in range(roles.num_heads)] for path in (first, last))
     num_scores, num_outputs = heads.queries.numel() + heads.keys.numel(), heads.values.numel() + heads.outputs.numel()
     return {
-        f"{owner}.scores": ScoreUnit(tuple(scores), rows, num_scores, owner, heads.score_width),
-        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, num_outputs, owner, heads.output_width),
+        f"{owner}.scores": ScoreUnit(tuple(scores), rows, num_scores, owner, *[heads.score_width] * 2),
+        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, num_outputs, owner, *[heads.output_width] * 2),
     }
 
 
 def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[str, Unit]:
     down = f"{owner}.{roles.down}"
+    width = selection.layers[down].in_features
     size = sum(selection.layers[path].weight.numel() for path in _paths(selection.model, owner, roles))
-    return {owner: HiddenUnit((down,), selection.rows[down], size, owner, selection.layers[down].in_features)}
+    return {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
 
 
 Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]

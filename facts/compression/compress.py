@@ -232,12 +232,11 @@ def compress_prepared(
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """The problem of the network as it is, on the way to the bounds."""
             nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
-            problem = replace(whole, bounds=nearer, calibration=current, sensitivity=sensitivity)
-            if current is not calibration:
-                limits = replace(whole, bounds=nearer).budget
-                shares = (limit / dense for limit, dense in zip(limits, problem.dense, strict=True))
-                problem = replace(problem, bounds=dict(zip(bounds, shares, strict=True)), limits=limits)
-            return replace(problem, decompositions=current.decompositions(estimator))
+            limits = None if current is calibration else replace(whole, bounds=nearer).budget
+            decompositions = current.decompositions(estimator)
+            return AllocationProblem(
+                current, estimator, decompositions, nearer, FORMS[form], limits, table, sensitivity
+            )
 
         rounds = rounds_to(bounds, budget.rounds, bool(calibration.units))
         current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)

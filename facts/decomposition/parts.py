@@ -112,10 +112,14 @@ class LayerPart(Part):
 
 @dataclass(frozen=True)
 class Unit(Part):
-    """A unit of the block's module `owner`, `width` wide: each rank costs as much, whatever the form of layers."""
+    """A unit of the block's module `owner`, `width` wide: each rank costs as much, whatever the form of layers.
+
+    Ratios are of the width that it had before any round, `dense_width`.
+    """
 
     owner: str
     width: int
+    dense_width: int
 
     def largest(self) -> int:
         return self.width
@@ -133,7 +137,7 @@ class Unit(Part):
         return self.width
 
     def rank_of_ratio(self, form: Form, ratio: float) -> int:
-        return max(1, math.floor(Fraction(str(ratio)) * self.width))
+        return min(self.width, max(1, math.floor(Fraction(str(ratio)) * self.dense_width)))
 
     def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
         ranks, shape = measured_ranks(self.width), (type(self), self.width, self.dense, self.rows)

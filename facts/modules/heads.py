@@ -97,20 +97,26 @@ class Heads:
     @classmethod
     def of(cls, attention: nn.Module, roles: Roles) -> Self:
         """Read the weights, as views where that is possible."""
-        H, weights, biases = roles.num_heads, list[Tensor](), list[Tensor | None]()
+        H, parts = roles.num_heads, list[tuple[Tensor, Tensor | None]]()
         for name in roles.inputs:
             module = attention.get_submodule(name)
             linear, widths = _linear_of(module), _widths(module, 3 // len(roles.inputs), H)
             rows = [width * H for width in widths]
-            weights += [part.unflatten(0, (H, -1)) for part in linear.weight.detach().split(rows)]
-            bias = [None] * len(rows) if linear.bias is None else linear.bias.detach().split(rows)
-            biases += [None if part is None else part.unflatten(0, (H, -1)) for part in bias]
-        output = _linear_of(attention.get_submodule(roles.output))
-        width = max(weights[0].shape[1], weights[2].shape[1])
+            biases = [None] * len(rows) if linear.bias is None else linear.bias.detach().split(rows)
+            parts += zip(linear.weight.detach().split(rows), biases, strict=True)
+        (queries, query_bias), (keys, key_bias), (values, value_bias) = (
+            (weight.unflatten(0, (H, -1)), None if bias is None else bias.unflatten(0, (H, -1)))
+            for weight, bias in parts
+        )
+        output, width = _linear_of(attention.get_submodule(roles.output)), max(queries.shape[1], values.shape[1])
         return cls(
-            **dict(zip(("queries", "keys", "values"), weights, strict=True)),
+            queries=queries,
+            keys=keys,
+            values=values,
             outputs=output.weight.detach().unflatten(1, (H, -1)).transpose(0, 1),
-            **dict(zip(("query_bias", "key_bias", "value_bias"), biases, strict=True)),
+            query_bias=query_bias,
+            key_bias=key_bias,
+            value_bias=value_bias,
             output_bias=None if output.bias is None else output.bias.detach(),
             scale=next((float(getattr(attention, name)) for name in SCALE if hasattr(attention, name)), width**-0.5),
         )

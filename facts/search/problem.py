@@ -28,8 +28,9 @@ from facts.utils.cache import Cache
 class AllocationProblem:
     """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters are the parts', latency is the whole network's, predicted by `latency`. With `limits`, these
-    are the budget, of which the bounds are rounded fractions. `sensitivity` holds batches on which a changed network is compared with the original.
+    FLOPs and parameters are the parts', latency is the whole network's, predicted by `latency`. After rounds,
+    `limits` are what the bounds allow of the original's cost. `sensitivity` holds batches on which a changed
+    network is compared with the original.
     """
 
     calibration: Calibration

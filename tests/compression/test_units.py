@@ -1,0 +1,257 @@
+"""Units of networks of many families: exact at full width, narrower at less, with errors to second order."""
+
+import copy
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.layers import SwiGLU, SwiGLUPacked
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import facts
+from facts.calibration.units import NO_PRODUCTS, NOT_SEPARATE
+from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, ScoreUnit
+from facts.estimators import FACTS
+from facts.modules.heads import Heads, PaddedHeads, Roles, put_heads
+from facts.modules.modes import replaced_forwards
+from facts.modules.networks import run
+from facts.search import AllocationProblem
+from facts.search.sensitivity.fisher import exact_profiles
+from facts.search.sensitivity.measured import Sensitivity
+from tests.networks import (
+    image_batches,
+    make_causal_lm,
+    make_image_classifier,
+    make_swin,
+    make_vit,
+    relative_error,
+)
+
+EXACT = 1e-10  # float64
+ATTENTION = {ScoreUnit, OutputUnit}
+ALL = {*ATTENTION, HiddenUnit}
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder layers, on patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 4, stride=4)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, images):
+        return self.head(self.encoder(self.embed(images).flatten(2).mT).mean(dim=1))
+
+
+def vit(**settings):
+    return VisionTransformer(
+        img_size=16, patch_size=4, num_classes=4, embed_dim=16, depth=2, num_heads=2, **settings
+    ).double()
+
+
+def convnext():
+    return timm.models.ConvNeXt(num_classes=4, depths=(1,) * 4, dims=(12,) * 4, ls_init_value=0.5).double()
+
+
+def transformer(kind, **settings):
+    return make_image_classifier(kind, **settings).double()
+
+
+# The network, the size of its images, and the kinds of its parts.
+FAMILIES = {
+    "vit": (vit, 16, ALL),
+    "without biases": (partial(vit, qkv_bias=False, proj_bias=False), 16, ALL),
+    "swiglu": (partial(vit, mlp_layer=SwiGLU), 16, ALL),
+    "packed swiglu": (partial(vit, mlp_layer=SwiGLUPacked), 16, ALL),
+    "norms of queries": (partial(vit, qk_norm=True), 16, {LayerPart, HiddenUnit}),
+    "norm of attention": (partial(vit, scale_attn_norm=True), 16, {LayerPart, HiddenUnit}),
+    "norm of hidden units": (partial(vit, scale_mlp_norm=True), 16, {*ATTENTION, LayerPart}),
+    "swin": (make_swin, 16, ALL),
+    "convnext": (convnext, 32, {HiddenUnit}),
+    "pytorch": (lambda: Encoder().double(), 16, ALL),
+    "transformers, vit": (partial(transformer, "vit"), 32, ALL),
+    "transformers, swin": (partial(transformer, "swin"), 32, ALL),
+}
+
+
+def prepared(name, **options):
+    make, size, _ = FAMILIES[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    for parameter in model.parameters():  # biases and tables that are not zero
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return facts.prepare(model, image_batches([6, 6], shape=(3, size, size)), parts="units", held_out=(), **options)
+
+
+def images_of(calibration):
+    return torch.cat([images for images, _ in calibration.data])
+
+
+def problem_of(calibration):
+    estimator = calibration.suited(FACTS())
+    return AllocationProblem(
+        calibration, estimator, calibration.decompositions(estimator), {"flops": 0.5}, sensitivity=calibration.data
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_at_full_width_outputs_are_the_originals(name):
+    """Those of the calls of linear layers, and those of the narrow modules; 1e-10 covers ill-conditioned factors."""
+    problem = problem_of(prepared(name))
+    calibration, images = problem.calibration, images_of(problem.calibration)
+    assert {type(part) for part in problem.parts.values()} == FAMILIES[name][2]
+    original = run(calibration.model, images)
+    assert relative_error(run(calibration.network, images), original) < EXACT
+    whole = problem.apply({name: part.largest() for name, part in problem.parts.items()}, problem.decompositions)
+    assert relative_error(run(whole, images), original) < EXACT
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_narrow_modules_compute_what_the_truncated_calls_do(name):
+    """Each part at half of its width; the weights that are gone are those of the plan."""
+    problem = problem_of(prepared(name))
+    calibration, images = problem.calibration, images_of(problem.calibration)
+    plan = {name: max(1, part.largest() // 2) for name, part in problem.parts.items()}
+    narrow = problem.apply(plan, problem.decompositions)
+    sensitivity, calls = Sensitivity(problem), {}
+    for part, rank in plan.items():
+        calls |= {call: sensitivity._truncated(call, rank) for call in problem.parts[part].calls}
+    with replaced_forwards({calibration.network.get_submodule(call): each.forward for call, each in calls.items()}):
+        expected = run(calibration.network, images)
+    assert relative_error(run(narrow, images), expected) < EXACT
+    assert relative_error(expected, run(calibration.model, images)) > 1e-6
+    units = {name: plan[name] for name in calibration.units}
+    alone = problem.apply(plan | dict.fromkeys(plan.keys() - units.keys()), problem.decompositions)
+    weights = sum(module.weight.numel() for module in alone.modules() if isinstance(module, nn.Linear))
+    dense = sum(module.weight.numel() for module in calibration.model.modules() if isinstance(module, nn.Linear))
+    parts = [(problem.parts[name], rank) for name, rank in units.items()]
+    assert dense - weights == sum(part.dense - part.num_weights(problem.form, rank) for part, rank in parts)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "pytorch"])
+def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
+    """½ mean (∂/∂ε of the loss, with all calls of a unit moved by ε towards their rank)²."""
+    problem = problem_of(prepared(name))
+    network, calls, sensitivity = problem.network, problem.calibration.calls, Sensitivity(problem)
+    profiles = exact_profiles(problem, "given", seed=0)
+    for name, part in problem.parts.items():
+        rank = part.largest() // 2
+        small = {call: sensitivity._truncated(call, rank) for call in part.calls}
+        slopes = []
+        for images, labels in problem.calibration.data:
+            for image, label in zip(images, labels, strict=True):
+                step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+                forwards = {calls[call]: moved(calls[call].forward, each, step) for call, each in small.items()}
+                with replaced_forwards(forwards):
+                    loss = problem.calibration.loss(run(network, image[None]), label[None])
+                slopes.append(torch.autograd.grad(loss, step)[0])
+        expected = 0.5 * torch.stack(slopes).square().mean()
+        torch.testing.assert_close(profiles[name][rank], expected, rtol=1e-7, atol=1e-12 * profiles[name][0].item())
+
+
+def moved(forward, other, step):
+    return lambda x: torch.lerp(forward(x), other(x), step)
+
+
+def test_layers_that_are_in_no_unit_say_why():
+    calibration = prepared("norms of queries")
+    assert calibration.skipped["blocks.0.attn.qkv"] == NO_PRODUCTS
+    assert "compressed as layers: blocks.0.attn.qkv" in repr(facts.compress(calibration, ratio=0.5))
+    assert prepared("norm of hidden units").skipped["blocks.1.mlp.fc2"] == NOT_SEPARATE
+
+
+def test_a_named_layer_is_taken_out_of_its_unit():
+    calibration = prepared("vit", layers=["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
+    assert [type(part) for part in calibration.parts.values()] == [LayerPart, HiddenUnit]
+
+
+def test_gated_units_of_a_language_model_beside_its_rotated_attention():
+    tokens = torch.randint(64, (4, 12))
+    model = make_causal_lm()
+    calibration = facts.prepare(model, tokens, parts="units", held_out=())
+    kinds = {name.rsplit(".", 1)[1]: type(part) for name, part in calibration.parts.items()}
+    assert kinds == {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), LayerPart), "mlp": HiddenUnit}
+    result = facts.compress(calibration, ratio=0.6, search="uniform")
+    assert result.model.model.layers[0].mlp.gate_proj.out_features == result.plan["model.layers.0.mlp"] == 28
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors", "cors_fisher", "asvd", "flar", "memvit"])
+def test_every_search_of_the_paper_spends_a_budget_on_units(search):
+    result = facts.compress(prepared("vit"), search=search, ratio=0.7, budget=facts.Budget(rounds=()))
+    (spent,), (budget,) = result.summary.spent.values(), result.summary.budget.values()
+    assert 0.7 * budget < spent <= budget
+    counted = facts.count_cost(result.model, (3, 16, 16))
+    assert (result.summary.after.flops, result.summary.after.params) == (counted.flops, counted.params)
+    full = facts.count_cost(result.model, (3, 16, 16), rule="full").flops
+    assert result.summary.full_flops[1] == full < result.summary.full_flops[0]
+
+
+@pytest.mark.parametrize(
+    "estimator", ["kfac_expand", "kfac_reduce", "shampoo2", "gfwsvd", "svd_llm", "asvd", "fwsvd", "pela"]
+)
+def test_every_estimator_decomposes_units(estimator):
+    result = facts.compress(prepared("vit"), estimator=estimator, search="uniform", ratio=0.5)
+    assert set(result.plan.values()) == {4, 32}
+    assert all(parameter.isfinite().all() for parameter in result.model.parameters())
+
+
+@pytest.mark.parametrize(("scores", "outputs"), [(3, 8), (8, 3), (5, 5), (2, 6)])
+@torch.no_grad()
+def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
+    attention, x = make_vit().blocks[0].attn.eval(), torch.randn(2, 5, 16, dtype=torch.float64)
+    roles = Roles.of(attention)
+    heads = Heads.of(attention, roles).empty(scores, outputs)
+    for tensor in (heads.queries, heads.keys, heads.values, heads.outputs, heads.query_bias, heads.output_bias):
+        tensor.normal_()
+    put_heads(attention, roles, heads)
+    assert isinstance(attention.qkv, nn.Linear if scores == outputs else PaddedHeads)
+    s = torch.einsum("ntd,hrd,hre,nse->nhts", x, heads.queries, heads.keys, x) * heads.scale
+    s += torch.einsum("hr,hre,nse->nhs", heads.query_bias, heads.keys, x)[:, :, None] * heads.scale
+    mixed = s.softmax(dim=-1) @ torch.einsum("nsd,hrd->nhsr", x, heads.values)
+    expected = torch.einsum("nhtr,hdr->ntd", mixed, heads.outputs) + heads.output_bias
+    torch.testing.assert_close(attention(x), expected)
+    for fused in (True, False):
+        attention.fused_attn = fused
+        torch.testing.assert_close(attention(x), expected)
+    again = copy.deepcopy(attention)
+    put_heads(again, Roles.of(again), Heads.of(again, Roles.of(again)))
+    torch.testing.assert_close(again(x), expected)
+
+
+def test_rounds_measure_the_network_that_they_narrowed():
+    calibration = prepared("vit")
+    result = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=(0.6, 0.8)))
+    assert result.summary.rounds == (0.8, 0.6) and "measured again at 0.8, 0.6" in str(result)
+    assert result.summary.spent["flops"] <= result.summary.budget["flops"] == calibration_budget(calibration, 0.5)
+    once = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=()))
+    assert once.summary.rounds == () and once.plan.keys() == result.plan.keys()
+    assert facts.count_cost(result.model, (3, 16, 16)).flops == result.summary.after.flops
+    assert not torch.equal(result.model(images_of(calibration)), once.model(images_of(calibration)))
+    assert facts.compress(calibration, ratio=0.5).summary.rounds == (0.7,)
+
+
+def calibration_budget(calibration, ratio):
+    return ratio * sum(2 * part.rows * part.dense for part in calibration.parts.values())
+
+
+def test_what_works_on_layers_alone_refuses_units():
+    calibration = prepared("vit")
+    for options in ({"search": "comcat"}, {"search": "svd_llm_v2"}):
+        with pytest.raises(ValueError, match="this works on single layers"):
+            facts.compress(calibration, ratio=0.5, **options)
+    with pytest.raises(ValueError, match="a refit fits layers"):
+        facts.compress(calibration, ratio=0.5, refit="blockwise")
+    with pytest.raises(ValueError, match="parts must be one of layers, units, got 'unit'"):
+        facts.prepare(make_vit(), image_batches([4], shape=(3, 16, 16)), parts="unit")
+    with pytest.raises(ValueError, match="units are found by running the network: give calibration data"):
+        facts.prepare(make_vit(), parts="units")
+    with pytest.raises(ValueError, match='rounds are for units: choose parts="units"'):
+        facts.compress(make_vit(), image_batches([4], shape=(3, 16, 16)), budget=facts.Budget(rounds=(0.7,)))
+    with pytest.raises(ValueError, match=r"rounds stop at ratios in \(0, 1\), got 7"):
+        facts.Budget(rounds=(7,))
