@@ -14,7 +14,10 @@ from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.parts import OutputUnit, ScoreUnit
 from facts.modules.forms import FormName
+from facts.modules.linear_calls import copy_with
+from facts.saving.structure import with_plan
 from facts.search.methods.uniform import Uniform
 
 ORIGINAL = "original"
@@ -39,6 +42,8 @@ def run(args: argparse.Namespace) -> None:
             share: low_rank(model, args.ratio, 1, "plain", setting.dtype),
             f"{share}, ranks in steps of {args.step}": low_rank(model, args.ratio, args.step, "plain", setting.dtype),
             f"{share}, pivoted, in such steps": low_rank(model, args.ratio, args.step, "pivoted", setting.dtype),
+            f"{share}, units": narrower(model, args.ratio, 0.0),
+            f"{share}, units, heads of two widths": narrower(model, args.ratio, 0.125),
         }
         for compiled in [False, True][: 1 + args.compile]:
             found = speeds(networks, images, policy, setting.dtype, compiled)
@@ -50,6 +55,16 @@ def low_rank(model: nn.Module, ratio: float, step: int, form: FormName, precisio
     """Make a network of uniform ranks; its speed does not depend on its weights."""
     prepared = prepare(model, execution=Execution(precision), input_shape=model.pretrained_cfg["input_size"])
     return compress(prepared, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, form=form).model
+
+
+def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
+    """Make a network of units of one ratio, or of scores and outputs that are a share of the width apart from it."""
+    prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"], parts="units")
+    plan = {
+        name: int(unit.width * (ratio + apart * {ScoreUnit: -1, OutputUnit: 1}.get(type(unit), 0)))
+        for name, unit in prepared.units.items()
+    }
+    return with_plan(copy_with(model), plan, {}, None)
 
 
 def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> dict[str, Any]:
@@ -69,7 +84,7 @@ def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> di
 
 def text(args: argparse.Namespace) -> str:
     return (
-        f"Random weights and images, uniform ranks; medians of {args.repeats} turns. The speed-up is to the original, "
+        f"Random weights and images, uniform ranks (units of zeros); medians of {args.repeats} turns. The speed-up is to the original, "
         "compiled if the network is, with which it took turns. Loading is from a file that was read before; memory "
         "is that of a GPU."
     )
