@@ -126,9 +126,9 @@ def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterat
             log.info("%s: %d cells", grid[0].experiment, sum(map(len, parts)))
             yield from ((grid, part) for part in parts or [[]])
 
-    waiting, most = queue(), num_workers + (num_workers > 1)  # one waits: no process idles while others are composed
+    waiting = queue()
     while True:
-        for grid, part in islice(waiting, most - len(running)):
+        for grid, part in islice(waiting, num_workers - len(running)):
             running[pool.submit(run_part, part)] = grid, part
         if not running:
             break

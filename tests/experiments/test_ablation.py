@@ -140,7 +140,8 @@ def test_the_carried_ones_are_made_with_all_others_and_the_open_one_is_not(chose
 
 
 @pytest.mark.system
-def test_a_table_and_a_plot_of_a_field(command, tmp_path):
+def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("experiments.reproduce.update_report", lambda *_: None)
     small = ["model=deit_s", "model.mini.weights=random", "task.mini.num_calibration=64"]
     command(reproduce, "experiment=ablation", *SHRINKAGE, *small, "experiment.name=mine", "workers=1")
     table = pd.read_csv(tmp_path / "mini/tables/mine.csv", dtype={"row": str})

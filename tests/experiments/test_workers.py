@@ -136,6 +136,7 @@ def reproduce(monkeypatch, results: Path, *overrides: str) -> pd.DataFrame:
     given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
     turns = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hydra/job_logging=none"]
     monkeypatch.setattr(sys, "argv", ["reproduce", *given, *turns, f"results={results}", *overrides])
+    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
     experiments.reproduce.main()
     return pd.read_csv(results / "mini/tables/throughput.csv")
 
