@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
-PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
+ONE_THREAD := OMP_NUM_THREADS=1 $(RUN)
+PYTEST := pytest -n 2 --dist loadfile
 
 .PHONY: reproduce reproduce-all check test lint docs wheel install-detection install-llm
 
@@ -16,11 +17,11 @@ reproduce-all: install-detection install-llm
 
 # The inner loop: style, types, and the tests of units and components, in a few minutes.
 check: lint
-	$(PYTEST) -m 'not system and not external' --durations 5
+	$(ONE_THREAD) $(PYTEST) -m 'not system and not external' --durations 5
 
 # All tests, and the share of the code that they run. What may take minutes starts first.
 test: lint
-	$(PYTEST) --no-loadscope-reorder --durations 25 --cov --cov-report=term
+	$(ONE_THREAD) slipcover -m $(PYTEST) --no-loadscope-reorder --durations 25
 
 lint: $(VENV)/.test
 	$(RUN) ruff check

@@ -33,10 +33,10 @@ def reproduce(config: DictConfig) -> None:
     if config.plan:
         cells = [cell for grid in grids for cell in grid]
         return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
-    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a look at what they need"))
-    on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
     if has_launcher() and distributed.size() > 1:
         raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
+    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a look at what they need"))
+    on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
     workers = (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
     cells = []
     for grid in launch(grids) if has_launcher() else finished(experiments.values(), workers, config.hardware.device):

@@ -13,6 +13,21 @@ def scenes(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few_scenes(tmp_path_factory) -> Path:
+    """With a quarter of the images to train on, for whole epochs."""
+    from experiments.mini import scenes
+
+    folder = tmp_path_factory.mktemp("few_scenes")
+    scenes.scenes.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(scenes.NUM_SCENES, "train", 200)
+        scenes.write_coco(folder / "coco")
+        scenes.write_ade20k(folder / "ade20k")
+    scenes.scenes.cache_clear()
+    return folder
+
+
+@pytest.fixture(scope="session")
 def detection(scenes):
     from experiments.mini.scenes import DigitDetection
 

@@ -21,11 +21,11 @@ COLUMNS = {
 
 
 @pytest.fixture
-def cell(cell_config, scenes):
+def cell(cell_config, few_scenes):
     """A cell of one column, on the scenes that all tests share."""
 
     def build(column, *overrides):
-        root = f"task.mini.root={scenes / COLUMNS[column][1].removeprefix('task=')}"
+        root = f"task.mini.root={few_scenes / COLUMNS[column][1].removeprefix('task=')}"
         return open_cell(cell_config(*COLUMNS[column], "ratio=0.6", root, *overrides))
 
     return build

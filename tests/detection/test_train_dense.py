@@ -15,9 +15,9 @@ pytest.importorskip("mmdet", reason="the extra `detection` is not installed: mak
 
 
 @pytest.fixture
-def config(cell_config, scenes, tmp_path):
+def config(cell_config, few_scenes, tmp_path):
     """The small detector's, whose weights are not there yet, on the scenes that tests share."""
-    small = ["finetuning.mini.num_epochs=1", "task.mini.batch_size=80", f"task.mini.root={scenes / 'coco'}"]
+    small = ["finetuning.mini.num_epochs=1", "task.mini.batch_size=80", f"task.mini.root={few_scenes / 'coco'}"]
     model = ["model=mask_rcnn_swin_b", f"model.mini.weights={tmp_path / 'trained.safetensors'}"]
     training = ["task=coco", "estimator=none", "finetuning=train_mask_rcnn_swin_b"]
     return cell_config(*model, *training, *small)

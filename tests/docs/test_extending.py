@@ -22,7 +22,7 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path):
     assert len(records) == 4
     stamps = [path.stat().st_mtime_ns for path in records]
 
-    printed = run(table, tmp_path)
+    printed = run(f"{table} workers=1", tmp_path)
     assert sorted((tmp_path / "results/mini/records").glob("*.json")) == records
     assert [path.stat().st_mtime_ns for path in records] == stamps, "a cell of the sweep was run again"
     top1 = pd.read_csv(tmp_path / "results/mini/tables/my_table.csv").query("metric == 'top1'").set_index("row")

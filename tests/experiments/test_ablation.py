@@ -1,7 +1,5 @@
 """Ablations: any field of a configuration as the rows of a table, and the six that the project carries."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from experiments.config import CONF
 from experiments.grid import chosen_experiments, every_experiment, grid_of
+from experiments.reproduce import main as reproduce
 
 ROOT = Path(CONF).parent
 CARRIED = [path.stem for path in (Path(CONF) / "experiment").glob("ablation_*.yaml")]
@@ -141,11 +140,10 @@ def test_the_carried_ones_are_made_with_all_others_and_the_open_one_is_not(chose
 
 
 @pytest.mark.system
-def test_a_table_and_a_plot_of_a_field(tmp_path):
+def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("experiments.reproduce.update_report", lambda *_: None)
     small = ["model=deit_s", "model.mini.weights=random", "task.mini.num_calibration=64"]
-    command = [sys.executable, "-m", "experiments.reproduce", "experiment=ablation", *SHRINKAGE, *small]
-    options = ["experiment.name=mine", "tracking=off", f"results={tmp_path}"]
-    subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True)
+    command(reproduce, "experiment=ablation", *SHRINKAGE, *small, "experiment.name=mine", "workers=1")
     table = pd.read_csv(tmp_path / "mini/tables/mine.csv", dtype={"row": str})
     cells = table[table.metric.eq("top1") & table.fingerprint.notna()]
     assert cells[["row", "column", "status"]].to_numpy().tolist() == [[row, "DeiT-S", "done"] for row in ("0", "0.3")]

@@ -1,13 +1,7 @@
-"""Whole tables: killed and started again, with failing cells, and with one data pass for a column."""
+"""Whole tables: what is refused, failing cells, and one data pass for a column."""
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,61 +18,8 @@ from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
 from facts.moments.collect import MomentPass
 
-ROOT = Path(CONF).parent
-NUM_CELLS = 7
-
 # A network that needs no weights, and few images.
 SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
-
-
-def command(results: Path) -> list[str]:
-    few = ("num_calibration=128", "num_factors_per_class=2", "num_held_out_per_class=2")
-    options = ["tracking=off", "workers=2", f"results={results}", *(f"task.mini.{field}" for field in few)]
-    return [
-        sys.executable,
-        "-m",
-        "experiments.reproduce",
-        "experiment=fisher_estimators",
-        "~experiment.columns.Swin-B",
-        *options,
-    ]
-
-
-def stamps(results: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (results / "mini/records").glob("*.json")}
-
-
-def is_alive_in(group: int, stat: Path) -> bool:
-    try:
-        state, _, own_group, *_ = stat.read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return state != "Z" and int(own_group) == group
-
-
-@pytest.mark.system
-@pytest.mark.attack
-def test_killed_and_started_again_nothing_is_lost_or_repeated(tmp_path):
-    results = tmp_path / "results"
-    with subprocess.Popen(command(results), cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-        while len(stamps(results)) < 4 and process.poll() is None:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60  # for its workers to end, which it could not tell
-    while any(is_alive_in(process.pid, stat) for stat in Path("/proc").glob("[0-9]*/stat")):
-        if time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail("workers outlived the process that began them")
-        time.sleep(0.1)
-    before = stamps(results)
-    assert 4 <= len(before) < NUM_CELLS
-    assert all(json.loads((results / "mini/records" / name).read_text())["status"] == "done" for name in before)
-
-    done = subprocess.run(command(results), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    after = stamps(results)
-    assert len(after) == NUM_CELLS and {name: after[name] for name in before} == before
-    assert "GFWSVD" in (results / "mini/report.md").read_text() and "Pairs apart" in done.stdout
 
 
 @pytest.fixture

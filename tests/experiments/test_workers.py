@@ -21,7 +21,7 @@ import experiments.reproduce
 import experiments.workers
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.workers import ThisProcess, fill, finished, local_pool, run_grids, visible_gpus
+from experiments.workers import ThisProcess, fill, finished, run_grids, visible_gpus
 from facts.utils import distributed
 from tests.records import make_record
 
@@ -89,7 +89,9 @@ def test_several_workers_find_what_one_finds(grids, steps, num_workers):
 
 
 def die_once(part: list[GridCell]) -> list[GridCell]:
-    """Run a part in a worker; the first to come to the second network is killed."""
+    """Run a part in a worker, which leaves a file for its GPU; the first to come to the second network is killed."""
+    Path(f"gpu {os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+    time.sleep(1)  # for the other worker to begin too
     for each in part:
         each.record, each.status = make_record(each.row), "done"
     if part[0].column == "Swin" and not os.path.exists("died"):
@@ -101,14 +103,23 @@ def die_once(part: list[GridCell]) -> list[GridCell]:
 @pytest.mark.system
 @pytest.mark.attack
 def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
+    """Each in the folder of the process that started it, with a GPU of its own."""
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
     monkeypatch.setattr(experiments.workers, "grid_of", lambda experiment: table(experiment.name, "A", "B"))
     monkeypatch.setattr(experiments.workers, "run_part", die_once)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.chdir(tmp_path)
-    done = [*finished([Experiment(name="first"), Experiment(name="second")], 2, "cpu")]
-    assert sorted(grid[0].experiment for grid in done) == ["first", "second"] and (tmp_path / "died").exists()
+    done = [*finished([Experiment(name="first"), Experiment(name="second")], 2, "cuda")]
+    assert sorted(grid[0].experiment for grid in done) == ["first", "second"]
+    assert {path.name for path in tmp_path.iterdir()} == {"died", "gpu 5", "gpu 7"}
     assert {cell.status for grid in done for cell in grid} == {"done"}
     assert caplog.text.count("a worker died") == 1
+
+
+def test_gpus_are_numbered_where_nobody_chose_some(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert visible_gpus() == ["0", "1"]
 
 
 def test_a_failure_names_the_last_line_of_the_users_own(tmp_path, monkeypatch, caplog):
@@ -120,30 +131,12 @@ def test_a_failure_names_the_last_line_of_the_users_own(tmp_path, monkeypatch, c
     assert f"mine, A, Net: float division by zero; {own}, line 2: return config.ratio / 0" in caplog.text
 
 
-def seen(folder: str) -> tuple[bool, str | None]:
-    time.sleep(1)  # for the other process to begin too
-    return os.getcwd() == folder, os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.system
-def test_processes_see_the_folder_and_take_gpus_in_turn(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert visible_gpus() == ["0", "1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
-    monkeypatch.chdir(tmp_path)
-    with local_pool(2, "cuda") as pool:
-        futures = [pool.submit(seen, str(tmp_path)) for _ in range(4)]
-        assert {future.result() for future in futures} == {(True, "5"), (True, "7")}
-        with pytest.raises(ZeroDivisionError):
-            pool.submit(divmod, 1, 0).result()
-
-
 def reproduce(monkeypatch, results: Path, *overrides: str) -> pd.DataFrame:
     """The table of throughput, whose two cells are timed, of networks without weights, by Hydra's launchers."""
     given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
     turns = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hydra/job_logging=none"]
     monkeypatch.setattr(sys, "argv", ["reproduce", *given, *turns, f"results={results}", *overrides])
+    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
     experiments.reproduce.main()
     return pd.read_csv(results / "mini/tables/throughput.csv")
 
@@ -183,7 +176,7 @@ KILLER = """
 import os, signal, sys, threading, time
 def watch():
     while not os.path.exists({marker!r}):
-        if "facts.moments.collect" in sys.modules and sys.argv[0].endswith("default_worker.py"):
+        if "experiments.workers" in sys.modules and sys.argv[0].endswith("default_worker.py"):
             open({marker!r}, "x")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
