@@ -14,6 +14,7 @@ from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.cost.speed import Speed, speeds
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.apply import Plan
 from facts.decomposition.parts import OutputUnit, ScoreUnit
 from facts.modules.forms import FormName
 from facts.modules.linear_calls import copy_with
@@ -60,7 +61,7 @@ def low_rank(model: nn.Module, ratio: float, step: int, form: FormName, precisio
 def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
     """Make a network of units of one ratio, or of scores and outputs that are a share of the width apart from it."""
     prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"], parts="units")
-    plan = {
+    plan: Plan = {
         name: int(unit.width * (ratio + apart * {ScoreUnit: -1, OutputUnit: 1}.get(type(unit), 0)))
         for name, unit in prepared.units.items()
     }
@@ -84,7 +85,7 @@ def row(model: str, compiled: bool, found: dict[str, Speed], network: str) -> di
 
 def text(args: argparse.Namespace) -> str:
     return (
-        f"Random weights and images, uniform ranks (units of zeros); medians of {args.repeats} turns. The speed-up is to the original, "
-        "compiled if the network is, with which it took turns. Loading is from a file that was read before; memory "
-        "is that of a GPU."
+        f"Random weights and images, uniform ranks, units of zeros; medians of {args.repeats} turns. The speed-up is "
+        "to the original, compiled if the network is, with which it took turns. Loading is from a file that was read "
+        "before; memory is that of a GPU."
     )

@@ -81,11 +81,13 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
 def _candidates(selection: Selection) -> dict[str, Roles | HiddenRoles]:
     """Modules that look like attention or an MLP and all of whose layers are selected."""
     found: dict[str, Roles | HiddenRoles] = {}
-    for owner, module in selection.model.named_modules():
+    free = set(selection.layers)
+    for owner, module in reversed(list(selection.model.named_modules())):  # the innermost have their layers
         roles = Roles.of(module) or HiddenRoles.of(module)
-        if owner and roles and selection.layers.keys() >= set(_paths(selection.model, owner, roles)):
+        if owner and roles and free >= (paths := set(_paths(selection.model, owner, roles))):
             found[owner] = roles
-    return found
+            free -= paths
+    return dict(reversed(found.items()))
 
 
 def _paths(model: nn.Module, owner: str, roles: Roles | HiddenRoles) -> list[str]:

@@ -94,3 +94,27 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
         return identity + self.dropout_layer(self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2))))
+
+
+class WindowAttention(nn.Module):
+    """OpenMMLab's `WindowMSA` on windows `[N·windows, T, d]`, with heads as wide as its layers make them.
+
+    Theirs takes the width from the inputs, which narrower heads do not have.
+    """
+
+    def __init__(self, original: nn.Module):
+        super().__init__()
+        self.num_heads, self.scale = original.num_heads, original.scale
+        self.relative_position_bias_table = original.relative_position_bias_table
+        self.register_buffer("relative_position_index", original.relative_position_index)
+        self.qkv, self.proj = original.qkv, original.proj
+        self.attn_drop, self.proj_drop = original.attn_drop, original.proj_drop
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        index = self.relative_position_index
+        scores = self.scale * q @ k.mT + self.relative_position_bias_table[index].permute(2, 0, 1)
+        if mask is not None:  # [windows, T, T]
+            scores = (scores.unflatten(0, (-1, len(mask))) + mask[:, None]).flatten(0, 1)
+        mixed = self.attn_drop(scores.softmax(dim=-1)) @ v
+        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))

@@ -10,7 +10,7 @@ from pydantic import field_validator
 from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel, nested
-from facts.models.feature_network import FeatureNetwork, SelfAttention
+from facts.models.feature_network import FeatureNetwork, SelfAttention, WindowAttention
 from facts.utils.options import options
 from facts.utils.silence import silence
 
@@ -66,6 +66,8 @@ class OpenMMLabModel(Recipe):
         for name, module in list(network.named_modules()):
             if isinstance(module, MultiheadAttention):
                 network.set_submodule(name, SelfAttention(module))
+            elif type(module).__name__ == "WindowMSA":  # each library has its own
+                network.set_submodule(name, WindowAttention(module))
         return network.to(device)
 
     def portable(self) -> Self:

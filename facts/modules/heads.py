@@ -60,7 +60,7 @@ class Roles:
     def of(cls, attention: nn.Module) -> Self | None:
         """Find the projections by their names; None for a module that has others, or whose sizes do not match."""
         kinds = nn.Linear, PaddedHeads, LeadingOfHeads
-        children = {name: child for name, child in attention.named_children() if type(child) in kinds}
+        children = {name: child for name, child in attention.named_children() if isinstance(child, kinds)}
         num_heads = next((getattr(attention, name) for name in NUM_HEADS if hasattr(attention, name)), None)
         inputs = next((names for names in INPUTS if children.keys() >= set(names)), None)
         output = next((name for name in OUTPUT if name in children), None)
@@ -74,7 +74,7 @@ class Roles:
     def layers(self, attention: nn.Module) -> list[str]:
         """Names of the linear layers within the attention."""
         names = (*self.inputs, self.output)
-        return [name if type(attention.get_submodule(name)) is nn.Linear else f"{name}.linear" for name in names]
+        return [name if isinstance(attention.get_submodule(name), nn.Linear) else f"{name}.linear" for name in names]
 
 
 @dataclass(frozen=True)

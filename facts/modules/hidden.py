@@ -22,8 +22,13 @@ class HiddenRoles:
 
     @classmethod
     def of(cls, mlp: nn.Module) -> Self | None:
-        """Find the layers among a module's own by their sizes: the last reads what the others make; or None."""
-        layers = {name: child for name, child in mlp.named_children() if type(child) is nn.Linear}
+        """Find the layers among a module's own, or else all within it, by their sizes: the last reads what others make.
+
+        None for a module of other layers.
+        """
+        layers = {name: child for name, child in mlp.named_children() if isinstance(child, nn.Linear)}
+        if len(layers) < 2:
+            layers = {name: module for name, module in mlp.named_modules() if isinstance(module, nn.Linear)}
         *ups, down = layers or [""]
         made = [layers[name].out_features for name in ups]
         if not ups or len(ups) > 2:

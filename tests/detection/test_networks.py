@@ -11,10 +11,12 @@ from hydra.utils import instantiate
 from mmengine.logging import MessageHub
 from omegaconf import OmegaConf
 
+import facts
 from experiments.mini.train import FILES, mini_recipe
 from facts.cost.count import count_cost
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import select_layers
+from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.models.openmmlab import library_network
 from facts.modules.forms import FORMS
 
@@ -73,3 +75,19 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:
         assert [cost.params / 1e6 for cost in costs] == pytest.approx(mparams, rel=0.002)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_and_mlps_of_the_backbone_are_units(name):
+    network = replace(mini_recipe(name), weights="random").build()
+    with torch.no_grad():
+        for parameter in network.parameters():  # tables of positions that are not zero
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    prepared = facts.prepare(network, input_shape=(3, 64, 64), parts="units")
+    kinds = {type(part) for layer, part in prepared.parts.items() if "attn" in layer or "ffn" in layer}
+    assert kinds == {ScoreUnit, OutputUnit, HiddenUnit}
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected, maps = network(images).maps, prepared.network(images).maps
+    for ours, theirs in zip(maps, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # float32, and heads as wide as the inputs
