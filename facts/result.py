@@ -57,8 +57,9 @@ class Summary:
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `seconds`: by stage, such as reading, calibration, decomposition and search
     - `estimator`, `search`, `refit`: the methods with their options
-    - `parts`: what was truncated; `form` of the low-rank layers; `fit_bias`: whether their biases were fitted
-    - `rounds`: the ratios at which units were measured again on the way
+    - `parts`: what was truncated; `widths`: by unit, its width before; `rounds`: the ratios at which units were
+      measured again on the way; `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were
+      fitted
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
       in the unit of that cost, for these layers alone
@@ -81,6 +82,7 @@ class Summary:
     estimator: str = ""
     search: str = ""
     parts: PartsName = "layers"
+    widths: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
     fit_bias: bool = False
     refit: str = ""
@@ -183,7 +185,7 @@ class Summary:
         allowed, spent, budget = self.bounds[cost], self.spent.get(cost), self.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # the last two in a file written by others
             return f"allowed {allowed:.1%} of the {cost}"
-        kept = f"the compressed layers keep {allowed * spent / budget:.1%} of their {cost}"
+        kept = f"the compressed {self.parts} keep {allowed * spent / budget:.1%} of their {cost}"
         if self.allowed_error is not None:
             return f"{kept}, the smallest found with an error of at most {self.allowed_error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"
@@ -206,11 +208,14 @@ class CompressionResult:
     held_out: Iterable[Batch] | None = None
 
     def __repr__(self) -> str:
-        ranks = [rank for rank in self.plan.values() if rank is not None]
-        between = f" (ranks {min(ranks)} to {max(ranks)})" if ranks else ""
-        low_rank, dense = len(ranks), len(self.plan) - len(ranks)
-        kind = "units narrower" if self.summary.parts == "units" else "layers low-rank"
-        title = f"{type(self.model).__name__}: {low_rank} {kind}{between}, {dense} left dense"
+        ranks, dense = defaultdict(list), 0
+        for name, rank in self.plan.items():
+            if rank is None:
+                dense += 1
+            else:
+                ranks["units narrower" if name in self.summary.widths else "layers low-rank"].append(rank)
+        made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
+        title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
         lines = [title, "", str(self.summary)]
         if quantization := quantization_of(self.model):
             lines.append(f"quantized: {quantization}")

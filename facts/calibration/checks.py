@@ -57,8 +57,8 @@ def refuse_unfit_functions(
             first, *_ = str(error).splitlines() or [repr(error)]
             raise ValueError(
                 f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
-                f"{type(model).__name__}, {described(outputs)} ({first}): give output_error=, a function of the "
-                "original's and the changed outputs, summed over samples"
+                f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "
+                "function of the original's and the changed outputs, summed over samples"
             ) from error
         if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
             once, twice = (loss(torch.cat([outputs] * n), torch.cat([targets[:1]] * n)).item() for n in (1, 2))

@@ -22,14 +22,14 @@ def inspect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote.")],
     as_json: options.Json = False,
 ) -> None:
-    """Show a folder that `facts compress` wrote: provenance, method, cost, accuracy, and every layer's rank.
+    """Show a folder that `facts compress` wrote: provenance, method, cost, accuracy, and every rank.
 
     [bold]Examples[/]
 
         facts inspect deit_half
         facts inspect deit_half --json | jq .plan
 
-    The bar is the rank as a share of the largest rank of the layer. Only the manifest is loaded.
+    The bar is the rank as a share of the largest rank of the layer, or of a unit's width. Only the manifest is loaded.
     """
     from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
     from facts.saving.validation import refuse_what_is_not_data
@@ -61,11 +61,13 @@ def literal(text: str) -> Text:
 
 
 def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Table:
-    """Table of the plan, one row a layer."""
-    table = Table("layer", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
+    """Table of the plan, one row a layer or unit."""
+    table = Table("part", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
     for name, rank in manifest.plan.items():
-        shape = " x ".join(map(str, shapes[name])) if name in shapes else ""
-        share = 1.0 if rank is None or name not in shapes else rank / min(shapes[name])
+        width = manifest.summary.widths.get(name)
+        sizes = (width,) if width else shapes.get(name, ())
+        shape = f"{width} wide" if width else " x ".join(map(str, sizes))
+        share = rank / min(sizes) if rank and sizes else 1.0
         table.add_row(
             literal(name), shape, "dense" if rank is None else str(rank), f"{share:.0%}", Bar(1, 0, share, width=BAR)
         )

@@ -30,7 +30,7 @@ from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast
-from facts.moments.losses import Loss, OutputError
+from facts.moments.losses import Loss
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
@@ -61,7 +61,6 @@ def compress(
     budget: Budget | None = None,
     execution: Execution | None = None,
     loss: Loss | None = None,
-    output_error: OutputError | None = None,
     sensitivity: Iterable[Any] | None = None,
     layers: LayerNames = None,
     refit: str | Refit | None = None,
@@ -70,7 +69,7 @@ def compress(
 
     | argument | meaning |
     |---|---|
-    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (with `fit_bias`, `input_shape`, ...) |
+    | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `fit_bias`, ...) |
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each layer: a name or an instance |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
@@ -82,7 +81,6 @@ def compress(
     | `budget` | limits of the whole network, or of its outputs' error: `facts.Budget` |
     | `execution` | precision, memory, timing and cache of all passes: `facts.Execution` |
     | `loss` | sum over samples of each one's loss (default: cross-entropy, on drawn labels if the data have none) |
-    | `output_error` | sum over samples of the outputs' error (default: KL divergence, or relative squared error) |
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; `"all"` layers, 1x1 convolutions included; or the `"linear"` ones (default if there are any) |
     | `refit` | what then fits the layers to the outputs of the compressed ones before them: a name or an instance |
@@ -95,10 +93,8 @@ def compress(
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
     if isinstance(model, Calibration):
-        if any(each is not None for each in (calibration, execution, loss, output_error, layers, parts)):
-            raise ValueError(
-                "data, execution, loss, output_error, layers and parts of a prepared network go to facts.prepare"
-            )
+        if any(each is not None for each in (calibration, execution, loss, layers, parts)):
+            raise ValueError("data, execution, loss, layers and parts of a prepared network go to facts.prepare")
         execution = model.execution
     execution = execution or DEFAULT_EXECUTION
     form = form or default_form(given, execution.precision)
@@ -121,7 +117,6 @@ def compress(
                 layers=layers,
                 parts=parts or "layers",
                 loss=loss,
-                output_error=output_error,
                 execution=execution,
             )
         )

@@ -7,16 +7,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
 from facts.moments.batch import at_least_float32
 from facts.moments.checkpointing import blocks_of
 from facts.moments.statistics import at_least_tiny
 
 
-def low_rank_blocks(model: nn.Module) -> list[str]:
-    """Names of the blocks with low-rank layers; of these layers, if they lie in no block."""
-    layers = [module for module in model.modules() if isinstance(module, LowRankLayer)]
-    found = blocks_of(model, layers) or layers
+def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
+    """Names of the blocks with low-rank or narrower layers; of the low-rank ones, if they lie in no block."""
+    sizes = {name: parameter.shape for name, parameter in original.named_parameters()}
+    low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
+    narrower = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, PaddedHeads)
+        or (isinstance(module, nn.Linear) and sizes.get(f"{name}.weight", module.weight.shape) != module.weight.shape)
+    ]
+    found = blocks_of(model, [*low_rank, *narrower]) or low_rank
     return [name for name, module in model.named_modules() if module in found]
 
 
@@ -44,9 +52,14 @@ def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]
 
 
 def matching_error(originals: list[Tensor], changed: list[Tensor], num_samples: int) -> Tensor:
-    """Σ over samples and outputs of the squared distance over the squared norm of the original."""
+    """Σ over samples and outputs of the squared distance over the squared norm of the original.
+
+    Outputs of another shape, as pruning of what all blocks share leaves them, have no distance.
+    """
     errors = []
     for pair in zip(originals, changed, strict=True):
+        if pair[0].shape != pair[1].shape:
+            continue
         original, other = (at_least_float32(output).reshape(num_samples, -1) for output in pair)
         errors.append(((other - original).square().sum(1) / at_least_tiny(original.square().sum(1))).sum())
-    return torch.stack(errors).sum()
+    return torch.stack(errors).sum() if errors else torch.zeros(())

@@ -14,7 +14,7 @@ from facts.modules.quantized import Quantization
 from facts.result import Summary
 from facts.utils.version import __version__
 
-WEIGHTS, MANIFEST = "model.safetensors", "compression.json"
+WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_without_facts.txt"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 SHA256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -32,12 +32,15 @@ def model_card(manifest: Manifest, num_bytes: int, source: str) -> str:
     """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out."""
     summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
+    parts = "units" if summary.parts == "units" else f"{summary.form} layers"
     made = {
         "original": base.get("name"),
         "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",
         "licence": base.get("repository") and f"the original's, see https://huggingface.co/{base['repository']}",
-        "method": manifest.plan and f"{summary.estimator}, {summary.search}, {summary.form} layers",
-        "budget": ", ".join(f"{ratio:.4g} of the {cost} of these layers" for cost, ratio in summary.bounds.items()),
+        "method": manifest.plan and f"{summary.estimator}, {summary.search}, {parts}",
+        "budget": ", ".join(
+            f"{ratio:.4g} of the {cost} of these {summary.parts}" for cost, ratio in summary.bounds.items()
+        ),
         "quantization": manifest.quantization,
         "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),

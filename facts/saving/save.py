@@ -7,14 +7,17 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import save_model
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from facts.models.from_transformers import write_processors
 from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
-from facts.modules.quantized import quantization_of
+from facts.modules.quantized import QuantizedWeight, quantization_of
 from facts.result import CompressionResult
-from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest, Metrics
+from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
 from facts.saving.model_card import CARD, write_card
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import layouts_of, types_of_buffers
@@ -27,11 +30,12 @@ def save_compressed(
 ) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    Processors and settings of a network of transformers are written too. If no recipe rebuilds the network, a warning
-    is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1, "compressed": 70.3}}`, are
-    for the model card, which is renewed unless it was edited. Values are stored as `dtype` (default: as they are). If
-    the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a folder that holds
-    something else.
+    Processors and settings of a network of transformers are written too; for a vision transformer of timm of which only
+    units are compressed, code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe rebuilds
+    the network, a warning is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1,
+    "compressed": 70.3}}`, are for the model card, which is renewed unless it was edited. Values are stored as `dtype`
+    (default: as they are). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a
+    folder that holds something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = target_folder(Path(folder))
@@ -56,7 +60,18 @@ def save_compressed(
         layouts=layouts_of(model),
         quantization=quantization_of(model),
     )
+    _write_loader(folder, model, manifest)
     _describe(folder, manifest)
+
+
+def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
+    """Write the text of `standalone.py` if it loads the network, else remove what an earlier save wrote."""
+    others = any(isinstance(module, LowRankLayer | QuantizedWeight) for module in model.modules())
+    if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
+        with replacing(folder / LOADER) as path:
+            path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())
+    else:
+        (folder / LOADER).unlink(missing_ok=True)
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:

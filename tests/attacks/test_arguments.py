@@ -120,7 +120,7 @@ ATTACKS = {
     "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "what facts.compress returned.* EveryShape"),
     "two outputs": (
         lambda: compress(Two(), loss=of_first),
-        "squared_error cannot compare the outputs of Two, tuple .*: give output_error=",
+        "squared_error cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
     ),
     "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),
     "a mean over one sample": (

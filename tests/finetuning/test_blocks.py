@@ -6,7 +6,7 @@ from torch import nn
 
 import facts
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
+from facts.finetuning.blocks import compressed_blocks, matching_error, outputs_of
 from facts.finetuning.inputs import Inputs
 from facts.moments.losses import kl_divergence
 from tests.networks import image_batches, make_swin, make_vit
@@ -18,19 +18,22 @@ def compressed(model, **options):
     return facts.compress(model, estimator="pela", search="uniform", ratio=0.5, **options)
 
 
-def test_blocks_are_those_with_low_rank_layers():
+def test_blocks_are_those_with_low_rank_or_narrower_layers():
     model = make_vit()
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "blocks.1" in name]
-    assert low_rank_blocks(compressed(model, layers=layers).model) == ["blocks.1"]
-    assert low_rank_blocks(compressed(model).model) == [f"blocks.{i}" for i in range(3)]
-    assert low_rank_blocks(model) == []
+    assert compressed_blocks(compressed(model, layers=layers).model, model) == ["blocks.1"]
+    assert compressed_blocks(compressed(model).model, model) == [f"blocks.{i}" for i in range(3)]
+    assert compressed_blocks(model, model) == []
+    prepared = facts.prepare(model, BATCHES, layers=layers, parts="units")
+    for search in ("uniform", "cors_fisher"):
+        assert compressed_blocks(facts.compress(prepared, search=search, ratio=0.5).model, model) == ["blocks.1"]
 
 
 @pytest.mark.parametrize("make", [make_vit, make_swin])
 def test_the_error_is_a_sum_over_samples_and_blocks(make):
     original = make()
     changed = compressed(original).model
-    names = low_rank_blocks(changed)
+    names = compressed_blocks(changed, original)
     [(images, _)] = image_batches([5], shape=(3, 16, 16))
     with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
         original(images)
@@ -44,6 +47,7 @@ def test_the_error_is_a_sum_over_samples_and_blocks(make):
     assert matching_error(ours, ours, 5) == 0 < expected
     assert len(ours) == len(names) and not original._forward_hooks
     assert matching_error([torch.zeros(5, 2)], [torch.zeros(5, 2)], 5) == 0
+    assert matching_error([torch.ones(5, 2)], [torch.zeros(5, 3)], 5) == 0
 
 
 def test_blocks_come_nearer_if_they_count():
@@ -55,7 +59,7 @@ def test_blocks_come_nearer_if_they_count():
         student = compressed(original).model
         recipe = Finetuning(num_epochs=20, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
-        names = low_rank_blocks(student)
+        names = compressed_blocks(student, original)
         with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
             images = BATCHES[-1][0]
             original(images)

@@ -44,9 +44,11 @@ def test_a_fresh_process_generates_the_same_text(kind, tmp_path):
     assert json.loads(printed) == ours
 
 
+@pytest.mark.parametrize("parts", ["layers", "units"])
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-def test_the_same_logits_after_loading(kind, tmp_path):
-    result = facts.compress(build(kind), sequences(), ratio=0.6)
+def test_the_same_logits_after_loading(kind, parts, tmp_path):
+    result = facts.compress(build(kind), sequences(), parts=parts, ratio=0.6)
+    assert bool(result.summary.widths) == (parts == "units")
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path)
     tokens = sequences()[0][0]

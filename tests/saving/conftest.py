@@ -2,7 +2,7 @@ import pytest
 
 import facts
 from tests.networks import make_image_classifier
-from tests.saving.setting import compressed, from_recipe, saved_vit
+from tests.saving.setting import compressed, compressed_units, from_recipe, saved_vit
 
 
 @pytest.fixture
@@ -12,6 +12,12 @@ def saved(tmp_path):
     result = compressed(model, shape)
     facts.save_compressed(result, tmp_path / "small")
     return result, tmp_path / "small"
+
+
+@pytest.fixture(scope="session", params=["uniform", "cors_fisher"])
+def units(request):
+    """A small network of narrower units; the heads of attention have one width, or two."""
+    return compressed_units(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import torch
 import facts
 from experiments.mini.train import mini_recipe
 from facts.models import TimmModel
+from tests.networks import image_batches
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2}
 TIMM = {"tag": "vit_tiny_patch16_224", "arguments": {**TINY_VIT, "num_classes": 5}}
@@ -45,6 +46,22 @@ MODELS = {"recipe": from_recipe, "timm": from_timm, "mambavision": mini_mambavis
 def compressed(model, shape, layers=None, **options):
     torch.manual_seed(0)
     return facts.compress(facts.prepare(model, input_shape=shape, layers=layers), estimator="pela", **options)
+
+
+UNIT_BATCHES = image_batches([16] * 4, num_classes=10, shape=(3, 32, 32), dtype=torch.float32)
+
+
+def compressed_units(search):
+    """Half of the units of two blocks, whose weights are large enough that outputs depend on them."""
+    arguments = {**TINY_VIT, "patch_size": 8, "num_heads": 3, "num_classes": 10}
+    torch.manual_seed(0)
+    model = TimmModel(tag=TIMM["tag"], arguments=arguments, weights="random").build()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight *= 5
+                module.bias.normal_(std=0.1)
+    return facts.compress(model, UNIT_BATCHES, parts="units", search=search, ratio=0.5)
 
 
 def assert_same(loaded, result, shape):

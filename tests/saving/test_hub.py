@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import facts
 from facts.cli import app
-from facts.saving.manifest import MANIFEST, WEIGHTS
+from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS
 from tests.fake_hub import TOKEN, FakeHub
 from tests.saving.setting import assert_same, compressed, from_recipe
 
@@ -44,6 +44,12 @@ def test_a_network_comes_back_and_without_the_hub_from_the_cache(hub, result, tm
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
     use("http://127.0.0.1:9", tmp_path, monkeypatch)  # nobody listens there
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
+
+
+def test_units_with_the_code_that_loads_them(hub, units):
+    facts.push_to_hub(units, NAME, token=TOKEN)
+    assert LOADER in hub.repositories[NAME]["main"]
+    assert_same(facts.load_compressed(NAME), units, (3, 32, 32))
 
 
 def test_the_command_pushes_a_folder_with_its_metrics(hub, result, tmp_path, monkeypatch):
