@@ -58,8 +58,8 @@ class Summary:
     - `seconds`: by stage, such as reading, calibration, decomposition and search
     - `estimator`, `search`, `refit`: the methods with their options
     - `parts`: what was truncated; `widths`: by unit, its width before; `rounds`: the ratios at which units were
-      measured again on the way; `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were
-      fitted
+      measured again on the way
+    - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
       in the unit of that cost, for these layers alone

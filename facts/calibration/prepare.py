@@ -226,10 +226,11 @@ class Calibration:
                     last, moments = see_data(estimator, partial(self.moments, only=names))
             layers = {name: self.calls[name] for name in names}
             append_one = self.append_one if estimator.moments else frozenset()
-            decompose = partial(decompose_layers, layers, self.part_of, last, moments, append_one)
             with stage("decomposition"):
                 # Processes wait for each other before the moments are freed: some lie in files of the main process.
-                decompositions |= distributed.on_all_ranks(decompose)
+                decompositions |= distributed.on_all_ranks(
+                    partial(decompose_layers, layers, self.part_of, last, moments, append_one)
+                )
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
         for moment, names in itertools.product(estimator.moments, self.groups()):

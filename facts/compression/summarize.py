@@ -58,7 +58,7 @@ def summarize(
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
             name: [
-                [rank, rank / calibration.parts[name].full_rank(problem.form), errors[rank]]
+                [rank, rank / max(1, calibration.parts[name].full_rank(problem.form)), errors[rank]]
                 for rank in sorted(filter(None, errors))
             ]
             for name, errors in result.profile.items()
