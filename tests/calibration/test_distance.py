@@ -82,5 +82,5 @@ def test_a_budget_that_is_too_small(caplog):
     )
     assert f"information is lost; {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
     summary = facts.compress(make_model(), BATCHES, search="cors_fisher", form="pivoted").summary
-    assert summary.advice == "try facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
+    assert summary.advice.startswith('try parts="units" (--parts units), facts.recover(result, data, minutes=10)')
     assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on
