@@ -1,4 +1,4 @@
-"""MoDeGPT: three decompositions of units, and blocks that change their inputs most keep most (Lin et al., ICLR 2025).
+"""MoDeGPT: three decompositions of units; blocks that change their inputs most keep most (Lin et al., ICLR 2025).
 
 Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the units that stay.
 """
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from facts.calibration.distance import distance
 from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition, decompose_product
 from facts.estimators.base import KroneckerFactors
@@ -28,42 +29,48 @@ from facts.utils.options import Count, Positive, Share, options
 
 @options
 class MoDeGPTSearch(Search):
-    """Block b loses the share of `φ softmax(-s_b / temperature)` of all its units, at most `most_removed`.
+    """Block b loses the share φ softmax(-s_b / temperature) of all its units, at most `most_removed`.
 
-    s_b is 1 less the mean cosine of a token before and after the block; φ is the smallest that meets the budget.
-    Features of queries and keys stay by the product of their norms, values and outputs are decomposed by SVD in the
-    metric of the block's inputs, and hidden units stay by ridge leverage scores, C (C + λ I)⁻¹, with Nyström's weights,
-    W C S (Sᵀ C S)⁻¹. `ridge` is λ over the mean of C's diagonal. The paper tunes the temperature for each network, and
-    its λ is not relative; layers in no unit stay dense.
+    s_b is 1 less the mean cosine of a token before and after the block; φ is the smallest that meets the budget. The
+    paper tunes the temperature for each network: of some, the one is taken whose network's outputs are the nearest to
+    the original's on the search's data. Features of queries and keys stay by the product of their norms. Values and
+    outputs are decomposed by SVD in the metric of the block's inputs. Hidden units stay by ridge leverage scores, the
+    diagonal of C (C + λ I)⁻¹, with Nyström's weights W C S (Sᵀ C S)⁻¹; `ridge` is λ over the mean of C's diagonal.
+    Layers in no unit stay dense.
     """
 
-    temperature: Positive = 0.1
+    temperatures: tuple[Positive, ...] = (0.1, 0.3, 1.0, 10.0)
     ridge: Positive = 0.01
     most_removed: Share = 0.9
-    num_steps: Count = 30
+    num_steps: Count = 60  # of a bisection
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
+        if not problem.calibration.units:
+            raise ValueError("MoDeGPT narrows units: choose parts=units with it")
+        influence, decompositions = block_influence(problem), self.decompositions(problem)
+        plans = [self.plan(problem, influence, temperature) for temperature in self.temperatures]
+        best = min(plans, key=lambda plan: error_of(problem, problem.apply(plan, decompositions)))
+        return SearchResult(best, decompositions=decompositions)
+
+    def plan(self, problem: AllocationProblem, influence: Mapping[str, float], temperature: float) -> Plan:
+        """The plan of a temperature with the smallest φ that meets the budget."""
         units = problem.calibration.units
-        if not units:
-            raise ValueError('MoDeGPT narrows units: choose parts="units"')
-        influence = block_influence(problem)
-        weights = torch.softmax(-torch.tensor([*influence.values()]) / self.temperature, dim=0)
-        shares = dict(zip(influence, (weights / weights.max()).tolist(), strict=True))
+        logits = -torch.tensor([*influence.values()], dtype=torch.float64) / temperature
+        shares = dict(zip(influence, (logits - logits.max()).exp().tolist(), strict=True))
 
-        def plan(removed: float) -> Plan:
-            ratios = {name: 1 - min(removed * shares[block_of(unit)], self.most_removed) for name, unit in units.items()}
-            return {name: problem.rank_of_ratio(name, ratios[name]) if name in units else None for name in problem.parts}
+        def removing(total: float) -> Plan:
+            kept = {name: 1 - min(total * shares[block_of(unit)], self.most_removed) for name, unit in units.items()}
+            return {name: problem.rank_of_ratio(name, kept[name]) if name in units else None for name in problem.parts}
 
-        low, high = 0.0, 1 / min(shares.values())  # at which all blocks lose the most
+        low, high = 0.0, 1 / min(shares.values())  # at which each block loses the most
         for _ in range(self.num_steps):
             middle = (low + high) / 2
-            low, high = (low, middle) if problem.fits(plan(middle)) else (middle, high)
-        return SearchResult(plan(high), decompositions={**problem.decompositions, **self.decompositions(problem)})
+            low, high = (low, middle) if problem.fits(removing(middle)) else (middle, high)
+        return removing(high)
 
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
-        """The decomposition of each call of a unit."""
-        moments = problem.calibration.moments((InputGram(),))
-        made = {}
+        """The decompositions, those of units by the method's own rules."""
+        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
         for unit in problem.calibration.units.values():
             for call in unit.calls:
                 layer = problem.network.get_submodule(call)
@@ -101,6 +108,15 @@ def block_influence(problem: AllocationProblem) -> dict[str, float]:
         for inputs, _ in problem.training_batches():
             run(problem.model, to_device(inputs, problem.device))
     return {name: 1 - torch.cat(cosines[name]).mean().item() for name in blocks}
+
+
+def error_of(problem: AllocationProblem, network: nn.Module) -> float:
+    """The mean error of a network's outputs on the search's data."""
+    calibration = problem.calibration
+    batches, precision = problem.sensitivity_batches(), calibration.execution.precision
+    found = distance(problem.model, network, batches, calibration.output_error, precision)
+    assert found
+    return found.mean
 
 
 def by_norms(layer: nn.Module, gram: Tensor) -> Decomposition:
