@@ -45,8 +45,10 @@ class MoDeGPTSearch(Search):
     num_steps: Count = 60  # of a bisection
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        if not problem.calibration.units:
-            raise ValueError("MoDeGPT narrows units: choose parts=units with it")
+        if not any(isinstance(unit, ScoreUnit) for unit in problem.calibration.units.values()):
+            raise ValueError(
+                "MoDeGPT narrows the units of networks with attention: choose parts=units, or another search"
+            )
         influence, decompositions = block_influence(problem), self.decompositions(problem)
         plans = [self.plan(problem, influence, temperature) for temperature in self.temperatures]
         best = min(plans, key=lambda plan: error_of(problem, problem.apply(plan, decompositions)))
