@@ -13,11 +13,18 @@ from facts.moments.checkpointing import blocks_of
 from facts.moments.statistics import at_least_tiny
 
 
-def low_rank_blocks(model: nn.Module) -> list[str]:
-    """Names of the blocks with low-rank layers; of these layers, if they lie in no block."""
-    layers = [module for module in model.modules() if isinstance(module, LowRankLayer)]
-    found = blocks_of(model, layers) or layers
+def changed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
+    """Names of the blocks with low-rank layers or narrower units; of low-rank layers, if they lie in no block."""
+    low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
+    found = blocks_of(model, low_rank + _narrower(model, original)) or low_rank
     return [name for name, module in model.named_modules() if module in found]
+
+
+def _narrower(model: nn.Module, original: nn.Module) -> list[nn.Module]:
+    """Linear layers of another shape than the original's, or of no counterpart: within padded heads."""
+    shapes = {name: module.weight.shape for name, module in original.named_modules() if isinstance(module, nn.Linear)}
+    linear = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return [module for name, module in linear if module.weight.shape != shapes.get(name)]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
+from facts.finetuning.blocks import changed_blocks, matching_error, outputs_of
 from facts.modules.networks import run
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size
@@ -34,7 +34,7 @@ class Steps:
 
     The rate rises to `learning_rate` over `num_warmups` steps, a fifth of all at most. A step takes `accumulate`
     batches, whatever the number of processes. `block_weight` times the relative squared errors of the outputs of blocks
-    with low-rank layers, summed over blocks, are added to the loss. `minutes` bounds the time, and the schedule ends
+    with compressed layers, summed over blocks, are added to the loss. `minutes` bounds the time, and the schedule ends
     with it: the first steps and each epoch tell how many there can be. `precision` is the autocast type of both
     networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch. `seed`
     determines the order of the data, augmentation and dropout.
@@ -117,7 +117,7 @@ class Finetuning(Steps):
         For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the paper
         on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
         """
-        matched = low_rank_blocks(student) if self.block_weight else []
+        matched = changed_blocks(student, teacher) if self.block_weight else []
         parts = []
         with outputs_of(student, matched) as of_blocks:
             outputs = run(student, inputs)

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 
 import facts
+from facts.estimators import PELA
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.blocks import low_rank_blocks, matching_error, outputs_of
+from facts.finetuning.blocks import changed_blocks, matching_error, outputs_of
 from facts.finetuning.inputs import Inputs
 from facts.moments.losses import kl_divergence
+from facts.search import AllocationProblem
 from tests.networks import image_batches, make_swin, make_vit
 
 BATCHES = image_batches([8] * 4, shape=(3, 16, 16))
@@ -21,16 +23,27 @@ def compressed(model, **options):
 def test_blocks_are_those_with_low_rank_layers():
     model = make_vit()
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and "blocks.1" in name]
-    assert low_rank_blocks(compressed(model, layers=layers).model) == ["blocks.1"]
-    assert low_rank_blocks(compressed(model).model) == [f"blocks.{i}" for i in range(3)]
-    assert low_rank_blocks(model) == []
+    assert changed_blocks(compressed(model, layers=layers).model, model) == ["blocks.1"]
+    assert changed_blocks(compressed(model).model, model) == [f"blocks.{i}" for i in range(3)]
+    assert changed_blocks(model, model) == []
+
+
+@pytest.mark.parametrize(("unit", "rank"), [("attn.scores", 4), ("attn.outputs", 4), ("mlp", 32)])
+def test_blocks_are_those_with_narrower_units(unit, rank):
+    """Narrower scores leave values as they are, so that heads are padded."""
+    model = make_vit()
+    prepared = facts.prepare(model, BATCHES, held_out=(), parts="units")
+    decompositions = prepared.decompositions(PELA())
+    plan = {name: rank if name == f"blocks.1.{unit}" else None for name in prepared.parts}
+    problem = AllocationProblem(prepared, PELA(), decompositions, {"flops": 1.0})
+    assert changed_blocks(problem.apply(plan, decompositions), model) == ["blocks.1"]
 
 
 @pytest.mark.parametrize("make", [make_vit, make_swin])
 def test_the_error_is_a_sum_over_samples_and_blocks(make):
     original = make()
     changed = compressed(original).model
-    names = low_rank_blocks(changed)
+    names = changed_blocks(changed, original)
     [(images, _)] = image_batches([5], shape=(3, 16, 16))
     with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(changed, names) as theirs:
         original(images)
@@ -55,7 +68,7 @@ def test_blocks_come_nearer_if_they_count():
         student = compressed(original).model
         recipe = Finetuning(num_epochs=20, learning_rate=1e-3, alpha=1.0, weight_decay=0.0, block_weight=weight)
         finetune(student, original, inputs, recipe)
-        names = low_rank_blocks(student)
+        names = changed_blocks(student, original)
         with torch.no_grad(), outputs_of(original, names) as ours, outputs_of(student, names) as theirs:
             images = BATCHES[-1][0]
             original(images)
