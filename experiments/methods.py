@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -29,7 +29,10 @@ from facts.tasks import Task
 from facts.utils.stopwatch import timed
 
 # Fields that the result of a compression depends on, besides a refit.
-OPTIONS = ("estimator", "search", "bounds", "excluded_names", "parts", "form", "fit_bias", "ratio", "cost", "cache")
+OPTIONS = (
+    *("estimator", "search", "bounds", "excluded_names", "parts", "rounds", "form", "fit_bias"),
+    *("ratio", "cost", "cache"),
+)
 
 
 class Work(Protocol):
@@ -203,7 +206,8 @@ def method_of(config: DictConfig) -> Method:
     profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
     bounds = {cost: ratio for cost, ratio in config.bounds.items() if ratio is not None}
-    budget = Budget.of(config.ratio, config.cost, bounds)
+    rounds = None if config.rounds is None else tuple(config.rounds)
+    budget = replace(Budget.of(config.ratio, config.cost, bounds), rounds=rounds)
     if config.stages and not has_estimator:
         raise ValueError("stages begin with a compression: choose an estimator with them")
     if config.pruning:

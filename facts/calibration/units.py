@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.selection import Selection
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, PartsName, ScoreUnit, Unit
-from facts.modules.heads import Heads, Roles, call_products
+from facts.modules.heads import Heads, Roles, call_products, put_heads
 from facts.modules.hidden import HiddenRoles, keep_hidden
 from facts.modules.linear_calls import copy_with
 from facts.modules.modes import evaluating
@@ -116,14 +116,31 @@ def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[s
     return {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
 
 
+BY_FEATURE = ("queries", "keys", "values", "query_bias", "key_bias", "value_bias")
+
 Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]
 """Two changes of a module after which it must compute the same if it holds a unit."""
 
 
 def _change(roles: Roles | HiddenRoles) -> Change:
     if isinstance(roles, Roles):
-        return lambda _: None, partial(call_products, roles=roles)
+        return partial(_keep_every_other_feature, roles=roles), partial(_call_every_other_product, roles=roles)
     return partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles)
+
+
+def _keep_every_other_feature(attention: nn.Module, roles: Roles) -> None:
+    """Narrow the heads, which code that takes their width from its inputs refuses."""
+    heads = Heads.of(attention, roles)
+    kept = {name: each[:, ::2] for name in BY_FEATURE if (each := getattr(heads, name)) is not None}
+    put_heads(attention, roles, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
+
+
+def _call_every_other_product(attention: nn.Module, roles: Roles) -> None:
+    heads = Heads.of(attention, roles)
+    for name in BY_FEATURE:
+        if (each := getattr(heads, name)) is not None:
+            each[:, 1::2] = 0  # a view of the module's own
+    call_products(attention, roles)
 
 
 def _read_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:

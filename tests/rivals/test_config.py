@@ -1,4 +1,4 @@
-"""The rivals are found by their files, as a user's own methods are, and are rows of the ranking."""
+"""The rivals are found by their files, as a user's own methods are, and are rows of the ranking, or of units."""
 
 from pathlib import Path
 
@@ -16,5 +16,5 @@ def test_every_rival_has_a_file_with_its_defaults_and_a_row(cell_config, file):
     group, name = file.parent.name, file.stem
     node = cell_config(f"{group}={name}")[group]
     assert instantiate(node) == get_class(node["_target_"])() and file.with_suffix(".py").exists()
-    rows = cell_config("experiment=rivals").experiment.rows.values()
+    rows = [row for table in ("rivals", "units") for row in cell_config(f"experiment={table}").experiment.rows.values()]
     assert name == "randomized_svd" or any(f"{group}={name}" in row for row in rows)  # which is of flar_paper's

@@ -1,0 +1,152 @@
+"""MoDeGPT: three decompositions of units; blocks that change their inputs most keep most (Lin et al., ICLR 2025).
+
+Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the units that stay.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from facts.calibration.distance import distance
+from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit, Unit
+from facts.decomposition.truncation import Decomposition, decompose_product
+from facts.estimators.base import KroneckerFactors
+from facts.estimators.whitening import lift_spectrum
+from facts.modules.lowrank import LowRankLayer
+from facts.modules.modes import evaluating
+from facts.modules.networks import run
+from facts.moments import InputGram
+from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.utils.batches import to_device
+from facts.utils.options import Count, Positive, Share, options
+
+
+@options
+class MoDeGPTSearch(Search):
+    """Block b loses the share φ softmax(-s_b / temperature) of all its units, at most `most_removed`.
+
+    s_b is 1 less the mean cosine of a token before and after the block; φ is the smallest that meets the budget. The
+    paper tunes the temperature for each network: of some, the one is taken whose network's outputs are the nearest to
+    the original's on the search's data. Features of queries and keys stay by the product of their norms. Values and
+    outputs are decomposed by SVD in the metric of the block's inputs. Hidden units stay by ridge leverage scores, the
+    diagonal of C (C + λ I)⁻¹, with Nyström's weights W C S (Sᵀ C S)⁻¹; `ridge` is λ over the mean of C's diagonal.
+    Layers in no unit stay dense.
+    """
+
+    temperatures: tuple[Positive, ...] = (0.1, 0.3, 1.0, 10.0)
+    ridge: Positive = 0.01
+    most_removed: Share = 0.9
+    num_steps: Count = 60  # of a bisection
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        if not any(isinstance(unit, ScoreUnit) for unit in problem.calibration.units.values()):
+            raise ValueError(
+                "MoDeGPT narrows the units of networks with attention: choose parts=units, or another search"
+            )
+        influence, decompositions = block_influence(problem), self.decompositions(problem)
+        plans = [self.plan(problem, influence, temperature) for temperature in self.temperatures]
+        best = min(plans, key=lambda plan: error_of(problem, problem.apply(plan, decompositions)))
+        return SearchResult(best, decompositions=decompositions)
+
+    def plan(self, problem: AllocationProblem, influence: Mapping[str, float], temperature: float) -> Plan:
+        """The plan of a temperature with the smallest φ that meets the budget."""
+        units = problem.calibration.units
+        logits = -torch.tensor([*influence.values()], dtype=torch.float64) / temperature
+        shares = dict(zip(influence, (logits - logits.max()).exp().tolist(), strict=True))
+
+        def removing(total: float) -> Plan:
+            kept = {name: 1 - min(total * shares[block_of(unit)], self.most_removed) for name, unit in units.items()}
+            return {name: problem.rank_of_ratio(name, kept[name]) if name in units else None for name in problem.parts}
+
+        low, high = 0.0, 1 / min(shares.values())  # at which each block loses the most
+        for _ in range(self.num_steps):
+            middle = (low + high) / 2
+            low, high = (low, middle) if problem.fits(removing(middle)) else (middle, high)
+        return removing(high)
+
+    def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
+        """The decompositions, those of units by the method's own rules."""
+        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
+        for unit in problem.calibration.units.values():
+            for call in unit.calls:
+                layer = problem.network.get_submodule(call)
+                gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
+                if isinstance(unit, HiddenUnit):
+                    made[call] = by_leverage(layer.weight.detach(), gram[: unit.width, : unit.width], self.ridge)
+                elif isinstance(unit, ScoreUnit):
+                    made[call] = by_norms(layer, gram)
+                elif isinstance(unit, OutputUnit):
+                    inputs = problem.parts[f"{unit.owner}.scores"].calls[0]
+                    left, right = _factors(layer)
+                    size = right.shape[1]
+                    gram = moments[inputs][InputGram()][0][:size, :size]
+                    made[call] = decompose_product(left, right, KroneckerFactors(A=gram))
+        return made
+
+
+def block_of(unit: Unit) -> str:
+    """The name of the block that holds a unit's module."""
+    return unit.owner.rpartition(".")[0]
+
+
+def block_influence(problem: AllocationProblem) -> dict[str, float]:
+    """For each block, 1 less the mean cosine of a token before and after it, on the calibration data."""
+    blocks = dict.fromkeys(map(block_of, problem.calibration.units.values()))
+    cosines: dict[str, list[Tensor]] = defaultdict(list)
+
+    def note(name: str, block: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+        after = outputs if isinstance(outputs, Tensor) else outputs[0]
+        cosines[name].append(F.cosine_similarity(inputs[0], after, dim=-1).mean(dim=-1).flatten().cpu())
+
+    with ExitStack() as stack, torch.no_grad(), evaluating(problem.model):
+        for name in blocks:
+            stack.enter_context(problem.model.get_submodule(name).register_forward_hook(partial(note, name)))
+        for inputs, _ in problem.training_batches():
+            run(problem.model, to_device(inputs, problem.device))
+    return {name: 1 - torch.cat(cosines[name]).mean().item() for name in blocks}
+
+
+def error_of(problem: AllocationProblem, network: nn.Module) -> float:
+    """The mean error of a network's outputs on the search's data."""
+    calibration = problem.calibration
+    batches, precision = problem.sensitivity_batches(), calibration.execution.precision
+    found = distance(problem.model, network, batches, calibration.output_error, precision)
+    assert found
+    return found.mean
+
+
+def by_norms(layer: nn.Module, gram: Tensor) -> Decomposition:
+    """Features of queries and keys in the order of the product of their norms, for the inputs' second moment."""
+    left, right = _factors(layer)
+    size = len(left)  # of keys' inputs, to which no one is appended
+    queries = torch.einsum("ki,ij,kj->k", right.double(), gram, right.double())
+    keys = torch.einsum("ik,ij,jk->k", left.double(), gram[:size, :size], left.double())
+    energies, order = (queries * keys).sort(descending=True)
+    return Decomposition(left[:, order], right[order], energies)
+
+
+def by_leverage(weight: Tensor, gram: Tensor, ridge: float) -> Decomposition:
+    """Inputs of `weight [m, n]` in the order of ridge leverage scores, with least-squares weights of every number.
+
+    With C = L D Lᵀ in this order the leading r columns of W L and rows of L⁻¹ make Nyström's weights of r inputs.
+    """
+    gram = lift_spectrum(gram)
+    added = ridge * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)
+    scores, order = torch.linalg.solve(gram + added, gram).diagonal().sort(descending=True)
+    root = torch.linalg.cholesky(gram[order][:, order])
+    unit = root / root.diagonal()
+    right = torch.zeros_like(gram)
+    right[:, order] = torch.linalg.inv(unit)
+    return Decomposition((weight.double()[:, order] @ unit).to(weight), right.to(weight), scores, order=order)
+
+
+def _factors(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    assert isinstance(layer, LowRankLayer)
+    left, right = layer.factors()
+    return left.detach(), right.detach()
