@@ -17,6 +17,7 @@ from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, P
 from facts.modules.heads import Heads, Roles, call_products, put_heads
 from facts.modules.hidden import HiddenRoles, keep_hidden
 from facts.modules.linear_calls import copy_with
+from facts.modules.mixed import call_outputs
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
 from facts.utils.batches import to_device
@@ -57,18 +58,22 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
         raise ValueError("units are found by running the network: give calibration data or input_shape")
     model, taken, reasons = selection.model, dict[str, Mapping[str, Part]](), dict[str, str]()
     candidates = _candidates(selection)
-    same = _compute_the_same(model, {name: _change(roles) for name, roles in candidates.items()}, inputs)
+    kinds = _kinds_of(model, candidates, inputs)
     network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for owner, roles in candidates.items():
-        paths = _paths(model, owner, roles)
-        if owner not in same:
+        paths, kind = _paths(model, owner, roles), kinds.get(owner)
+        if kind is None:
             reasons |= dict.fromkeys(paths, NO_PRODUCTS if isinstance(roles, Roles) else NOT_SEPARATE)
-            continue
-        if isinstance(roles, Roles):
-            call_products(network.get_submodule(owner), roles)
-            taken |= dict.fromkeys(paths, _attention_units(selection, owner, roles))
-        else:
+        elif isinstance(roles, HiddenRoles):
             taken |= dict.fromkeys(paths, _hidden_unit(selection, owner, roles))
+        else:
+            CALLS[kind](network.get_submodule(owner), roles)
+            units = _attention_units(selection, owner, roles)
+            if kind == "outputs":
+                del units[f"{owner}.scores"]
+                reasons |= dict.fromkeys(paths[:2], NO_PRODUCTS)
+                paths = paths[2:]
+            taken |= dict.fromkeys(paths, units)
     found: dict[str, Part] = {}
     for name, layer in selection.layers.items():
         if name in taken:
@@ -101,7 +106,7 @@ def _attention_units(selection: Selection, owner: str, roles: Roles) -> dict[str
         selection.rows[_paths(selection.model, owner, roles)[0]],
     )
     first, last = f"{owner}.{roles.inputs[0]}", f"{owner}.{roles.output}"
-    scores, outputs = ([f"{path}.heads.{head}" for head in range(roles.num_heads)] for path in (first, last))
+    scores, outputs = ([f"{path}.heads.{group}" for group in range(roles.num_groups)] for path in (first, last))
     num_scores, num_outputs = heads.queries.numel() + heads.keys.numel(), heads.values.numel() + heads.outputs.numel()
     return {
         f"{owner}.scores": ScoreUnit(tuple(scores), rows, num_scores, owner, *[heads.score_width] * 2),
@@ -116,31 +121,42 @@ def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[s
     return {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
 
 
-BY_FEATURE = ("queries", "keys", "values", "query_bias", "key_bias", "value_bias")
+# Of an attention, both products are linear layers, or only those of the outputs.
+CALLS = {"products": call_products, "outputs": call_outputs}
+FEATURES = {
+    "products": ("queries", "keys", "values", "query_bias", "key_bias", "value_bias"),
+    "outputs": ("values", "value_bias"),
+}
 
 Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]
 """Two changes of a module after which it must compute the same if it holds a unit."""
 
 
-def _change(roles: Roles | HiddenRoles) -> Change:
-    if isinstance(roles, Roles):
-        return partial(_keep_every_other_feature, roles=roles), partial(_call_every_other_product, roles=roles)
-    return partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles)
+def _changes(roles: Roles | HiddenRoles) -> dict[str, Change]:
+    """The kinds of units that a module may hold, the best first."""
+    if isinstance(roles, HiddenRoles):
+        return {"hidden": (partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles))}
+    kinds = ["products"] * (roles.num_groups == roles.num_heads) + ["outputs"] * (len(roles.inputs) == 3)
+    return {
+        kind: (partial(_narrow_heads, roles=roles, kind=kind), partial(_call_halved, roles=roles, kind=kind))
+        for kind in kinds
+    }
 
 
-def _keep_every_other_feature(attention: nn.Module, roles: Roles) -> None:
-    """Narrow the heads, which code that takes their width from its inputs refuses."""
+def _narrow_heads(attention: nn.Module, roles: Roles, kind: str) -> None:
+    """Keep every other feature of the heads, which code that takes their width from its inputs refuses."""
     heads = Heads.of(attention, roles)
-    kept = {name: each[:, ::2] for name in BY_FEATURE if (each := getattr(heads, name)) is not None}
+    kept = {name: each[:, ::2] for name in FEATURES[kind] if (each := getattr(heads, name)) is not None}
     put_heads(attention, roles, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
 
 
-def _call_every_other_product(attention: nn.Module, roles: Roles) -> None:
+def _call_halved(attention: nn.Module, roles: Roles, kind: str) -> None:
+    """Call linear layers, with zeros for the other features."""
     heads = Heads.of(attention, roles)
-    for name in BY_FEATURE:
+    for name in FEATURES[kind]:
         if (each := getattr(heads, name)) is not None:
             each[:, 1::2] = 0  # a view of the module's own
-    call_products(attention, roles)
+    CALLS[kind](attention, roles)
 
 
 def _read_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
@@ -157,8 +173,8 @@ def _keep_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
     keep_hidden(mlp, roles, kept, down.weight[:, kept], down.bias)
 
 
-def _compute_the_same(model: nn.Module, changes: Mapping[str, Change], inputs: Any) -> set[str]:
-    """The modules whose outputs the two changes leave equal in float64, on one sample of the inputs."""
+def _kinds_of(model: nn.Module, candidates: Mapping[str, Roles | HiddenRoles], inputs: Any) -> dict[str, str]:
+    """The kind of units of each module that holds some, by its outputs in float64 on one sample of the inputs."""
     given: dict[str, tuple] = {}
     sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
 
@@ -166,11 +182,17 @@ def _compute_the_same(model: nn.Module, changes: Mapping[str, Change], inputs: A
         given.setdefault(name, (args, kwargs))
 
     with ExitStack() as stack, torch.no_grad(), evaluating(model):
-        for name in changes:
+        for name in candidates:
             hook = model.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True)
             stack.callback(hook.remove)
         run(model, to_device(sample, next(model.parameters()).device))
-    return {name for name in given if _computes_the_same(model.get_submodule(name), changes[name], *given[name])}
+    found = {}
+    for name, call in given.items():
+        changes = _changes(candidates[name]).items()
+        kinds = (kind for kind, change in changes if _computes_the_same(model.get_submodule(name), change, *call))
+        if kind := next(kinds, None):
+            found[name] = kind
+    return found
 
 
 @torch.no_grad()

@@ -184,8 +184,14 @@ class OutputUnit(Unit):
         lefts, rights = _stacked(decompositions, rank, heads.values)
         biases = [each.bias(call, rank) for each, call in zip(decompositions, calls, strict=True)]  # type: ignore[arg-type]
         added = [bias for bias in biases if bias is not None]
-        bias = torch.stack(added).sum(dim=0).to(lefts) if added else None
-        return replace(heads, values=rights, outputs=lefts, value_bias=None, output_bias=bias)
+        bias = torch.stack(added).sum(dim=0).to(lefts) if added else heads.constant
+        return replace(
+            heads,
+            values=rights,
+            outputs=lefts.reshape(*heads.outputs.shape[:2], rank),
+            value_bias=None,
+            output_bias=bias,
+        )
 
 
 @dataclass(frozen=True)

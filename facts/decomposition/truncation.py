@@ -21,7 +21,7 @@ class Decomposition:
     Both have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
     weight. `num_repaired` counts factors that were not positive definite. The bias keeps the output of the input
     `mean [n]` exact at every rank; None if it stays. With an `order [n]` the leading r components read its first r
-    inputs alone.
+    inputs alone. `left [h, m, r]` are those of h heads with one right factor.
     """
 
     left: Tensor
@@ -35,7 +35,7 @@ class Decomposition:
         """`(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
         if not 1 <= rank <= len(self.energies):
             raise ValueError(f"rank must lie in 1 .. {len(self.energies)} for this layer, got {rank}")
-        return self.left[:, :rank], self.right[:rank]
+        return self.left[..., :rank], self.right[:rank]
 
     def bias(self, dense: LinearLayer, rank: int) -> Tensor | None:
         """Bias of the layer that takes the dense one's place at a rank, `[m]`."""
@@ -73,7 +73,10 @@ def decompose(
 def decompose_product(
     left: Tensor, right: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> Decomposition:
-    """The same for a product `left [m, d] @ right [d, n]`, which is not formed: d components, by an SVD of `[d, d]`."""
+    """The same for a product `left [m, d] @ right [d, n]`, which is not formed: d components, by an SVD of `[d, d]`.
+
+    Products with one right factor, `left [h, m, d]`, are decomposed together: B weighs the outputs of each.
+    """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     col = square_root(factors.A, shrinkage_col, factors.repair)
     dtype, left, right = torch.promote_types(left.dtype, torch.float32), left.double(), right.double()
@@ -81,7 +84,8 @@ def decompose_product(
         left = row.matrix.T @ left
     if col.matrix is not None:
         right = right @ col.matrix
-    u, s, vh = product_singular_values(left, right)
+    u, s, vh = product_singular_values(left.flatten(0, -2), right)
+    u = u.reshape(*left.shape[:-1], len(s))
     left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
     return Decomposition(left.to(dtype), right.to(dtype), s.square(), row.repaired + col.repaired, factors.mean)
 

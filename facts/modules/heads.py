@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from facts.modules.lowrank import LowRankLinear, linear_layer, own_parameter
+from facts.modules.lowrank import LowRankLayer, LowRankLinear, linear_layer, own_parameter
 
 # Names of the projections and settings in timm, PyTorch (as `LinearAttention`), and transformers.
 INPUTS = (("qkv",), ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
@@ -55,21 +55,35 @@ class Roles:
     inputs: tuple[str, ...]
     output: str
     num_heads: int
+    num_groups: int  # of heads that share their keys and values
 
     @classmethod
     def of(cls, attention: nn.Module) -> Self | None:
         """Find the projections by their names; None for a module that has others, or whose sizes do not match."""
         kinds = nn.Linear, PaddedHeads, LeadingOfHeads
         children = {name: child for name, child in attention.named_children() if isinstance(child, kinds)}
-        num_heads = next((getattr(attention, name) for name in NUM_HEADS if hasattr(attention, name)), None)
+        holders = attention, getattr(attention, "config", None)  # of a language model the configuration alone says it
+        H = next((getattr(each, name) for each in holders for name in NUM_HEADS if hasattr(each, name)), None)
         inputs = next((names for names in INPUTS if children.keys() >= set(names)), None)
         output = next((name for name in OUTPUT if name in children), None)
-        if inputs is None or output is None or not isinstance(num_heads, int):
+        if inputs is None or output is None or not isinstance(H, int):
             return None
-        widths = [width for name in inputs for width in _widths(children[name], 3 // len(inputs), num_heads)]
-        sizes = {_linear_of(children[name]).in_features for name in inputs}
-        fits = widths[0] == widths[1] and widths[2] * num_heads == _linear_of(children[output]).in_features
-        return cls(inputs, output, num_heads) if fits and len(sizes) == 1 else None
+        modules, size = [children[name] for name in inputs], linear_of(children[output]).in_features
+        if len({linear_of(module).in_features for module in modules}) > 1 or size % H:
+            return None
+        first, *_, last = modules
+        G = H
+        if len(modules) == 3 and not isinstance(last, PaddedHeads):
+            G = last.out_features // (size // H)
+        elif isinstance(last, PaddedHeads):
+            G = last.num_heads
+        if not G or H % G:
+            return None
+        parts = [part for module in modules for part in _split(module, 3 // len(modules), H if module is first else G)]
+        if not parts or [weight.shape[0] for weight, _ in parts] != [H, G, G]:
+            return None
+        fits = parts[0][0].shape[1] == parts[1][0].shape[1] and parts[2][0].shape[1] * H == size
+        return cls(inputs, output, H, G) if fits else None
 
     def layers(self, attention: nn.Module) -> list[str]:
         """Names of the linear layers within the attention."""
@@ -81,7 +95,8 @@ class Roles:
 class Heads:
     """Weights of an attention: `queries`, `keys`, `values` `[H, d, D]`, `outputs [H, D, d]`, and biases `[H, d]`.
 
-    Widths of scores (queries and keys) and of outputs (values and outputs) may differ. `scale` multiplies the scores.
+    Of keys and values there may be fewer, each for a group of heads. Widths of scores (queries and keys) and of outputs
+    (values and outputs) may differ. `scale` multiplies the scores.
     """
 
     queries: Tensor
@@ -97,18 +112,13 @@ class Heads:
     @classmethod
     def of(cls, attention: nn.Module, roles: Roles) -> Self:
         """Read the weights, as views where that is possible."""
-        H, parts = roles.num_heads, list[tuple[Tensor, Tensor | None]]()
-        for name in roles.inputs:
-            module = attention.get_submodule(name)
-            linear, widths = _linear_of(module), _widths(module, 3 // len(roles.inputs), H)
-            rows = [width * H for width in widths]
-            biases = [None] * len(rows) if linear.bias is None else linear.bias.detach().split(rows)
-            parts += zip(linear.weight.detach().split(rows), biases, strict=True)
+        H, each = roles.num_heads, 3 // len(roles.inputs)
         (queries, query_bias), (keys, key_bias), (values, value_bias) = (
-            (weight.unflatten(0, (H, -1)), None if bias is None else bias.unflatten(0, (H, -1)))
-            for weight, bias in parts
+            part
+            for name in roles.inputs
+            for part in _split(attention.get_submodule(name), each, H if name == roles.inputs[0] else roles.num_groups)
         )
-        output, width = _linear_of(attention.get_submodule(roles.output)), max(queries.shape[1], values.shape[1])
+        output, width = linear_of(attention.get_submodule(roles.output)), max(queries.shape[1], values.shape[1])
         return cls(
             queries=queries,
             keys=keys,
@@ -144,7 +154,7 @@ class Heads:
             heads = replace(heads, queries=new[0], keys=new[1], query_bias=bias, key_bias=None)
         if outputs is not None:
             values, weights = (
-                self.values.new_zeros(H, outputs, D),
+                self.values.new_zeros(len(self.values), outputs, D),
                 self.outputs.new_zeros(H, len(self.outputs[0]), outputs),
             )
             bias = None if not self.has_output_bias else self.outputs.new_zeros(len(self.outputs[0]))
@@ -155,6 +165,15 @@ class Heads:
     def has_output_bias(self) -> bool:
         """Whether narrower outputs have a bias: their own, or the one that W_o b_v adds up to."""
         return self.output_bias is not None or self.value_bias is not None
+
+    @property
+    def constant(self) -> Tensor | None:
+        """What the biases of values and outputs add to the outputs, `[D]`: rows of attention sum to one."""
+        if self.value_bias is None:
+            return self.output_bias
+        values = self.value_bias.repeat_interleave(len(self.outputs) // len(self.values), dim=0)
+        added = torch.einsum("hdr,hr->d", self.outputs, values)
+        return added if self.output_bias is None else added + self.output_bias
 
 
 def score_calls(heads: Heads) -> list[LowRankLinear]:
@@ -167,12 +186,37 @@ def score_calls(heads: Heads) -> list[LowRankLinear]:
     return [LowRankLinear(key.T, heads.scale * query) for key, query in zip(heads.keys, queries, strict=True)]
 
 
-def output_calls(heads: Heads) -> list[LowRankLinear]:
+class GroupedProduct(LowRankLayer):
+    """The products `left_h @ right` of heads that share their values: `[..., h, n]` to `[..., h, m]`."""
+
+    bias = None
+
+    def __init__(self, left: Tensor, right: Tensor):
+        super().__init__()
+        self.left, self.right = own_parameter(left), own_parameter(right)
+        _, self.out_features, self.rank = left.shape
+        self.in_features = right.shape[1]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.left, self.right
+
+    @property
+    def num_weights(self) -> int:
+        return self.left.numel() + self.right.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("...hr,hmr->...hm", F.linear(x, self.right), self.left)
+
+
+def output_calls(heads: Heads) -> list[LowRankLayer]:
     """For each head, the linear layer `u -> W_o W_v u` `[D, D]` of the mixed inputs u_i = Σ_j a_ij x_j.
 
-    Rows of attention sum to one, so that W_o b_v is a bias; the first head has the output's own bias too.
+    W_o b_v is a bias; the first head has the output's own bias too. Heads that share their values have one layer.
     """
-    calls = []
+    if len(heads.values) < len(heads.outputs):
+        groups = heads.outputs.unflatten(0, (len(heads.values), -1))
+        return [GroupedProduct(output, value) for output, value in zip(groups, heads.values, strict=True)]
+    calls: list[LowRankLayer] = []
     for index, (value, output) in enumerate(zip(heads.values, heads.outputs, strict=True)):
         bias = output.new_zeros(len(output)) if heads.value_bias is None else output @ heads.value_bias[index]
         if heads.output_bias is not None and not index:
@@ -197,8 +241,8 @@ class ScoreCalls(nn.Module):
         scores = torch.cat([head(inputs) for head in self.heads], dim=-1) * x.shape[-1] ** 0.5  # less the code's scale
         if not self.fused:
             return scores
-        repeated = _repeated(x, len(self.heads))
-        return torch.cat([scores, repeated, repeated], dim=-1)
+        inputs = repeated(x, len(self.heads))
+        return torch.cat([scores, inputs, inputs], dim=-1)
 
 
 class Repeated(nn.Module):
@@ -209,7 +253,7 @@ class Repeated(nn.Module):
         self.num_heads = num_heads
 
     def forward(self, x: Tensor) -> Tensor:
-        return _repeated(x, self.num_heads)
+        return repeated(x, self.num_heads)
 
 
 class OutputCalls(nn.Module):
@@ -217,11 +261,18 @@ class OutputCalls(nn.Module):
 
     def __init__(self, heads: Heads):
         super().__init__()
-        self.heads = nn.ModuleList(output_calls(heads))
+        self.heads, self.num_heads = nn.ModuleList(output_calls(heads)), len(heads.outputs)
+        grouped = len(self.heads) < self.num_heads
+        self.register_buffer("constant", heads.constant if grouped else None)
 
     def forward(self, mixed: Tensor) -> Tensor:
-        parts = mixed.unflatten(-1, (len(self.heads), -1)).unbind(-2)
-        return torch.stack([head(part) for head, part in zip(self.heads, parts, strict=True)]).sum(dim=0)
+        parts = mixed.unflatten(-1, (self.num_heads, -1))
+        if len(self.heads) == self.num_heads:
+            outputs = [head(part) for head, part in zip(self.heads, parts.unbind(-2), strict=True)]
+            return torch.stack(outputs).sum(dim=0)
+        groups = parts.unflatten(-2, (len(self.heads), -1)).unbind(-3)
+        summed = torch.stack([head(part).sum(dim=-2) for head, part in zip(self.heads, groups, strict=True)]).sum(dim=0)
+        return summed if self.constant is None else summed + self.constant
 
 
 def call_products(attention: nn.Module, roles: Roles) -> None:
@@ -236,9 +287,11 @@ def call_products(attention: nn.Module, roles: Roles) -> None:
 
 def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
     """Give an attention other heads: plain linear layers if scores and outputs have one width, else padded ones."""
-    trainable = _linear_of(attention.get_submodule(roles.output)).weight.requires_grad
-    biases = [_linear_of(attention.get_submodule(name)).bias is not None for name in roles.inputs]
-    scale = 1.0 if heads.scale == heads.width**-0.5 else heads.scale * heads.width**0.5
+    trainable = linear_of(attention.get_submodule(roles.output)).weight.requires_grad
+    biases = [linear_of(attention.get_submodule(name)).bias is not None for name in roles.inputs]
+    before = Heads.of(attention, roles)
+    is_kept = (heads.width, heads.scale) == (before.width, before.scale)  # a norm after the queries may undo a factor
+    scale = 1.0 if is_kept else heads.scale * heads.width**0.5
     queries = heads.queries * scale
     query_bias = None if heads.query_bias is None else heads.query_bias * scale
     parts = [(queries, query_bias), (heads.keys, heads.key_bias), (heads.values, heads.value_bias)]
@@ -250,11 +303,13 @@ def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
         linear = _linear(weight, torch.cat([bias.flatten() for bias in filled]) if biased else None, trainable)
         widths = tuple(weight.shape[1] for weight, _ in group)
         same = set(widths) == {heads.width}
-        attention.set_submodule(name, linear if same else PaddedHeads(linear, widths, roles.num_heads, heads.width))
+        num_heads = len(group[0][0])
+        attention.set_submodule(name, linear if same else PaddedHeads(linear, widths, num_heads, heads.width))
     linear = _linear(heads.outputs.transpose(0, 1).flatten(1), heads.output_bias, trainable)
     same = heads.output_width == heads.width
     attention.set_submodule(roles.output, linear if same else LeadingOfHeads(linear, roles.num_heads))
-    set_width(attention, roles, heads.width)
+    if not is_kept:
+        set_width(attention, roles, heads.width)
 
 
 def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
@@ -267,21 +322,29 @@ def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
             setattr(attention, name, width**-0.5)
 
 
-def _linear_of(module: nn.Module) -> nn.Linear:
+def linear_of(module: nn.Module) -> nn.Linear:
     """The linear layer of a projection, which may be padded."""
     linear = module if isinstance(module, nn.Linear) else module.linear
     assert isinstance(linear, nn.Linear)
     return linear
 
 
-def _widths(module: nn.Module, number: int, num_heads: int) -> tuple[int, ...]:
-    """Widths of the heads of a projection to so many of queries, keys and values."""
-    if isinstance(module, PaddedHeads):
-        return module.widths
-    return (_linear_of(module).out_features // num_heads // number,) * number
+def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor, Tensor | None]]:
+    """Weights `[H, d, D]` and biases `[H, d]` of a projection to so many of queries, keys and values; or none."""
+    linear = linear_of(module)
+    widths = module.widths if isinstance(module, PaddedHeads) else None
+    if widths is None and linear.out_features % (number * num_heads):
+        return []
+    rows = [width * num_heads for width in widths or [linear.out_features // number // num_heads] * number]
+    weights = linear.weight.detach().split(rows)
+    biases = [None] * number if linear.bias is None else linear.bias.detach().split(rows)
+    return [
+        (weight.unflatten(0, (num_heads, -1)), None if bias is None else bias.unflatten(0, (num_heads, -1)))
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
 
 
-def _repeated(x: Tensor, times: int) -> Tensor:
+def repeated(x: Tensor, times: int) -> Tensor:
     return x[..., None, :].expand(*x.shape[:-1], times, x.shape[-1]).flatten(-2)
 
 

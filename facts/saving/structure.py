@@ -71,7 +71,9 @@ def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
         made = HiddenRoles.of(modules[name])
         return modules[name].get_submodule(made.down).in_features if made else None
     roles = Roles.of(modules[owner]) if kind in ("scores", "outputs") and owner in modules else None
-    return Heads.of(modules[owner], roles).width if roles else None
+    if roles is None or (kind == "scores" and roles.num_groups < roles.num_heads):
+        return None
+    return Heads.of(modules[owner], roles).width
 
 
 def _unfit(model: nn.Module, fault: str) -> str:

@@ -69,7 +69,7 @@ def _measured(
         if decomposition.mean is not None:
             x = x - decomposition.mean.to(x)
         part = part_of[name]
-        waiting[part].append(((batch.g @ left) * (x @ right.T)).sum(dim=1))
+        waiting[part].append((_projected(batch.g, left) * (x @ right.T)).sum(dim=1))
         if len(waiting[part]) == len(problem.parts[part].calls):
             slopes = torch.stack(waiting.pop(part)).sum(dim=0)
             totals[part] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
@@ -78,6 +78,13 @@ def _measured(
     data_pass = DataPass(problem.network, calls, add, loss, execution.precision, True, num_parts, blocks)
     num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
+
+
+def _projected(g: Tensor, left: Tensor) -> Tensor:
+    """`G left`, `[N, T, k]`; tokens of heads with `left [h, m, k]` of their own follow each other."""
+    if left.ndim == 2:
+        return g @ left
+    return torch.einsum("nthm,hmk->nthk", g.unflatten(1, (-1, len(left))), left).flatten(1, 2)
 
 
 def _tail_sums(values: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.modules.lowrank import LowRankLinear
+from facts.modules.heads import GroupedProduct
+from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.modes import autocast, evaluating
 from facts.moments.losses import squared_error
 from facts.search.base import Profile
@@ -91,11 +92,13 @@ class Sensitivity:
                     original, read(run({call: self._truncated(call, rank).forward for call in calls}))
                 ).item()
 
-    def _truncated(self, call: str, rank: int) -> LowRankLinear:
+    def _truncated(self, call: str, rank: int) -> LowRankLayer:
         """A layer at a rank."""
         dense, decomposition = self.problem.calibration.calls[call], self.problem.decompositions[call]
         like = next(dense.parameters())
         left, right = (factor.to(like) for factor in decomposition.truncate(rank))
+        if left.ndim == 3:
+            return GroupedProduct(left, right)
         return LowRankLinear(left, right, decomposition.bias(dense, rank))
 
     @contextmanager
