@@ -71,7 +71,7 @@ class Roles:
         modules, size = [children[name] for name in inputs], linear_of(children[output]).in_features
         if len({linear_of(module).in_features for module in modules}) > 1 or size % H:
             return None
-        first, *_, last = modules
+        first, last = modules[0], modules[-1]
         G = H
         if len(modules) == 3 and not isinstance(last, PaddedHeads):
             G = last.out_features // (size // H)

@@ -61,7 +61,7 @@ def transformer(kind, **settings):
     return make_image_classifier(kind, **settings).double()
 
 
-# The network, the size of its images, and the kinds of its parts.
+# The network, the size of its images (None: it reads tokens), and the kinds of its parts.
 FAMILIES = {
     "vit": (vit, 16, ALL),
     "without biases": (partial(vit, qkv_bias=False, proj_bias=False), 16, ALL),
@@ -75,6 +75,8 @@ FAMILIES = {
     "pytorch": (lambda: Encoder().double(), 16, ALL),
     "transformers, vit": (partial(transformer, "vit"), 32, ALL),
     "transformers, swin": (partial(transformer, "swin"), 32, ALL),
+    "grouped queries, rotated": (partial(make_causal_lm, "qwen2"), None, {LayerPart, OutputUnit, HiddenUnit}),
+    "grouped queries, normed and rotated": (make_causal_lm, None, {LayerPart, OutputUnit, HiddenUnit}),
 }
 
 
@@ -84,7 +86,9 @@ def prepared(name, **options):
     model = make().eval()
     for parameter in model.parameters():  # biases and tables that are not zero
         parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return facts.prepare(model, image_batches([6, 6], shape=(3, size, size)), parts="units", held_out=(), **options)
+    tokens = torch.randint(64, (8, 7), generator=torch.Generator().manual_seed(0))
+    data = image_batches([6, 6], shape=(3, size, size)) if size else [(tokens, facts.next_tokens(tokens))]
+    return facts.prepare(model, data, parts="units", held_out=(), **options)
 
 
 def images_of(calibration):
@@ -134,7 +138,7 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     assert dense - weights == sum(part.dense - part.num_weights(problem.form, rank) for part, rank in parts)
 
 
-@pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "pytorch"])
+@pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "pytorch", "grouped queries, rotated"])
 def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
     """½ mean (∂/∂ε of the loss, with all calls of a unit moved by ε towards their rank)²."""
     problem = problem_of(prepared(name))
@@ -169,16 +173,6 @@ def test_layers_that_are_in_no_unit_say_why():
 def test_a_named_layer_is_taken_out_of_its_unit():
     calibration = prepared("vit", layers=["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
     assert [type(part) for part in calibration.parts.values()] == [LayerPart, HiddenUnit]
-
-
-def test_gated_units_of_a_language_model_beside_its_rotated_attention():
-    tokens = torch.randint(64, (4, 12))
-    model = make_causal_lm()
-    calibration = facts.prepare(model, tokens, parts="units", held_out=())
-    kinds = {name.rsplit(".", 1)[1]: type(part) for name, part in calibration.parts.items()}
-    assert kinds == {**dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), LayerPart), "mlp": HiddenUnit}
-    result = facts.compress(calibration, ratio=0.6, search="uniform")
-    assert result.model.model.layers[0].mlp.gate_proj.out_features == result.plan["model.layers.0.mlp"] == 28
 
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "cors_fisher", "asvd", "flar", "memvit"])
