@@ -66,21 +66,19 @@ class Roles:
         H = next((getattr(each, name) for each in holders for name in NUM_HEADS if hasattr(each, name)), None)
         inputs = next((names for names in INPUTS if children.keys() >= set(names)), None)
         output = next((name for name in OUTPUT if name in children), None)
-        if inputs is None or output is None or not isinstance(H, int):
+        if inputs is None or output is None or not isinstance(H, int) or H < 1:
             return None
         modules, size = [children[name] for name in inputs], linear_of(children[output]).in_features
         if len({linear_of(module).in_features for module in modules}) > 1 or size % H:
             return None
-        first, last = modules[0], modules[-1]
-        G = H
-        if len(modules) == 3 and not isinstance(last, PaddedHeads):
-            G = last.out_features // (size // H)
-        elif isinstance(last, PaddedHeads):
-            G = last.num_heads
+        values, G = modules[-1], H
+        if len(modules) == 3:
+            G = values.num_heads if isinstance(values, PaddedHeads) else linear_of(values).out_features // (size // H)
         if not G or H % G:
             return None
-        parts = [part for module in modules for part in _split(module, 3 // len(modules), H if module is first else G)]
-        if not parts or [weight.shape[0] for weight, _ in parts] != [H, G, G]:
+        counts, each = [H, G, G], 3 // len(modules)
+        parts = [part for module, heads in zip(modules, counts, strict=False) for part in _split(module, each, heads)]
+        if not parts or [weight.shape[0] for weight, _ in parts] != counts:
             return None
         fits = parts[0][0].shape[1] == parts[1][0].shape[1] and parts[2][0].shape[1] * H == size
         return cls(inputs, output, H, G) if fits else None

@@ -1,6 +1,6 @@
 """Structure of a saved network: the low-rank and quantized layers of its plan, and its tensors' shapes and types."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,12 @@ def with_plan(
     model = with_linear_layers(dense, [name for name in convolutions if plan[f"{name}.linear"] is not None])
     modules = dict(model.named_modules())
     units = {name: widths for name in plan if (widths := _unit_of(modules, name))}
+    for name, width in units.items():
+        if (rank := plan[name]) is not None and rank > width:
+            raise ValueError(_unfit(model, f"{name!r} is {width} wide, and its rank {rank}"))
+    _narrow_units(modules, units, plan)
     for name, rank in plan.items():
         if name in units:
-            if rank is not None and rank > units[name]:
-                raise ValueError(_unfit(model, f"{name!r} is {units[name]} wide, and its rank {rank}"))
             continue
         if name.removesuffix(".linear") in convolutions and rank is None:
             continue
@@ -54,13 +56,6 @@ def with_plan(
             layout = layouts.get(name)
             empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
             replace_submodule(model, name, empty)
-    for owner in dict.fromkeys(name if name in modules else name.rpartition(".")[0] for name in units):
-        module, hidden = modules[owner], plan.get(owner)
-        scores, outputs = (plan.get(f"{owner}.{kind}") for kind in ("scores", "outputs"))
-        if hidden and (made := HiddenRoles.of(module)):
-            empty_hidden(module, made, hidden)
-        elif (scores or outputs) and (roles := Roles.of(module)):
-            put_heads(module, roles, Heads.of(module, roles).empty(scores, outputs))
     return quantized_empty(model, quantization) if quantization else model
 
 
@@ -74,6 +69,17 @@ def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
     if roles is None or (kind == "scores" and roles.num_groups < roles.num_heads):
         return None
     return Heads.of(modules[owner], roles).width
+
+
+def _narrow_units(modules: Mapping[str, nn.Module], units: Iterable[str], plan: Plan) -> None:
+    """Narrow the units that have a rank; before layers of the same attention become low-rank ones."""
+    for owner in dict.fromkeys(name if name in modules else name.rpartition(".")[0] for name in units):
+        module, hidden = modules[owner], plan.get(owner)
+        scores, outputs = (plan.get(f"{owner}.{kind}") for kind in ("scores", "outputs"))
+        if hidden and (made := HiddenRoles.of(module)):
+            empty_hidden(module, made, hidden)
+        elif (scores or outputs) and (roles := Roles.of(module)):
+            put_heads(module, roles, Heads.of(module, roles).empty(scores, outputs))
 
 
 def _unfit(model: nn.Module, fault: str) -> str:

@@ -61,7 +61,7 @@ def test_a_detector_recovers(detection, detector, monkeypatch):
     """A compressed detector learns from the original, without boxes."""
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
-    result = facts.compress(detector, calibration, ratio=0.3, **losses)
+    result = facts.compress(facts.prepare(detector, calibration, **losses), ratio=0.3)
     recipe, outcomes = {"epochs": 6, "batch_size": 2, "views": False}, []
     course = facts.recover(result, calibration, **recipe).summary.recovery
     assert (course.num_samples, course.num_held_back) == (11, 4)  # and one image chooses the epoch
@@ -75,7 +75,7 @@ def test_a_detector_recovers(detection, detector, monkeypatch):
 def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
-    result = facts.compress(detector, calibration, form="pivoted", ratio=0.6, **losses)
+    result = facts.compress(facts.prepare(detector, calibration, **losses), form="pivoted", ratio=0.6)
     facts.save_compressed(result, tmp_path)
     image, (sample,) = next(iter(detection.evaluation(detector)))
     sizes = {name: sample.get(name) for name in ("img_shape", "ori_shape", "batch_input_shape", "pad_shape")}
