@@ -68,12 +68,10 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
             taken |= dict.fromkeys(paths, _hidden_unit(selection, owner, roles))
         else:
             CALLS[kind](network.get_submodule(owner), roles)
-            units = _attention_units(selection, owner, roles)
             if kind == "outputs":
-                del units[f"{owner}.scores"]
                 reasons |= dict.fromkeys(paths[:2], NO_PRODUCTS)
                 paths = paths[2:]
-            taken |= dict.fromkeys(paths, units)
+            taken |= dict.fromkeys(paths, _attention_units(selection, owner, roles, kind))
     found: dict[str, Part] = {}
     for name, layer in selection.layers.items():
         if name in taken:
@@ -100,18 +98,19 @@ def _paths(model: nn.Module, owner: str, roles: Roles | HiddenRoles) -> list[str
     return [f"{owner}.{name}" for name in roles.layers(model.get_submodule(owner))]
 
 
-def _attention_units(selection: Selection, owner: str, roles: Roles) -> dict[str, Unit]:
-    heads, rows = (
-        Heads.of(selection.model.get_submodule(owner), roles),
-        selection.rows[_paths(selection.model, owner, roles)[0]],
-    )
+def _attention_units(selection: Selection, owner: str, roles: Roles, kind: str) -> dict[str, Unit]:
+    """Both products of all heads, or those of the outputs alone."""
+    heads = Heads.of(selection.model.get_submodule(owner), roles)
     first, last = f"{owner}.{roles.inputs[0]}", f"{owner}.{roles.output}"
-    scores, outputs = ([f"{path}.heads.{group}" for group in range(roles.num_groups)] for path in (first, last))
-    num_scores, num_outputs = heads.queries.numel() + heads.keys.numel(), heads.values.numel() + heads.outputs.numel()
-    return {
-        f"{owner}.scores": ScoreUnit(tuple(scores), rows, num_scores, owner, *[heads.score_width] * 2),
-        f"{owner}.outputs": OutputUnit(tuple(outputs), rows, num_outputs, owner, *[heads.output_width] * 2),
-    }
+    rows = selection.rows[_paths(selection.model, owner, roles)[-1]]
+    scores, outputs = (tuple(f"{path}.heads.{group}" for group in range(roles.num_groups)) for path in (first, last))
+    units: dict[str, Unit] = {}
+    if kind == "products":
+        size, width = heads.queries.numel() + heads.keys.numel(), heads.score_width
+        units[f"{owner}.scores"] = ScoreUnit(scores, rows, size, owner, width, width)
+    size, width = heads.values.numel() + heads.outputs.numel(), heads.output_width
+    units[f"{owner}.outputs"] = OutputUnit(outputs, rows, size, owner, width, width, alone=kind == "outputs")
+    return units
 
 
 def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[str, Unit]:

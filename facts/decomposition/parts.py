@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -143,8 +143,10 @@ class Unit(Part):
         ranks, shape = measured_ranks(self.width), (type(self), self.width, self.dense, self.rows)
         return TimedPart(self.owner, shape, ranks, partial(self.num_weights, form), self.put_empty, self.share_of_time)
 
-    share_of_time: ClassVar[float] = 0.5
-    """Its part of the time of the module, in which there are two such units."""
+    @property
+    def share_of_time(self) -> float:
+        """Its part of the module's time."""
+        return 1.0
 
     @abstractmethod
     def put_empty(self, network: nn.Module, rank: int) -> None:
@@ -153,10 +155,14 @@ class Unit(Part):
 
 @dataclass(frozen=True)
 class ScoreUnit(Unit):
-    """The products of queries and keys of all heads of an attention."""
+    """The products of queries and keys of all heads of an attention, whose output products are a unit too."""
+
+    @property
+    def share_of_time(self) -> float:
+        return 0.5
 
     def put_empty(self, network: nn.Module, rank: int) -> None:
-        _put_empty_heads(network.get_submodule(self.owner), rank)
+        _put_empty_heads(network.get_submodule(self.owner), rank, rank)
 
     def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
         return _decompose_product(layer, factors, row, col)
@@ -171,10 +177,16 @@ class ScoreUnit(Unit):
 
 @dataclass(frozen=True)
 class OutputUnit(Unit):
-    """The products of values and outputs of all heads of an attention."""
+    """The products of values and outputs of all heads of an attention; `alone` if its scores are no unit."""
+
+    alone: bool = False
+
+    @property
+    def share_of_time(self) -> float:
+        return 1.0 if self.alone else 0.5
 
     def put_empty(self, network: nn.Module, rank: int) -> None:
-        _put_empty_heads(network.get_submodule(self.owner), rank)
+        _put_empty_heads(network.get_submodule(self.owner), None if self.alone else rank, rank)
 
     def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
         return _decompose_product(layer, factors, row, col)
@@ -197,8 +209,6 @@ class OutputUnit(Unit):
 @dataclass(frozen=True)
 class HiddenUnit(Unit):
     """The hidden units of an MLP; the layer that reads them is the one call."""
-
-    share_of_time = 1.0
 
     def put_empty(self, network: nn.Module, rank: int) -> None:
         mlp = network.get_submodule(self.owner)
@@ -251,12 +261,12 @@ def put_units(
         put_heads(module, roles, heads)
 
 
-def _put_empty_heads(attention: nn.Module, rank: int) -> None:
-    """Narrow both units of an attention at once; nothing if that has been done."""
+def _put_empty_heads(attention: nn.Module, scores: int | None, outputs: int) -> None:
+    """Narrow the units of an attention at once; nothing if that has been done."""
     if roles := Roles.of(attention):
         heads = Heads.of(attention, roles)
-        if heads.width > rank:
-            put_heads(attention, roles, heads.empty(rank, rank))
+        if heads.output_width > outputs:
+            put_heads(attention, roles, heads.empty(scores, outputs))
 
 
 def _decompose_product(layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:

@@ -12,8 +12,10 @@ from torch import nn
 
 import facts
 from facts.calibration.units import NO_PRODUCTS, NOT_SEPARATE
+from facts.cost.count import count_params
 from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, ScoreUnit
 from facts.estimators import FACTS
+from facts.modules.forms import FORMS
 from facts.modules.heads import Heads, PaddedHeads, Roles, put_heads
 from facts.modules.modes import replaced_forwards
 from facts.modules.networks import run
@@ -136,6 +138,22 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     dense = sum(module.weight.numel() for module in calibration.model.modules() if isinstance(module, nn.Linear))
     parts = [(problem.parts[name], rank) for name, rank in units.items()]
     assert dense - weights == sum(part.dense - part.num_weights(problem.form, rank) for part, rank in parts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_parts_are_timed_in_networks_that_run(name):
+    """Each is put into a copy of the network at the ranks to be measured; the modules' times are divided whole."""
+    calibration = prepared(name)
+    parts = {each: part.timed(FORMS["plain"], torch.float64) for each, part in calibration.parts.items()}
+    for level in (0, 2):
+        network = copy.deepcopy(calibration.model)
+        for part in parts.values():
+            part.put(network, part.ranks[level])
+        assert run(network, images_of(calibration)).isfinite().all()
+        assert count_params(network) < calibration.cost.params
+    modules = {part.module for part in parts.values()}
+    assert all(sum(part.share for part in parts.values() if part.module == module) == 1 for module in modules)
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "pytorch", "grouped queries, rotated"])
