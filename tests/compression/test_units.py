@@ -19,6 +19,7 @@ from facts.modules.forms import FORMS
 from facts.modules.heads import Heads, PaddedHeads, Roles, put_heads
 from facts.modules.modes import replaced_forwards
 from facts.modules.networks import run
+from facts.moments.memory import MemoryPolicy
 from facts.search import AllocationProblem
 from facts.search.sensitivity.fisher import exact_profiles
 from facts.search.sensitivity.measured import Sensitivity
@@ -179,6 +180,16 @@ def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
 
 def moved(forward, other, step):
     return lambda x: torch.lerp(forward(x), other(x), step)
+
+
+@pytest.mark.parametrize("name", ["vit", "grouped queries, rotated"])
+def test_moments_in_checkpointed_blocks_are_the_same(name):
+    def moments(checkpoint_blocks):
+        memory = MemoryPolicy(checkpoint_blocks=checkpoint_blocks)
+        found = prepared(name, execution=facts.Execution(memory=memory)).moments(FACTS().moments)
+        return {call: found[call][moment] for call in found for moment in FACTS().moments}
+
+    torch.testing.assert_close(moments(True), moments(False), rtol=0, atol=0)
 
 
 def test_layers_that_are_in_no_unit_say_why():
