@@ -1,7 +1,7 @@
 """From a network and a budget to a smaller network."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -133,17 +133,8 @@ def compress(
         )
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
-        elif prepared.data is None:
-            raise ValueError("error compares outputs on calibration data: give some, or a ratio")
         else:
-            scratch = ScratchFolder()  # one decomposition serves all ratios
-            cached = prepared if prepared.cache else prepared.cached_in(scratch.path)
-
-            def compare_at(ratio: float) -> CompressionResult:
-                return with_distance(compress_to(cached, budget=Budget.of(ratio, cost)), cached)
-
-            result = smallest_within(budget.error, cost, compare_at)
-            result = replace(result, summary=replace(result.summary, allowed_error=budget.error))
+            result = compress_within(budget.error, prepared, budget.rounds, cost, compress_to)
         if prepared.data is not None:
             result = with_latency(result, prepared)
             if budget.error is None:
@@ -152,6 +143,30 @@ def compress(
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
         result = with_full_flops(result, prepared)
     return result
+
+
+def compress_within(
+    error: float,
+    calibration: Calibration,
+    rounds: tuple[float, ...] | None,
+    cost: CostName,
+    compress_to: Callable[..., CompressionResult],
+) -> CompressionResult:
+    """Find the smallest network whose outputs are within a mean error of the original's.
+
+    Raises `ValueError` without data.
+    """
+    if calibration.data is None:
+        raise ValueError("error compares outputs on calibration data: give some, or a ratio")
+    scratch = ScratchFolder()  # one decomposition serves all ratios
+    cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
+
+    def compare_at(ratio: float) -> CompressionResult:
+        budget = replace(Budget.of(ratio, cost), rounds=rounds)
+        return with_distance(compress_to(cached, budget=budget), cached)
+
+    result = smallest_within(error, cost, compare_at)
+    return replace(result, summary=replace(result.summary, allowed_error=error))
 
 
 def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:

@@ -26,7 +26,7 @@ def eliminate(
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
-    whitened = weight.double() if row.matrix is None else row.matrix.T @ weight.double()
+    whitened = row.left(weight.double())
     order = torch.tensor(elimination_order(gram, whitened)[::-1], device=weight.device)
     root = torch.linalg.cholesky(gram[order][:, order])
     sizes = root.diagonal()

@@ -58,12 +58,7 @@ def decompose(
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     col = square_root(factors.A, shrinkage_col, factors.repair)
-    whitened = weight.double()
-    if row.matrix is not None:
-        whitened = row.matrix.T @ whitened
-    if col.matrix is not None:
-        whitened = whitened @ col.matrix
-    u, s, vh = singular_values(whitened)
+    u, s, vh = singular_values(col.right(row.left(weight.double())))
     left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     num_repaired = row.repaired + col.repaired
@@ -79,12 +74,8 @@ def decompose_product(
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     col = square_root(factors.A, shrinkage_col, factors.repair)
-    dtype, left, right = torch.promote_types(left.dtype, torch.float32), left.double(), right.double()
-    if row.matrix is not None:
-        left = row.matrix.T @ left
-    if col.matrix is not None:
-        right = right @ col.matrix
-    u, s, vh = product_singular_values(left.flatten(0, -2), right)
+    dtype, whitened = torch.promote_types(left.dtype, torch.float32), row.left(left.double())
+    u, s, vh = product_singular_values(whitened.flatten(0, -2), col.right(right.double()))
     u = u.reshape(*left.shape[:-1], len(s))
     left, right = row.undo_left(u * s.sqrt()), col.undo_right(s.sqrt()[:, None] * vh)
     return Decomposition(left.to(dtype), right.to(dtype), s.square(), row.repaired + col.repaired, factors.mean)

@@ -29,6 +29,14 @@ class Root:
     repaired: bool = False
     inverse: Tensor | None = None
 
+    def left(self, factor: Tensor) -> Tensor:
+        """Mᵀ times a factor `[d, k]`."""
+        return factor if self.matrix is None else self.matrix.T @ factor
+
+    def right(self, factor: Tensor) -> Tensor:
+        """A factor `[k, d]` times M."""
+        return factor if self.matrix is None else factor @ self.matrix
+
     def undo_left(self, factor: Tensor) -> Tensor:
         """M⁻ᵀ times a factor `[d, k]`."""
         if self.matrix is None:

@@ -228,11 +228,8 @@ class ScoreCalls(nn.Module):
 
     def __init__(self, heads: Heads, fused: bool):
         super().__init__()
-        self.heads, self.fused, self.appends_one = (
-            nn.ModuleList(score_calls(heads)),
-            fused,
-            heads.query_bias is not None,
-        )
+        self.heads = nn.ModuleList(score_calls(heads))
+        self.fused, self.appends_one = fused, heads.query_bias is not None
 
     def forward(self, x: Tensor) -> Tensor:
         inputs = F.pad(x, (0, 1), value=1.0) if self.appends_one else x

@@ -1,10 +1,8 @@
 """A table comes out alike, byte for byte, however its run is killed, and nothing that was done is done again."""
 
 import json
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import experiments.reproduce
-from experiments.config import CONF
+from tests.process_group import process_group
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 
@@ -31,15 +29,8 @@ TABLE += [f"task.mini.{few}" for few in FEW]
 def table(results: Path) -> Iterator[subprocess.Popen]:
     """The table is made by two workers; what is left of them at the end is killed, all processes together."""
     command = [sys.executable, "-m", "experiments.reproduce", "tracking=off", "workers=2", f"results={results}", *TABLE]
-    streams = {"stderr": subprocess.STDOUT, "start_new_session": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    with (results / "log").open("a") as log:
-        process = subprocess.Popen(command, cwd=Path(CONF).parent, stdout=log, **streams)
-    with process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    with (results / "log").open("a") as log, process_group(command, log) as process:
+        yield process
 
 
 def stamps(results: Path) -> dict[str, int]:

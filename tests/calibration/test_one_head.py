@@ -18,6 +18,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         projected = self.qkv(x)
+        assert self.follows or projected.shape[-1] == 3 * x.shape[-1]  # as anyone's code may check
         width = projected.shape[-1] // 3 if self.follows else x.shape[-1]
         queries, keys, values = projected.unflatten(-1, (3, width)).unbind(-2)
         return self.proj(F.scaled_dot_product_attention(queries, keys, values))

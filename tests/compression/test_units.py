@@ -257,6 +257,9 @@ def test_rounds_measure_the_network_that_they_narrowed():
     assert facts.count_cost(result.model, (3, 16, 16)).flops == result.summary.after.flops
     assert not torch.equal(result.model(images_of(calibration)), once.model(images_of(calibration)))
     assert facts.compress(calibration, ratio=0.5).summary.rounds == (0.7,)
+    others = facts.prepare(calibration.model, image_batches([40], shape=(3, 16, 16)), parts="units")
+    within = facts.compress(others, budget=facts.Budget(error=0.05, rounds=(0.99,))).summary
+    assert within.rounds == (0.99,) and within.distance.mean <= within.allowed_error
 
 
 def calibration_budget(calibration, ratio):

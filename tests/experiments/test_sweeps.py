@@ -1,26 +1,24 @@
 """Sweeps over one results folder: on several processes, killed, two at once. No cell is run twice, and none lost."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import experiments.runner
-from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.runner import attempt, open_cell, run_cell
 from experiments.workers import run_cells
 from facts.utils.files import HeldElsewhere, locked
+from tests.process_group import process_group
 
 pytestmark = pytest.mark.system
 
@@ -33,15 +31,8 @@ def sweep(results: Path, log: Path, *overrides: str) -> Iterator[subprocess.Pope
     """A sweep in a process group of its own; what is left of it at the end is killed, all processes together."""
     command = [sys.executable, "-m", "experiments.run", "-m", "model=deit_b", "search=uniform", "tracking=off"]
     command += [*RANDOM, f"results={results}", *overrides]
-    streams = {"stderr": subprocess.STDOUT, "start_new_session": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=Path(CONF).parent, stdout=file, **streams)
-    with process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    with log.open("w") as file, process_group(command, file) as process:
+        yield process
 
 
 def stamps(results: Path) -> dict[str, int]:
