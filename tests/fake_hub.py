@@ -85,8 +85,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, {"files": [{"path": file["path"], **modes} for file in json.loads(body)["files"]]})
 
     def commit(self, body, name, revision):
-        values = [json.loads(line)["value"] for line in body.splitlines()[1:]]
-        self.files(name, revision).update({value["path"]: base64.b64decode(value["content"]) for value in values})
+        files = self.files(name, revision)
+        for change in map(json.loads, body.splitlines()[1:]):
+            path = change["value"]["path"]
+            if change["key"] == "deletedFile":
+                del files[path]
+            else:
+                files[path] = base64.b64decode(change["value"]["content"])
         commit = digest(revision)
         self.send(200, {"commitUrl": f"{self.server.address}/{name}/commit/{commit}", "commitOid": commit})
 

@@ -8,7 +8,7 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError
 
 from facts.result import CompressionResult
-from facts.saving.manifest import Metrics
+from facts.saving.manifest import LOADER, Metrics
 from facts.saving.model_card import CARD, write_card
 from facts.saving.save import save_compressed
 from facts.utils.hub import REPOSITORY, answers, offline
@@ -44,7 +44,8 @@ def push_to_hub(
             hub.hf_hub_download(repository, CARD, revision=revision, local_dir=folder)
         save_compressed(result, folder, metrics)
         write_card(Path(folder), repository)
-        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision)
+        # an earlier network's loader goes, unless this one has it too
+        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision, delete_patterns=LOADER)
     return str(address)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from tabulate import tabulate
 
-from facts.saving.manifest import WEIGHTS, Manifest
+from facts.saving.manifest import LOADER, WEIGHTS, Manifest
 from facts.utils.files import replacing
 
 CARD = "README.md"
@@ -19,7 +19,8 @@ def write_card(folder: Path, source: str) -> None:
     card = path.read_bytes() if path.exists() else b""
     written = card.rpartition(MARK)[0]
     if not card or card == written + _mark(written):
-        text = model_card(Manifest.read(folder), (folder / WEIGHTS).stat().st_size, source).encode()
+        num_bytes, alone = (folder / WEIGHTS).stat().st_size, (folder / LOADER).exists()
+        text = model_card(Manifest.read(folder), num_bytes, source, alone).encode()
         with replacing(path) as temporary:
             temporary.write_bytes(text + _mark(text))
 
@@ -28,8 +29,11 @@ def _mark(text: bytes) -> bytes:
     return MARK + hashlib.sha256(text).hexdigest().encode() + b" -->\n"
 
 
-def model_card(manifest: Manifest, num_bytes: int, source: str) -> str:
-    """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out."""
+def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool = False) -> str:
+    """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out.
+
+    `alone` says that the folder has code that loads the network without facts.
+    """
     summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
     parts = "units" if summary.parts == "units" else f"{summary.form} layers"
@@ -48,6 +52,7 @@ def model_card(manifest: Manifest, num_bytes: int, source: str) -> str:
     known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)
     dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader brings the dense network
     code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}).model\n```'
+    code += f"\n\nWithout facts: `{LOADER}`." if alone else ""
     return f"---\n{header}\n---\n\n# {source}\n\n{_table(manifest, num_bytes)}\n\n{code}\n\n{known}\n"
 
 

@@ -46,10 +46,12 @@ def test_a_network_comes_back_and_without_the_hub_from_the_cache(hub, result, tm
     assert_same(facts.load_compressed(NAME), result, (3, 32, 32))
 
 
-def test_units_with_the_code_that_loads_them(hub, units):
+def test_units_with_the_code_that_loads_them(hub, units, result):
     facts.push_to_hub(units, NAME, token=TOKEN)
     assert LOADER in hub.repositories[NAME]["main"]
     assert_same(facts.load_compressed(NAME), units, (3, 32, 32))
+    facts.push_to_hub(result, NAME, token=TOKEN)
+    assert LOADER not in hub.repositories[NAME]["main"]
 
 
 def test_the_command_pushes_a_folder_with_its_metrics(hub, result, tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_quantized(units, tmp_path):
     assert 0 < errors[0] < 1.5 * errors[1]
     facts.save_compressed(small, tmp_path)
     assert_same(facts.load_compressed(tmp_path), small, SHAPE)
-    assert not (tmp_path / LOADER).exists()
+    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()
 
 
 def test_a_step_of_training_moves_every_row(units):
@@ -152,6 +152,7 @@ def test_the_card_and_the_command_speak_of_units(units, tmp_path):
     facts.save_compressed(units, tmp_path)
     card, printed = (tmp_path / CARD).read_text(), CliRunner().invoke(app, ["inspect", str(tmp_path)]).stdout
     assert ", units\n" in card and "- budget: 0.5 of the flops of these units" in card and "layers" not in card
+    assert f"Without facts: `{LOADER}`" in card
     (line,) = [line.split() for line in printed.splitlines() if HIDDEN in line]
     assert line[1:5] == ["192", "wide", str(units.plan[HIDDEN]), f"{units.plan[HIDDEN] / 192:.0%}"]
     assert "the compressed units keep" in printed and "pivoted" not in printed
@@ -175,4 +176,4 @@ def test_the_text_lies_beside_units_alone(units, tmp_path):
     facts.save_compressed(units, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {CARD, LOADER, MANIFEST, "model.safetensors"}
     facts.save_compressed(compressed(*from_recipe()), tmp_path)
-    assert not (tmp_path / LOADER).exists()
+    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()
