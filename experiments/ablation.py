@@ -20,6 +20,7 @@ from experiments.instantiation import plain
 
 # Keys of a whole run: no axis, and no part of an ablation's name.
 OF_RUN = {"axis", "deep", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
+OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet"}  # places
 MOST_CHARACTERS = 100  # in a name
 
 

@@ -94,20 +94,23 @@ def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
     """Check what a cell needs and no cell before it did; these are `seen`."""
     for extra in extras_of(config):
         if (what := f"packages of the extra {extra}") not in seen:
-            missing = ", ".join(missing_packages(extra))
-            problem = Finding(what, "problem", f"{missing} missing", how_to_install(extra))
-            yield problem if missing else Finding(what, "fine", "installed")
+            on_gpu = config.hardware.device.startswith("cuda")
+            yield check(what, partial(installed, extra, on_gpu), how_to_install(extra))
             seen.add(what)
-    task, model = f"data of {config.task.name}", f"weights of {config.model.name}"
-    if {task, model} <= seen or missing_packages(OF_TASKS.get(config.task.name)):
+    if missing_packages(OF_TASKS.get(config.task.name)):
         return
-    data, recipe = (instantiate(config[group][config.profile.name]) for group in ("task", "model"))
-    if task not in seen:
-        yield check(task, data.inspect, "see docs/reproducing.md, At full scale")
-    if model not in seen:
+    profile, name = config.profile.name, config.model.name
+    for task in (config.task, *([config.stages.task] if config.stages else [])):
+        if (what := f"data of {task.name}") not in seen:
+            yield check(what, instantiate(task[profile]).inspect, "see docs/reproducing.md, At full scale")
+            seen.add(what)
+    if (what := f"weights of {name}") not in seen:
+        recipe = instantiate(config.model[profile])
         advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
-        yield check(model, partial(weights, recipe), advice + sources(config.model.name, recipe))
-    seen |= {task, model}
+        yield check(what, partial(weights, recipe), advice + sources(name, recipe))
+        if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
+            yield check(f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice)
+        seen.add(what)
 
 
 def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
@@ -127,6 +130,19 @@ def extras_of(config: DictConfig) -> list[str]:
         OF_TASKS.get(config.task.name, ""): config.task.name in OF_TASKS,
     }
     return [extra for extra, needed in needs.items() if needed]
+
+
+def installed(extra: str, on_gpu: bool) -> str:
+    """Raises `ImportError` for packages that are missing, or that were built without CUDA and are to run on a GPU."""
+    if missing := missing_packages(extra):
+        raise ImportError(f"{', '.join(missing)} missing")
+    if extra == "detection" and on_gpu:
+        from mmcv.ops import get_compiling_cuda_version
+
+        if "not available" in (version := get_compiling_cuda_version()):
+            raise ImportError("mmcv's operators were built without CUDA: remove .venv/.mmcv and set FORCE_CUDA=1 first")
+        return f"installed, mmcv with CUDA {version}"
+    return "installed"
 
 
 def tracking(mode: str) -> str:

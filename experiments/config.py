@@ -113,6 +113,9 @@ class Config:
     bounds: dict[str, float | None] = MISSING
     cache: Any = MISSING
     checkpoints: str = MISSING
+    imagenet: str = MISSING
+    coco: str = MISSING
+    ade20k: str = MISSING
     seed: int = MISSING
     results: str = MISSING
     axis: Any = None

@@ -7,6 +7,7 @@ import torch
 from mmdet.structures import DetDataSample
 
 import facts
+from experiments.checks import needed_by
 from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost
 from facts.finetuning import Recovery, finetune, recovery
@@ -86,3 +87,21 @@ def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):
     assert len(ours.pred_instances) > 0
     for name in ("bboxes", "labels", "scores", "masks"):
         assert torch.equal(ours.pred_instances[name], theirs.pred_instances[name]), name
+
+
+def test_the_doctor_looks_at_the_data_and_weights_of_stages_too(cell_config, tmp_path):
+    cells = [
+        cell_config(*overrides, "profile=paper", f"imagenet={tmp_path}", f"checkpoints={tmp_path}")
+        for overrides in (COLUMNS["segmentation"], [*COLUMNS["segmentation"], "stages=pela"])
+    ]
+    findings = {each.what: each for cell in cells for each in needed_by(cell, set())}
+    assert str(tmp_path) in findings["data of classification"].detail
+    assert str(tmp_path) in findings["weights of upernet_deit_b's classifier"].detail
+
+
+def test_operators_without_cuda_are_a_problem_on_a_gpu(cell_config, monkeypatch):
+    config = cell_config(*COLUMNS["segmentation"], "hardware=cuda")
+    for version, level in (("not available", "problem"), ("12.4", "fine")):
+        monkeypatch.setattr("mmcv.ops.get_compiling_cuda_version", lambda version=version: version)
+        packages = next(iter(needed_by(config, set())))
+        assert (packages.what, packages.level) == ("packages of the extra detection", level)

@@ -23,6 +23,12 @@ def without_module(monkeypatch):
 
 
 @pytest.fixture
+def every_extra(without_module):
+    """The packages of all extras seem to be installed."""
+    without_module("")
+
+
+@pytest.fixture
 def command(monkeypatch, capsys, tmp_path):
     """A function from the main function of a command and its overrides to what it prints."""
 

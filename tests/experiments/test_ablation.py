@@ -109,7 +109,7 @@ def test_no_two_ablations_have_the_same_name(ablation):
     names = [ablation(*line, "model=deit_s").name for line in lines]
     assert len(set(names)) == len(lines)
     assert max(map(len, names)) < 120 and all(name.replace("-", "_").isidentifier() for name in names)
-    of_the_run = [f"results={ROOT}/elsewhere", "workers=2", "tracking=off", f"task.paper.root={ROOT}"]
+    of_the_run = [f"results={ROOT}/elsewhere", "workers=2", "tracking=off", f"imagenet={ROOT}"]
     assert ablation(*lines[0], "model=deit_s", *of_the_run).name == names[0]
     assert ablation(*lines[0], "model=deit_s", "experiment.name=mine").name == "mine"
 

@@ -34,7 +34,7 @@ def test_the_machine_is_described_before_cells_are_composed(cell_config):
 
 
 def test_the_command_names_what_is_missing_and_fails(command, tmp_path, capsys):
-    options = ["experiment=sensitivity_interpolation", "profile=paper", f"task.paper.root={tmp_path}"]
+    options = ["experiment=sensitivity_interpolation", "profile=paper", f"imagenet={tmp_path}"]
     with pytest.raises(SystemExit, match="1"):
         command(main, *options)
     assert "problem  data of classification: no ImageNet at" in capsys.readouterr().out
@@ -66,7 +66,7 @@ def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch)
 
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
-    paper = ["profile=paper", f"task.paper.root={tmp_path}"]
+    paper = ["profile=paper", f"imagenet={tmp_path}"]
     findings = found(
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
         cell_config(*paper, "model=mambavision_b", f"checkpoints={tmp_path}"),

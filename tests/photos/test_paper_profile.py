@@ -37,7 +37,7 @@ def root(tmp_path_factory):
 def run(root, tmp_path_factory):
     """A function that runs a cell with overrides and returns its record."""
     overrides = ["profile=paper", "tracking=off", f"results={tmp_path_factory.mktemp('results')}"]
-    overrides += [f"task.paper.{field}={value}" for field, value in {"root": root, **SIZES}.items()]
+    overrides += [f"task.paper.{field}={value}" for field, value in {**SIZES}.items()]
     overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={weights_of('vit_tiny')}"]
 
     def make(*own):

@@ -21,7 +21,7 @@ def places(tmp_path):
     """A function from a layout's folder to cells that calibrate, search and evaluate on it."""
 
     def make(root):
-        overrides = ["profile=paper", "tracking=off", f"results={tmp_path / root.name}", f"task.paper.root={root}"]
+        overrides = ["profile=paper", "tracking=off", f"results={tmp_path / root.name}", f"imagenet={root}"]
         overrides += [f"task.paper.{field}={size}" for field, size in SIZES.items()]
         overrides += ["model.paper.tag=vit_tiny_patch16_224", "model.paper.weights=random"]
         overrides += [f"+model.paper.arguments={NETWORK}"]

@@ -1,0 +1,49 @@
+"""The commands that the pages print: each composes, whatever extras are installed."""
+
+import re
+import shlex
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from experiments.cell import check
+from experiments.config import CONF
+from experiments.grid import cell_of, chosen_experiments
+from tests.docs.pages import PAGES, ROOT
+
+FILES = {"run": "run", "reproduce": "reproduce", "doctor": "reproduce", "train_dense": "train_dense"}
+
+
+def documented() -> list[tuple[str, ...]]:
+    """Commands and overrides, each once, but those of docs/extending.md, which are run."""
+    text = "\n".join((ROOT / page).read_text() for page in PAGES).replace("\\\n", " ")
+    lines = re.findall(rf"-m experiments\.({'|'.join(FILES)})\b([^`\n]*)", text)
+    commands = [(FILES[name], *shlex.split(options, comments=True)) for name, options in lines]
+    apart = ("NAME", "...", "--", "plan=")
+    return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
+
+
+@pytest.mark.parametrize("command", documented(), ids=" ".join)
+def test_it_composes(command, every_extra):
+    """With it, every row of one table a task."""
+    name, *overrides = command
+    with initialize_config_dir(CONF, version_base="1.3"):
+        for job in jobs_of([each for each in overrides if each != "-m"], "-m" in overrides):
+            HydraConfig.instance().set_config(compose(name, job, return_hydra_config=True))
+            config = compose(name, [*job, "hardware.device=cpu"])
+            check(config)
+            if name == "reproduce":
+                experiments = list(chosen_experiments(config))
+                for experiment in {experiment.task: experiment for experiment in experiments}.values():
+                    for row in experiment.rows:
+                        cell_of(experiment, row, next(iter(experiment.columns)))
+
+
+def jobs_of(overrides: list[str], is_sweep: bool) -> list[list[str]]:
+    if not is_sweep:
+        return [overrides]
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)
+    return jobs
