@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import lru_cache
+from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ from experiments.grid import GridCell, by_data
 from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, published_records, read_records
 from experiments.runner import open_cell, run_cell
+from experiments.workers import workers_of
 from facts.calibration.selection import select_layers
 from facts.cost.count import count_params, meta_input
 from facts.modules.modes import frozen
@@ -63,7 +65,8 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
     parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
     for name, cells in parts.items():
         if cells:
-            memory, disk = needs_of([cell.known_config for cell in column] for column in by_data(cells))
+            columns = ([cell.known_config for cell in column] for column in by_data(cells))
+            memory, disk = needs_of(columns, workers_of(config))
             table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
     console.print(table if left else "Nothing is left to do.")
 
@@ -120,19 +123,25 @@ def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) ->
     return times.get(choices(config, NETWORK + METHOD)) or times.get(choices(config, NETWORK), [])
 
 
-def needs_of(columns: Iterable[list[DictConfig]]) -> tuple[int, int]:
-    """Bytes on the device and on disk of columns that run one after another, counted without weights or images."""
-    needs = [(0, 0), *map(_needs_of, columns)]
-    return max(memory for memory, _ in needs), sum(disk for _, disk in needs)
+def needs_of(columns: Iterable[list[DictConfig]], num_workers: int = 1) -> tuple[int, int]:
+    """Bytes on the device and on disk of columns, counted without weights or images.
+
+    Columns run one after another, or as many at once as there are workers, each of which may hold temporary files.
+    """
+    needs = [(0, 0, 0), *map(_needs_of, columns)]
+    memory, kept, temporary = zip(*needs, strict=True)
+    return max(memory), sum(kept) + sum(nlargest(num_workers, temporary))
 
 
-def _needs_of(configs: list[DictConfig]) -> tuple[int, int]:
+def _needs_of(configs: list[DictConfig]) -> tuple[int, int, int]:
+    """Bytes on the device, on disk for good, and on disk until they have served."""
     first, profile = configs[0], configs[0].profile.name
     task, memory = instantiate(first.task[profile]), MemoryPolicy(**first.hardware.memory)
     layers, num_params, kept = sizes_of(as_json(first.model[profile]), task, memory, tuple(first.excluded_names))
     low_rank = [(instantiate(config.estimator), config.cache) for config in configs if config.estimator["_target_"]]
     cached = {estimator for estimator, cache in low_rank if cache}
-    saved = {moment for estimator in cached for moment in estimator.moments}
+    saved = {moment for estimator in cached for moment in estimator.moments if moment.is_kept}
+    streamed = {moment for estimator, _ in low_rank for moment in estimator.moments if moment.on_disk}
     held = {moment for estimator, _ in low_rank for moment in estimator.moments if not moment.on_disk}
 
     def num_values(moments: Iterable[Moment], layers: list[tuple[int, int]]) -> int:
@@ -140,8 +149,9 @@ def _needs_of(configs: list[DictConfig]) -> tuple[int, int]:
 
     most = max(num_values(held, group) for group in memory.groups(layers))
     decomposition = sum(min(layer) * (sum(layer) + 1) for layer in layers)
-    disk = num_values(saved, layers) + len(cached) * decomposition
-    return BYTES * (num_params + most) + task.batch_size * kept, BYTES * disk
+    saved_values = num_values(saved, layers) + len(cached) * decomposition
+    device = BYTES * (num_params + most) + task.batch_size * kept
+    return device, BYTES * saved_values, BYTES * num_values(streamed, layers)
 
 
 @lru_cache

@@ -1,6 +1,5 @@
 """Draw tables and figures of experiments: cells that are done never run again, and several processes share the work."""
 
-import os
 from functools import partial
 
 import hydra
@@ -14,7 +13,7 @@ from experiments.grid import chosen_experiments, grid_of, samples_of
 from experiments.output.results import show, update_report
 from experiments.plan import show_plan
 from experiments.runner import started
-from experiments.workers import finished, has_launcher, launch
+from experiments.workers import finished, has_launcher, launch, workers_of
 from facts.utils import distributed
 from facts.utils.files import writable_folder
 
@@ -37,9 +36,9 @@ def reproduce(config: DictConfig) -> None:
         raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
     on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a look at what they need"))
     on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
-    workers = (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
     cells = []
-    for grid in launch(grids) if has_launcher() else finished(experiments.values(), workers, config.hardware.device):
+    num_workers, device = workers_of(config), config.hardware.device
+    for grid in launch(grids) if has_launcher() else finished(experiments.values(), num_workers, device):
         cells += grid
         on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
     on_main_rank(lambda: update_report(folder, console))

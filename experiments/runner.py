@@ -64,6 +64,7 @@ def open_cell(config: DictConfig) -> Cell:
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
+    torch.backends.cudnn.allow_tf32 = config.hardware.matmul_precision != "highest"  # convolutions alike
     if config.hardware.num_threads:
         torch.set_num_threads(config.hardware.num_threads)
     model = cell.model  # loaded now, with the seed set

@@ -29,6 +29,7 @@ from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
 from experiments.record import ROOT
 from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
 from experiments.turns import alone, beside_others
+from facts.utils import distributed
 from facts.utils.files import HeldElsewhere
 from facts.utils.stopwatch import hide_displays
 
@@ -97,6 +98,11 @@ def own_line(error: Exception) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
     return [f"{frame.filename}, line {frame.lineno}: {frame.line}" for frame in own[-1:]]
+
+
+def workers_of(config: DictConfig) -> int:
+    """How many processes of this machine share the cells: one under torchrun, by default one for each processor."""
+    return (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
 
 
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:

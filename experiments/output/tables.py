@@ -171,8 +171,8 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def wide_table(experiment: Experiment, entries: list[Entry], properties: Properties) -> pd.DataFrame:
-    """Make one line a row, with headings in one level; only the ranked metric is compared."""
-    table = arrange(experiment, entries, properties, [experiment.ranked_by], as_text).reset_index()
+    """Make one line a row, with headings in one level."""
+    table = arrange(experiment, entries, properties, experiment.metrics, as_text).reset_index()
     heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
     table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
     return table

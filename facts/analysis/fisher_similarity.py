@@ -51,6 +51,7 @@ class FisherSimilarity(Analysis):
                     terms[name] = probe_terms(products, probes, factors)
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}; leave it out") from error
+        subject.calibration.release(subject.estimator)
         mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
         return Findings(
             {"cosine": mean.value, "cosine_error": mean.standard_error},

@@ -233,10 +233,14 @@ class Calibration:
                 )
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
+        self.release(estimator)
+        return decompositions
+
+    def release(self, estimator: Estimator) -> None:
+        """Delete from the cache the moments that are too large to be kept after use."""
         for moment, names in itertools.product(estimator.moments, self.groups()):
             if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
-        return decompositions
 
     def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
         """Times of the layers on the first batch, measured at their first use."""

@@ -78,7 +78,11 @@ def test_what_cells_need(cell_config):
     few, same = needs(["estimator=facts", "hardware.memory.layers_at_once=1"])
     assert few < memory and same == disk
     on_disk, held = (needs(["estimator=gfwsvd", f"estimator.store={place}"]) for place in ("disk", "device"))
-    assert on_disk[0] < held[0] and on_disk[1] == held[1]
+    assert on_disk[0] < held[0] and on_disk[1] > held[1]
+    assert needs(["estimator=gfwsvd", "cache=false"]) == (on_disk[0], on_disk[1] - held[1])  # temporary files alone
+    columns = [[cell_config("estimator=gfwsvd", "cache=false", f"model={name}")] for name in ("deit_b", "swin_b")]
+    assert needs_of(columns, 2)[1] == sum(needs_of([column])[1] for column in columns)  # each worker has its own
+    assert needs_of(columns)[1] == max(needs_of([column])[1] for column in columns)
 
 
 def test_a_network_of_the_papers_size_is_measured_without_weights_and_data(cell_config):
