@@ -286,6 +286,8 @@ def prepare(
         raise ValueError(f"fit_bias is True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
     first = None if batches is None else first_of(batches)
+    if batches is not None and first is None:
+        raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
     inputs, targets = first or (None, None)
     compared = as_batches(held_out, model)
     if batches is not None and first is not None and compared is None:

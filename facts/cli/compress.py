@@ -28,9 +28,9 @@ def compress(
         float | None,
         option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of the outputs, 0.05."),
     ] = None,
-    estimator: options.EstimatorName = "facts",
-    search: options.SearchName = "cors_fisher",
-    parts: options.PartsName = "layers",
+    estimator: options.EstimatorName = None,
+    search: options.SearchName = None,
+    parts: options.PartsName = None,
     form: options.FormName = None,
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
     refit: options.RefitName = None,
@@ -66,7 +66,6 @@ def compress(
 
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --recover 30 --out deit_half
-        facts compress timm/deit_small_patch16_224 --data photos --parts units --out deit_half
         facts compress timm/swin_tiny_patch4_window7_224 --data photos --search cors --flops 6e9 --out swin
         facts compress timm/deit_small_patch16_224 --data photos --error 0.1 --out deit_close
         facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --device-times board.json --out deit
@@ -83,6 +82,7 @@ def compress(
     import facts
     from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
     from facts.cli.models import build, stored_type
+    from facts.compression.compress import default_parts
     from facts.compression.rounding import rounded
     from facts.saving.manifest import Metrics
     from facts.saving.save import target_folder, write_metrics
@@ -105,7 +105,7 @@ def compress(
             layers=options.layers_of(convolutions),
             execution=execution,
             input_shape=task.input_shape(network),
-            parts=parts,
+            parts=parts or default_parts(calibration, budget, estimator, search, form, refit, convolutions),
             fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form, "refit": refit}

@@ -151,8 +151,12 @@ Convolutions = Annotated[
     bool | None, option(METHOD, "Compress 1x1 convolutions too; default: only if there is no linear layer.")
 ]
 PartsName = Annotated[
-    Literal[*PARTS],  # type: ignore[valid-type]
-    option(METHOD, "What is truncated.\n\n" + explained(PARTS), metavar="NAME"),
+    Literal[*PARTS] | None,  # type: ignore[valid-type]
+    option(
+        METHOD,
+        "What is truncated; default: units, but layers if a method is named.\n\n" + explained(PARTS),
+        metavar="NAME",
+    ),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]
@@ -163,10 +167,10 @@ FormName = Annotated[
     ),
 ]
 EstimatorName = Annotated[
-    Literal[*ESTIMATORS],  # type: ignore[valid-type]
+    Literal[*ESTIMATORS] | None,  # type: ignore[valid-type]
     option(
         METHOD,
-        "Method that weighs the directions of each layer, by:\n\n" + explained(ESTIMATORS),
+        "Method that weighs the directions of each part; default: facts.\n\n" + explained(ESTIMATORS),
         metavar="NAME",
         autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
     ),
@@ -181,10 +185,10 @@ RefitName = Annotated[
     ),
 ]
 SearchName = Annotated[
-    Literal[*SEARCHES],  # type: ignore[valid-type]
+    Literal[*SEARCHES] | None,  # type: ignore[valid-type]
     option(
         METHOD,
-        "Method that chooses the rank of each layer, by:\n\n" + explained(SEARCHES),
+        "Method that chooses the rank of each part; default: cors_fisher.\n\n" + explained(SEARCHES),
         metavar="NAME",
         autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
     ),

@@ -29,7 +29,7 @@ def pareto(
     estimators: Annotated[str, several(ESTIMATORS, "`facts compress --help` explains them.")] = "facts,svd_llm,pela",
     searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
     forms: Annotated[str | None, several(FORMS, "They are how low-rank layers are stored.")] = None,
-    parts: options.PartsName = "layers",
+    parts: options.PartsName = None,
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
     ] = "0.3,0.5,0.7",
@@ -95,7 +95,7 @@ def pareto(
         lambda each: measured(task, each, execution.precision),
         estimators=names,
         searches=allocations,
-        parts=parts,
+        parts=parts or "layers",
         forms=kinds,  # type: ignore[arg-type]  # names that were checked
         ratios=fractions,
         cost=cost,

@@ -51,7 +51,7 @@ def compress(
     model: nn.Module | Calibration,
     calibration: Iterable[Any] | None = None,
     *,
-    estimator: str | Estimator = "facts",
+    estimator: str | Estimator | None = None,
     search: str | Search | None = None,
     parts: PartsName | None = None,
     form: FormName | None = None,
@@ -65,15 +65,15 @@ def compress(
     layers: LayerNames = None,
     refit: str | Refit | None = None,
 ) -> CompressionResult:
-    """Compress the linear layers of a copy of `model` until a fraction `ratio` of their cost remains.
+    """Compress a copy of `model` until a fraction `ratio` of the cost of its linear layers remains.
 
     | argument | meaning |
     |---|---|
     | `model` | a network, or the `Calibration` that `facts.prepare` made of one (`output_error`, `fit_bias`, ...) |
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
-    | `estimator` | what weighs the directions of each layer: a name or an instance |
+    | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
-    | `parts` | what is truncated: `layers` (default), or `units`, attention's products and hidden units |
+    | `parts` | what is truncated: `units`, which are attention's products and hidden units, or `layers` (see below) |
     | `form` | how a layer of rank k is stored: `plain` or `pivoted` (default; in half precision `plain`) |
     | `ratio` | the fraction of the cost that remains (default: one half, if nothing else is bounded) |
     | `cost` | what `ratio` bounds: `flops`, `params`, or `latency` of the whole network on one calibration batch |
@@ -85,11 +85,14 @@ def compress(
     | `layers` | names; `"all"` layers, 1x1 convolutions included; or the `"linear"` ones (default if there are any) |
     | `refit` | what then fits the layers to the outputs of the compressed ones before them: a name or an instance |
 
-    In the plan, a 1x1 convolution is called `<name>.linear`. The result's `skipped` holds the reason for each layer
-    left alone. `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined
-    a group share the data, and get the same plan. Raises `ValueError` for arguments out of range, for data that the
-    loss does not fit, and for a budget that no plan of the search meets.
+    By default units are truncated; but layers, as methods are published for them, if an estimator, a search, a form, a
+    refit or layers are named, and also without data or for times of another device. In the plan, a 1x1 convolution is
+    called `<name>.linear`. The result's `skipped` holds the reason for each layer left alone.
+    `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
+    the data, and get the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not
+    fit, and for a budget that no plan of the search meets.
     """
+    named = estimator, search, form, refit, layers
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
     if isinstance(model, Calibration):
@@ -99,7 +102,7 @@ def compress(
     execution = execution or DEFAULT_EXECUTION
     form = form or default_form(given, execution.precision)
     refuse_unknown_form(form)
-    estimator = by_name(estimator, ESTIMATORS, "estimator")
+    estimator = by_name(estimator or "facts", ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else None
     refit = by_name(refit, REFITS, "refit") if refit else None
     budget = (budget or Budget()).with_ratios(ratio, cost, bounds)
@@ -115,7 +118,7 @@ def compress(
                 model,
                 calibration,
                 layers=layers,
-                parts=parts or "layers",
+                parts=parts or default_parts(calibration, budget, *named),
                 loss=loss,
                 execution=execution,
             )
@@ -205,6 +208,12 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
     with stopwatch() as seconds, stage("latency"):
         latency = within_memory(timed, execution.memory.halve_batches)
     return replace(result, summary=replace(result.summary, latency=latency, seconds=dict(seconds)))
+
+
+def default_parts(calibration: Iterable[Any] | None, budget: Budget, *named: object) -> PartsName:
+    """Units, which keep most (results/photos/units.md); layers if a method is named, or if units cannot be found."""
+    are_layers = calibration is None or budget.times or any(each is not None for each in named)
+    return "layers" if are_layers else "units"
 
 
 def default_search(calibration: Calibration) -> Search:

@@ -13,6 +13,7 @@ from facts.moments import InputGram, LayerMoments, Moment
 from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
 
+ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # the paper's, and chosen on photos (results/photos/units_defaults.md)
 PLAIN_SHARE_OF_UNITS = 0.5
 
 
@@ -79,7 +80,7 @@ def see_data(
 class TwoSidedEstimator(Estimator):
     """An estimator of both factors, shrunk by the paper's alpha_R (on B) and alpha_C (on A), Algorithm 1."""
 
-    shrinkage_row: Share = 0.7
+    shrinkage_row: Share = ROW_OF_LAYERS
     shrinkage_col: Share = 0.1
 
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
@@ -102,9 +103,10 @@ class WeightedInputEstimator(ClippedGradEstimator):
     """A two-sided estimator whose A weighs inputs by gradients, of which a few samples can make most.
 
     With `normalize: batch` each batch has the same part in A. `plain_share` of A, by traces, is the plain second moment
-    of the inputs; None: half for units, nothing for layers.
+    of the inputs; None: half for units, nothing for layers. `shrinkage_row` None: 0.3 for units, 0.7 for layers.
     """
 
+    shrinkage_row: Share | None = None  # type: ignore[assignment]
     normalize: Normalize = "batch"
     plain_share: Share | None = None
 
@@ -120,9 +122,14 @@ class WeightedInputEstimator(ClippedGradEstimator):
         (plain,) = moments[InputGram()]
         return torch.lerp(A, unit_trace(plain).to(A) * A.trace(), self.plain_share)
 
+    def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
+        return ROW_OF_LAYERS if self.shrinkage_row is None else self.shrinkage_row, self.shrinkage_col
+
     def for_units(self) -> Self:
-        """The estimator with its default share for units."""
-        return replace(self, plain_share=PLAIN_SHARE_OF_UNITS) if self.plain_share is None else self
+        """The estimator with its defaults for units."""
+        row = ROW_OF_UNITS if self.shrinkage_row is None else self.shrinkage_row
+        share = PLAIN_SHARE_OF_UNITS if self.plain_share is None else self.plain_share
+        return replace(self, shrinkage_row=row, plain_share=share)
 
 
 def unit_trace(matrix: Tensor) -> Tensor:

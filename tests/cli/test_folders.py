@@ -26,9 +26,9 @@ class TestInspect:
         for part in ("made from: test_vit", "FLOPs", "FACTS(", "CoRSFisher(", "top1: original", "the output layer"):
             assert part in text
         assert f"facts {facts.__version__}" in text and description["fingerprint"] in text
-        (line,) = [line for line in text.splitlines() if "blocks.0.mlp.fc1" in line]
-        rank = description["plan"]["blocks.0.mlp.fc1"]
-        assert line.split()[1:6] == ["192", "x", "64", str(rank), f"{rank / 64:.0%}"]
+        name, width = next((name, width) for name, width in description["plan"].items() if width and "mlp" in name)
+        (line,) = [line for line in text.splitlines() if name in line]
+        assert line.split()[1:5] == ["192", "wide", str(width), f"{width / 192:.0%}"]
         assert json.loads(run("inspect", folder, "--json").stdout) == description
 
     @pytest.mark.attack
@@ -104,7 +104,7 @@ class TestRecover:
         for file in (own, other):
             save_file(timm.create_model("test_vit", num_classes=3).half().state_dict(), file)
         network, small = (VIT[0], "--num-classes", 3, "--weights", own), tmp_path / "small"
-        options = ("--data", photos, "--num-workers", 0, "--no-evaluate")
+        options = ("--data", photos, "--num-workers", 0, "--no-evaluate", "--form", "pivoted")
         assert "weights, float16" in run("compress", *network, *options, "--out", small).output
         run("compress", *network, *options, "--dtype", "float32", "--out", tmp_path / "exact")
         types = {name: facts.load_compressed(tmp_path / name).model.head.weight.dtype for name in ("small", "exact")}

@@ -114,7 +114,9 @@ def test_in_four_bits_a_pivoted_layer_is_two_factors_or_dense():
 
 
 def test_nothing_is_said_of_the_network_before():
-    result = facts.compress(make_model(torch.float32), image_batches([16] * 4, dtype=torch.float32), ratio=0.7)
+    result = facts.compress(
+        make_model(torch.float32), image_batches([16] * 4, dtype=torch.float32), search="cors_fisher"
+    )
     for weights, of_flops in (("int8", "keep"), ("int4", "allowed")):
         quantized = facts.quantize(result, weights)
         found, before = quantized.summary.distance, result.summary.distance

@@ -278,6 +278,8 @@ def test_what_works_on_layers_alone_refuses_units():
     with pytest.raises(ValueError, match="units are found by running the network: give calibration data"):
         facts.prepare(make_vit(), parts="units")
     with pytest.raises(ValueError, match='rounds are for units: choose parts="units"'):
-        facts.compress(make_vit(), image_batches([4], shape=(3, 16, 16)), budget=facts.Budget(rounds=(0.7,)))
+        facts.compress(
+            make_vit(), image_batches([4], shape=(3, 16, 16)), form="plain", budget=facts.Budget(rounds=(0.7,))
+        )
     with pytest.raises(ValueError, match=r"rounds stop at ratios in \(0, 1\), got 7"):
         facts.Budget(rounds=(7,))

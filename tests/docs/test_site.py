@@ -86,7 +86,7 @@ def test_every_public_name_has_a_place_and_a_signature(site, pages):
         for name in names:
             assert f"{package}.{name}" in pages[page].places
             assert re.search(rf"^\s*{name}\(", text, re.MULTILINE) or name in NEVER_MADE, f"{package}.{name}"
-    assert re.search(r"^FACTS\(\s+\*,\s+shrinkage_row: Share = 0\.7,", text, re.MULTILINE), "inherited options"
+    assert re.search(r"^FACTS\(\s+\*,\s+shrinkage_row: Share \| None = None,", text, re.MULTILINE), "inherited options"
 
 
 def test_every_figure_is_shown_with_its_caption(site, pages):

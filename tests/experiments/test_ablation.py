@@ -45,7 +45,7 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     assert experiment.name == "ablation_estimator_shrinkage_row_0_0-3_search-cors"
     assert experiment.axis_title == "estimator.shrinkage_row"
     assert experiment.rows == {"0": ["estimator.shrinkage_row=0"], "0.3": ["estimator.shrinkage_row=0.3"]}
-    assert list(experiment.notes) == ["Default: estimator.shrinkage_row=0.7.", "Made with search=cors."]
+    assert list(experiment.notes) == ["Default: estimator.shrinkage_row=null.", "Made with search=cors."]
     grid = grid_of(experiment)
     settings = [(cell.column, cell.config.ratio, cell.config.estimator.shrinkage_row) for cell in grid]
     assert settings == [("DeiT-B", 0.5, 0), ("Swin-B", 0.6, 0), ("DeiT-B", 0.5, 0.3), ("Swin-B", 0.6, 0.3)]
@@ -150,5 +150,5 @@ def test_a_table_and_a_plot_of_a_field(command, monkeypatch, tmp_path):
     assert cells.fingerprint.nunique() == 2
     text = (tmp_path / "mini/tables/mine.md").read_text()
     assert text.startswith("# Ablation of estimator.shrinkage_row\n")
-    assert "- Default: estimator.shrinkage_row=0.7.\n" in text
+    assert "- Default: estimator.shrinkage_row=null.\n" in text
     assert (tmp_path / "mini/figures/mine.png").exists()

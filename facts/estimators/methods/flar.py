@@ -1,4 +1,4 @@
-"""FLAR: `svd_llm` with a shrunk covariance (FLAR-SVD, 2025).
+"""FLAR: `svd_llm` with a shrunk covariance (FLAR-SVD; Thoma et al., 2025).
 
 A = Σ x xᵀ, shrunk by Ledoit and Wolf's rule
 B = I

@@ -1,4 +1,4 @@
-"""FLAR-SVD: one threshold on the error of the last features (Moar et al., 2025)."""
+"""FLAR-SVD: one threshold on the error of the last features (Thoma et al., 2025)."""
 
 import math
 
