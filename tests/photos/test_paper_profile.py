@@ -14,7 +14,7 @@ from tests.photos.data import PHOTOS, weights_of
 
 pytestmark = pytest.mark.external
 
-SIZES = {"num_calibration": 128, "num_sensitivity": 16, "num_workers": 0}
+SIZES = {"num_calibration": 128, "num_sensitivity": 4, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
