@@ -18,7 +18,7 @@ from tests.process_group import process_group
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 
 NUM_CELLS = 5
-SECONDS = 1  # after a cell was done, before the kill, on average
+SECONDS = 0.5  # after a cell was done, before the kill, on average
 FEW = ("num_calibration=128", "num_factors_per_class=2", "num_held_out_per_class=2")
 LEFT_OUT = ("columns.Swin-B", "rows.KFAC-reduce", "rows.KFAC-expand")
 TABLE = ["experiment=fisher_estimators", *(f"~experiment.{part}" for part in LEFT_OUT)]

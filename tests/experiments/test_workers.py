@@ -156,12 +156,12 @@ def test_a_launcher_of_hydra_runs_the_parts(monkeypatch, tmp_path, caplog):
 @pytest.mark.attack
 def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install -e '.[ray]'")
-    few = ["model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
+    few = ["model.mini.weights=random", "task.mini.num_calibration=64", "task.mini.num_sensitivity=8", "tracking=off"]
     command = [sys.executable, "-m", "experiments.reproduce", "experiment=sensitivity_interpolation", *few]
     killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
     killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
     done = subprocess.run(
-        [*command, "hydra/launcher=ray", f"results={tmp_path}"],
+        [*command, "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false", f"results={tmp_path}"],
         cwd=Path(CONF).parent,
         capture_output=True,
         text=True,

@@ -198,6 +198,7 @@ def written(tmp_path):
 def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(model, tmp_path, monkeypatch):
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its tries
     source = "hub:nobody/nothing/plain/test"
     corpus = Corpus(training_text=source, evaluation_text=source)
     for look in (corpus.inspect, lambda: corpus.text("evaluation")):

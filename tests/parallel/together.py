@@ -71,7 +71,8 @@ def plans(folder: Path) -> list[dict]:
 
 def cell_record(folder: Path):
     with initialize_config_dir(CONF, version_base="1.3"):
-        config = compose("config", overrides=[f"results={folder}", "tracking=off", "search=cors"])
+        few = ["task.mini.num_calibration=512", "task.mini.num_sensitivity=32"]
+        config = compose("config", overrides=[f"results={folder}", "tracking=off", "search=cors", *few])
     return run_cell(open_cell(config))
 
 

@@ -8,11 +8,13 @@ from hydra import compose, initialize_config_dir
 
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
+from facts.tasks.classification import imagenet
+from facts.tasks.classification.imagenet import find_images
 from tests.photos.data import PHOTOS, weights_of
 
 pytestmark = pytest.mark.external
 
-SIZES = {"num_calibration": 128, "num_sensitivity": 16, "num_workers": 0}
+SIZES = {"num_calibration": 128, "num_sensitivity": 4, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +35,17 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def run(root, tmp_path_factory):
-    """A function that runs a cell with overrides and returns its record."""
-    overrides = ["profile=paper", "tracking=off", f"results={tmp_path_factory.mktemp('results')}"]
-    overrides += [f"task.paper.{field}={value}" for field, value in {**SIZES}.items()]
+def every_fourth(root, split):
+    images = find_images(root, split)
+    return images.selected(range(0, len(images), 4)) if split == "val" else images
+
+
+@pytest.fixture
+def run(root, tmp_path, monkeypatch):
+    """A function that runs a cell with overrides, judged by every fourth photo, and returns its record."""
+    monkeypatch.setattr(imagenet, "find_images", every_fourth)
+    overrides = ["profile=paper", "tracking=off", f"imagenet={root}", f"results={tmp_path}"]
+    overrides += [f"task.paper.{field}={value}" for field, value in SIZES.items()]
     overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={weights_of('vit_tiny')}"]
 
     def make(*own):
