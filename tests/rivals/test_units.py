@@ -89,6 +89,18 @@ def test_corp_brings_scores_nearest_over_all_pairs_of_tokens():
     assert relative_error((x @ right.T) @ (x[:, :5] @ left).T, expected) < 1e-10
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_corp_survives_the_rounding_of_sums(seed):
+    """Inputs are nearly of three directions; the others drown in what float32 leaves there."""
+    torch.manual_seed(seed)
+    x, noise = (torch.randn(5000, 3) @ torch.randn(3, 6) + 1e-4 * torch.randn(5000, 6)).double(), torch.randn(6, 6)
+    layer = LowRankLinear(torch.randn(6, 5).double(), torch.randn(5, 6).double())
+    gram = x.T @ x
+    rounded = gram + 3e-8 * gram.norm() * (noise + noise.T)
+    left, right = without_features(layer, rounded, torch.arange(5.0).flip(0), rank=4, ridge=1e-3).truncate(4)
+    assert relative_error(x @ (left @ right).T @ x.T, x @ layer.weight.T @ x.T) < 5e-4
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_corp_regresses_hidden_units_that_leave_on_those_that_stay(bias):
     torch.manual_seed(0)

@@ -1,8 +1,9 @@
 """CORP: queries, keys and hidden units, with ridge regression on those that stay (Zhang and Yang, 2026).
 
-From the abstract and the published code, BOX-LEO/CORP; the paper's text was not read. Three things differ: the code
-measures again after each MLP, the abstract and we once; the code makes I + M symmetric, which the regression does not
-ask for; its least widths, 64 hidden units and 8 features of a head, are left out.
+From the abstract and the published code, BOX-LEO/CORP; the paper's text was not read. Four things differ. The code
+measures again after each MLP, the abstract and we once. It makes I + M symmetric, which the regression does not ask
+for. It raises λ for scores too, where sums over tokens dwarf it. It has least widths, 64 hidden units and 8 features of
+a head.
 
 Legend: S and P are the indices that stay and that leave; q = right x and k = leftᵀ x of one head, without the keys'
 bias, which the softmax ignores.
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from facts.decomposition.parts import HiddenUnit, ScoreUnit
 from facts.decomposition.truncation import Decomposition
+from facts.estimators.whitening import lift_spectrum
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
@@ -109,9 +111,8 @@ def without_features(layer: LowRankLayer, gram: Tensor, scores: Tensor, rank: in
     energies, order = scores.sort(descending=True)
     S, P = order[:rank], order[rank:]
     Q, K = right @ gram @ right.T, left.T @ gram[: len(left), : len(left)] @ left
-    (q, U), (k, V) = torch.linalg.eigh(Q[S][:, S]), torch.linalg.eigh(K[S][:, S])
-    sizes = q.clamp(min=0)[:, None] * k.clamp(min=0) + ridge
-    M = U @ (U.T @ Q[S][:, P] @ K[P][:, S] @ V / sizes) @ V.T
+    (q, U), (k, V) = (torch.linalg.eigh(lift_spectrum(gram[S][:, S])) for gram in (Q, K))  # sums are in float32
+    M = U @ (U.T @ Q[S][:, P] @ K[P][:, S] @ V / (q[:, None] * k + ridge)) @ V.T
     return Decomposition(left[:, S].to(layer.weight), (right[S] + M.T @ right[S]).to(layer.weight), energies[:rank])
 
 
