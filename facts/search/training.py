@@ -51,7 +51,7 @@ class Training:
     ) -> None:
         """Minimise `loss_at(epoch, batch)` of the network with other forward functions, from where the cache has it."""
         batches = problem.training_batches()
-        with frozen(problem.model), replaced_forwards(forwards):
+        with frozen(problem.network), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
                 falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
                 self.group["lr"] = self.last_rate + falling
@@ -98,25 +98,30 @@ class Training:
 
 
 class TrainedLayer:
-    """A layer whose leading components are weighted by what is trained."""
+    """A layer, or a call of a unit, whose leading components are weighted by what is trained."""
 
     def __init__(self, problem: AllocationProblem, name: str, number: int):
-        self.dense: nn.Linear = problem.layers[name]
+        self.dense = problem.calibration.calls[name]
         weight = self.dense.weight
         decomposition = problem.decompositions[name]
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
         mean = weight.new_zeros(weight.shape[1]) if decomposition.mean is None else decomposition.mean.to(weight)
-        self.mean, self.output_of_mean = mean, nn.functional.linear(mean, weight.detach())  # which low-rank forms keep
+        self.mean, self.output_of_mean = mean, weight.detach() @ mean  # which low-rank forms keep
 
     def weighted(self, x: Tensor, weights: Tensor) -> Tensor:
         """Outputs of the components times `weights [number]`, without the bias and the mean's output."""
-        return nn.functional.linear(nn.functional.linear(x - self.mean, self.right) * weights, self.left)
+        return times(nn.functional.linear(x - self.mean, self.right) * weights, self.left)
+
+
+def times(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [..., n]` times `weight [m, n]`, or `x [..., h, n]` times `[h, m, n]`, of heads that share their values."""
+    return nn.functional.linear(x, weight) if weight.dim() == 2 else torch.einsum("...hn,hmn->...hm", x, weight)
 
 
 def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:
     """The outputs of the network as it is."""
     with autocast(problem.device, problem.calibration.execution.precision):
-        return run(problem.model, to_device(inputs, problem.device))
+        return run(problem.network, to_device(inputs, problem.device))
 
 
 def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
@@ -124,4 +129,4 @@ def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
     inputs, targets = to_device(batch, problem.device)
     with autocast(problem.device, problem.calibration.execution.precision):
         loss = on_given_labels(problem.calibration.loss)
-        return loss(run(problem.model, inputs), targets) / batch_size(inputs)
+        return loss(run(problem.network, inputs), targets) / batch_size(inputs)

@@ -21,6 +21,7 @@ from facts.modules.modes import replaced_forwards
 from facts.modules.networks import run
 from facts.moments.memory import MemoryPolicy
 from facts.search import AllocationProblem
+from facts.search.methods.comcat import Mixture
 from facts.search.sensitivity.fisher import exact_profiles
 from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import (
@@ -139,6 +140,22 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     dense = sum(module.weight.numel() for module in calibration.model.modules() if isinstance(module, nn.Linear))
     parts = [(problem.parts[name], rank) for name, rank in units.items()]
     assert dense - weights == sum(part.dense - part.num_weights(problem.form, rank) for part, rank in parts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_comcats_mixture_of_one_choice_is_that_choice(name):
+    """Each part at its second rank, and each as it is."""
+    problem = problem_of(prepared(name))
+    images, ranks = images_of(problem.calibration), problem.ranks_of_ratios((0.3, 0.6, 0.9))
+    mixtures = [Mixture(problem, part, ranks[part]) for part in problem.parts]
+    for choice, plan in ((1, {part: ranks[part][1] for part in ranks}), (-1, dict.fromkeys(ranks))):
+        for mixture in mixtures:
+            mixture.shares = torch.zeros_like(mixture.logits)
+            mixture.shares[choice] = 1
+        with replaced_forwards({call: own for mixture in mixtures for call, own in mixture.forwards().items()}):
+            found = run(problem.network, images)
+        assert relative_error(found, run(problem.apply(plan, problem.decompositions), images)) < EXACT
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -268,9 +285,8 @@ def calibration_budget(calibration, ratio):
 
 def test_what_works_on_layers_alone_refuses_units():
     calibration = prepared("vit")
-    for options in ({"search": "comcat"}, {"search": "svd_llm_v2"}):
-        with pytest.raises(ValueError, match="this works on single layers"):
-            facts.compress(calibration, ratio=0.5, **options)
+    with pytest.raises(ValueError, match="this works on single layers"):
+        facts.compress(calibration, ratio=0.5, search="svd_llm_v2")
     with pytest.raises(ValueError, match="a refit fits layers"):
         facts.compress(calibration, ratio=0.5, refit="blockwise")
     with pytest.raises(ValueError, match="parts must be one of layers, units, got 'unit'"):

@@ -1,18 +1,21 @@
 """ComCat: a Gumbel-softmax over ranks, trained by gradient descent (Xiao et al., 2023)."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.training import TrainedLayer, Training, task_loss
+from facts.search.training import TrainedLayer, Training, task_loss, times
 from facts.utils.options import Count, Positive, Seed, options
 
 
 @options
 class ComCatSearch(MILPSearch):
-    """Every layer is a mixture of its low-rank forms at some `ratios` and of itself; the mixtures are trained.
+    """Every layer, or unit, is a mixture of its forms at some `ratios` and of itself; the mixtures are trained.
 
     The loss is the task's, times (cost / budget)^`penalty` if the expected cost lies above the budget. The temperature
     falls from the first of `temperatures` to the second, epoch by epoch. The solver finds the most probable plan within
@@ -28,7 +31,7 @@ class ComCatSearch(MILPSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         ranks = problem.ranks_of_ratios(self.ratios)
-        mixtures = {name: _Mixture(problem, name, ranks[name]) for name in problem.layers}
+        mixtures = {name: Mixture(problem, name, ranks[name]) for name in problem.parts}
         logits = [mixture.logits for mixture in mixtures.values()]
         optimizer = torch.optim.AdamW(logits, lr=self.learning_rate, weight_decay=5e-4)
         training = Training(optimizer, self.num_epochs, seed=self.seed)
@@ -40,7 +43,8 @@ class ComCatSearch(MILPSearch):
             cost = sum(mixture.draw(temperature, training.generator) for mixture in mixtures.values())
             return task_loss(problem, batch) * (cost / budget).max().clamp(min=1) ** self.penalty
 
-        training.run(problem, self, {mixture.dense: mixture.forward for mixture in mixtures.values()}, loss_at)
+        forwards = {call: forward for mixture in mixtures.values() for call, forward in mixture.forwards().items()}
+        training.run(problem, self, forwards, loss_at)
         surprises = {
             name: dict(zip([*ranks[name], None], (-mixture.logits.detach().log_softmax(0)).tolist(), strict=True))
             for name, mixture in mixtures.items()
@@ -48,12 +52,12 @@ class ComCatSearch(MILPSearch):
         return SearchResult(*self.solve(problem, surprises))
 
 
-class _Mixture(TrainedLayer):
-    """One layer as a weighted sum of its choices: the low-rank forms in ascending order, and itself."""
+class Mixture:
+    """One part, whose calls share the shares, as a weighted sum of its low ranks in ascending order and itself."""
 
     def __init__(self, problem: AllocationProblem, name: str, ranks: list[int]):
-        super().__init__(problem, name, max(ranks))
-        weight = self.dense.weight
+        self.layers = [TrainedLayer(problem, call, max(ranks)) for call in problem.parts[name].calls]
+        weight = self.layers[0].dense.weight
         self.logits = torch.zeros(len(ranks) + 1, device=weight.device, requires_grad=True)
         costs = [problem.cost(name, rank) for rank in [*ranks, None]]
         self.costs = torch.tensor(costs, dtype=torch.float32, device=weight.device)
@@ -67,8 +71,11 @@ class _Mixture(TrainedLayer):
         self.shares = ((self.logits + noise.to(self.logits)) / temperature).softmax(dim=0)
         return self.shares @ self.costs
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forwards(self) -> dict[nn.Module, Callable[[Tensor], Tensor]]:
+        return {layer.dense: partial(self.forward, layer) for layer in self.layers}
+
+    def forward(self, layer: TrainedLayer, x: Tensor) -> Tensor:
         shares = self.shares.to(self.masks)
-        dense = nn.functional.linear(x, self.dense.weight) * shares[-1]
-        small = self.weighted(x, shares[:-1] @ self.masks) + shares[:-1].sum() * self.output_of_mean
-        return dense + small if self.dense.bias is None else dense + small + self.dense.bias
+        dense = times(x, layer.dense.weight) * shares[-1]
+        small = layer.weighted(x, shares[:-1] @ self.masks) + shares[:-1].sum() * layer.output_of_mean
+        return dense + small if layer.dense.bias is None else dense + small + layer.dense.bias

@@ -1,0 +1,53 @@
+"""A3: each part of a block by the error of what it computes, all at one share (Wong et al., ICML 2026).
+
+Read were the abstract and the paper's problems and theorems, without the rule that ranks hidden units: that is from
+memory, by the source it names, Drineas, Kannan and Mahoney (2006). The published code, DeepWok/a3, could not be read.
+The paper's networks have no biases: here that of queries is a weight of the input 1, the others stay.
+"""
+
+import torch
+from torch import Tensor
+
+from facts.decomposition.parts import HiddenUnit, ScoreUnit
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import KroneckerFactors
+from facts.moments import InputGram
+from facts.search import AllocationProblem, SearchResult
+from facts.search.methods.uniform import Uniform
+from facts.utils.options import options
+
+
+@options
+class A3Search(Uniform):
+    """Every unit keeps the same share; layers in no unit are truncated as the estimator does it.
+
+    Head by head, queries and keys have the least error of all scores before the softmax, values and outputs that of the
+    head's outputs: SVDs in the metric of second moments, not less the mean. Hidden units stay by the norm of what each
+    adds to the outputs, and nothing takes the place of the others.
+    """
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        if not problem.calibration.units:
+            raise ValueError("A3 narrows units: choose parts=units, or another search")
+        return SearchResult(dict(self.ranks(problem)), decompositions=self.decompositions(problem))
+
+    def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
+        """The decompositions, those of units by the method's own rules."""
+        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
+        for unit in problem.calibration.units.values():
+            for call in unit.calls:
+                layer = problem.calibration.calls[call]
+                gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
+                gram = gram[: layer.in_features, : layer.in_features]  # without the 1 that is appended for a bias
+                if isinstance(unit, HiddenUnit):
+                    made[call] = by_outputs(layer.weight.detach(), gram)
+                else:
+                    keys = gram[: layer.out_features, : layer.out_features] if isinstance(unit, ScoreUnit) else None
+                    made[call] = unit.decompose(layer, KroneckerFactors(A=gram, B=keys), 0.0, 0.0)
+        return made
+
+
+def by_outputs(weight: Tensor, gram: Tensor) -> Decomposition:
+    """Inputs of `weight [m, n]` in the order of the norms of x_j w_j, for the second moment `[n, n]`."""
+    energies, order = (gram.diagonal() * weight.double().square().sum(dim=0)).sort(descending=True)
+    return Decomposition(weight[:, order], torch.eye(len(order)).to(weight)[order], energies, order=order)
