@@ -1,6 +1,8 @@
 """Checks of a network, its data and the functions of its outputs, before any pass and after it."""
 
 import math
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from facts.cost.trace import first_sample, has_row_per_sample
-from facts.modules.modes import autocast, evaluating
+from facts.modules.modes import autocast, evaluating, frozen
 from facts.modules.networks import run
 from facts.moments.losses import Loss, OutputError
 from facts.utils.batches import described, to_device
@@ -33,6 +35,20 @@ def with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
     return batch
 
 
+def outputs_of_first(model: nn.Module, inputs: Any, precision: torch.dtype) -> Any:
+    """The outputs for the first sample of a batch. Raises `ValueError` if the network cannot read it."""
+    device = next(model.parameters()).device
+    inputs = to_device(inputs, device)
+    with torch.no_grad(), evaluating(model), autocast(device, precision):
+        try:
+            return run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
+        except (IndexError, ValueError) as error:  # as networks raise for other shapes
+            raise ValueError(
+                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({error}): a batch has "
+                "its samples along the first axis, images as [N, C, H, W]"
+            ) from error
+
+
 def refuse_unfit_functions(
     model: nn.Module, batch: tuple[Any, Any], loss: Loss | None, output_error: OutputError, precision: torch.dtype
 ) -> None:
@@ -41,16 +57,9 @@ def refuse_unfit_functions(
     Raises `ValueError` if it cannot read the sample, if `output_error` cannot compare its outputs, or if `loss` is a
     mean over samples.
     """
-    device = next(model.parameters()).device
-    inputs, targets = to_device(batch, device)
-    with torch.no_grad(), evaluating(model), autocast(device, precision):
-        try:
-            outputs = run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
-        except (IndexError, ValueError) as error:  # as networks raise for other shapes
-            raise ValueError(
-                f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({error}): a batch has "
-                "its samples along the first axis, images as [N, C, H, W]"
-            ) from error
+    inputs, targets = to_device(batch, next(model.parameters()).device)
+    outputs = outputs_of_first(model, inputs, precision)
+    with torch.no_grad():
         try:
             float(output_error(outputs, outputs))
         except Exception as error:  # of anybody's code, on anything
@@ -67,6 +76,22 @@ def refuse_unfit_functions(
                     f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "
                     'twice. Give reduction="sum" instead of a mean, or leave loss out if it is cross-entropy'
                 )
+
+
+def not_reached(
+    model: nn.Module, layers: Mapping[str, nn.Module], loss: Loss, batch: tuple[Any, Any], precision: torch.dtype
+) -> list[str]:
+    """The layers that the loss of the first sample does not depend on, such as a pooler whose output is not used."""
+    marks: dict[str, Tensor] = {}
+    sample = to_device(first_sample(batch), next(model.parameters()).device)
+    with ExitStack() as stack, torch.enable_grad(), frozen(model), autocast(sample[0].device, precision):
+        for name, layer in layers.items():
+            mark = marks[name] = torch.zeros((), device=sample[0].device, requires_grad=True)
+            hook = layer.register_forward_hook(lambda layer, inputs, output, mark=mark: output + mark.to(output))
+            stack.callback(hook.remove)
+        value = loss(run(model, sample[0]), sample[1])
+        grads = torch.autograd.grad(value, list(marks.values()), allow_unused=True)
+    return [name for name, grad in zip(marks, grads, strict=True) if grad is None]
 
 
 def refuse_not_finite(original: Any, changed: Any) -> None:

@@ -1,6 +1,7 @@
 """Preparation of a network for compression: its layers, its data and its loss, in one object."""
 
 import itertools
+import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.checks import refuse_undifferentiable, refuse_unfit_functions
+from facts.calibration.checks import not_reached, refuse_undifferentiable, refuse_unfit_functions
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
+from facts.calibration.reading import as_reading, reading_of
 from facts.calibration.reasons import EXCLUDED_NAMES
-from facts.calibration.selection import LayerNames, select_layers
+from facts.calibration.selection import NOT_REACHED, LayerNames, select_layers
 from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
 from facts.cost.count import Cost, count_params, meta_input
 from facts.cost.latency import MeasuredLatency, TimedPart
@@ -35,13 +37,15 @@ from facts.modules.forms import Form
 from facts.modules.lowrank import LinearLayer
 from facts.modules.networks import noise
 from facts.moments.collect import LayerMoments, collect_moments
+from facts.moments.features import SampledFeatures, scales_of
 from facts.moments.losses import (
     Loss,
     OutputError,
     SampledLabels,
+    SampledTargets,
+    SquaredError,
     kl_divergence,
     on_given_labels,
-    squared_error,
     summed_cross_entropy,
 )
 from facts.moments.statistics import InputSum, Moment
@@ -50,6 +54,8 @@ from facts.utils.batches import first_of, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
 from facts.utils.sources import shared_code
 from facts.utils.stopwatch import stage
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,7 @@ def prepare(
     excluded_names: Iterable[str] = EXCLUDED_NAMES,
     loss: Loss | None = None,
     output_error: OutputError | None = None,
+    outputs: str | Collection[str] | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
     parts: PartsName = "layers",
@@ -275,8 +282,12 @@ def prepare(
     unless `layers` names it. `parts` are what is truncated: `layers`, or `units`, which are attention's products and
     hidden units (layers in no unit stay layers). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape
     with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error of truncation, if
-    there are biases and data. Raises `ValueError` for unknown layers, and for data without labels if the outputs are
-    not class logits to draw labels from.
+    there are biases and data.
+
+    `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
+    tensors among the outputs alike; or as features, those with a name, or several. By default they are classes if there
+    are labels, or if the network says so (`facts.calibration.reading`). Features are compared by their relative squared
+    error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for unknown layers and outputs.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
@@ -292,21 +303,31 @@ def prepare(
     compared = as_batches(held_out, model)
     if batches is not None and first is not None and compared is None:
         batches, compared = divide(batches, first)
-    draws_labels = loss is None or isinstance(loss, SampledLabels)
+    draws_labels = loss is None or isinstance(loss, SampledTargets)
     own_loss = None if draws_labels else loss
-    if loss is None and inputs is not None and targets is None:
-        if getattr(model, "num_classes", None) == 0:
-            raise ValueError(f"{type(model).__name__} has no classifier to draw labels from: give targets and a loss")
-        loss = SampledLabels(summed_cross_entropy)
-    loss = loss or summed_cross_entropy
+    if loss is not None and outputs is not None:
+        raise ValueError("outputs says how outputs are read without a loss of your own: give loss= or outputs=")
+    reading = as_reading(outputs)
+    if reading is None and loss is None and inputs is not None and targets is None:
+        reading = reading_of(model, inputs, execution.precision)
+        log.info("the outputs of %s are read as %s", type(model).__name__, reading)
+    names = reading if isinstance(reading, tuple) else ()
+    if loss is None and reading in (None, "classes"):
+        loss = summed_cross_entropy if targets is not None or inputs is None else SampledLabels(summed_cross_entropy)
+    elif loss is None:
+        loss = SampledFeatures(scales_of(model, batches or (), names, execution.precision), names)
     if output_error is None:
-        output_error = kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
+        of_classes = reading in (None, "classes") and on_given_labels(loss) is summed_cross_entropy
+        output_error = kl_divergence if of_classes else SquaredError(names)
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and inputs is not None and has_row_per_sample(inputs):
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     if inputs is not None:
         refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
+    if isinstance(inputs, Tensor) and isinstance(layers, str | None) and (own_loss or names):
+        unused = not_reached(selection.model, selection.layers, loss, (inputs, targets), execution.precision)
+        selection = selection.without(unused, NOT_REACHED)
     if inputs is None and input_shape:
         inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
     found = parts_of(selection, parts, inputs)

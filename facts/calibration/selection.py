@@ -1,8 +1,8 @@
 """Selection of the layers to compress, and the reasons why others are left alone."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from facts.modules.linear_calls import with_linear_layers
 
 NEVER_USED = "it is never called: another module may read its weight"
 NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
+NOT_REACHED = "the loss does not depend on it"
 NOT_NAMED = "not among the layers named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
 
@@ -40,6 +41,13 @@ class Selection:
     rows: dict[str, int]
     skipped: dict[str, str]
     flops: int | None
+
+    def without(self, names: Collection[str], reason: str) -> Self:
+        """The same selection but for some layers. Raises `ValueError` if none is left."""
+        layers = {name: layer for name, layer in self.layers.items() if name not in names}
+        if not layers:
+            raise ValueError(f"no layer is left to compress: {', '.join(names)}: {reason}")
+        return replace(self, layers=layers, skipped=self.skipped | dict.fromkeys(names, reason))
 
 
 def select_layers(

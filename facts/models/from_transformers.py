@@ -1,4 +1,4 @@
-"""Networks of transformers: language models and image classifiers, with their tokenizers and image processors."""
+"""Networks of transformers: language models, classifiers and encoders of images, with what reads their inputs."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -152,6 +152,16 @@ class ImageClassifier(TransformersModel):
     kind: ClassVar[str] = "transformers_images"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
     mapping: ClassVar[str] = "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"
+    processor: ClassVar[str] = "image_processor"
+
+
+@options
+class ImageEncoder(TransformersModel):
+    """Any `AutoModel` without a classifier: ViT, DINOv2, the vision towers of CLIP and SigLIP."""
+
+    kind: ClassVar[str] = "transformers_encoder"
+    auto_class: ClassVar[str] = "AutoModel"
+    mapping: ClassVar[str] = "MODEL_MAPPING_NAMES"
     processor: ClassVar[str] = "image_processor"
 
 

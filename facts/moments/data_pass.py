@@ -12,7 +12,7 @@ from facts.modules.modes import autocast, without_autocast
 from facts.modules.networks import run
 from facts.moments.batch import LayerBatch
 from facts.moments.capture import Capture, capturing
-from facts.moments.losses import Loss, SampledLabels
+from facts.moments.losses import Loss, SampledTargets
 from facts.utils.batches import batch_size, gathered, in_parts, numbered, to_device
 
 
@@ -44,7 +44,9 @@ class DataPass:
         seen, exact = 0, without_autocast(next(self.model.parameters()).device)
         with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
             for number, position, batch in numbered(own, sums):
-                loss = self.loss.of_batch(number) if isinstance(self.loss, SampledLabels) else self.loss
+                loss = self.loss
+                if isinstance(loss, SampledTargets):
+                    loss = loss.drawn(loss.seed, number)
                 self.first_sample = first_sample + position
                 seen += batch_size(batch[0])
                 for part in in_parts(batch, self.num_parts):

@@ -1,11 +1,13 @@
 """Losses that networks are differentiated by, and distances between the outputs of two networks."""
 
-from collections.abc import Callable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from facts.utils.batches import described
@@ -62,21 +64,36 @@ def next_tokens(tokens: Tensor) -> Tensor:
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 
-class SampledLabels:
-    """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher.
+class SampledTargets(ABC):
+    """A loss on targets that are drawn; the given ones are ignored.
 
-    The given targets are ignored. Every data pass draws the same labels for the batch of the same number.
+    Every data pass draws the same targets for the batch of the same number.
     """
 
-    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
-        self.loss, self.seed = loss, seed
+    def __init__(self, name: str, module: str, seed: int, batch_number: int):
+        self.seed = seed
         self.generator = torch.Generator().manual_seed(int(content_key(seed, batch_number), base=16) % 2**63)
-        name = getattr(loss, "__qualname__", "<unnamed>")
-        self.__module__, self.__qualname__ = loss.__module__, f"{name}, labels sampled with seed {seed}"
+        self.__module__, self.__qualname__ = module, f"{name} with seed {seed}"
 
-    def of_batch(self, number: int) -> "SampledLabels":
-        """The same loss with the draw of one batch."""
-        return SampledLabels(self.loss, self.seed, number)
+    @abstractmethod
+    def drawn(self, seed: int, batch_number: int = 0) -> Self:
+        """The same loss with other draws."""
+
+    @abstractmethod
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """Draw targets and sum the loss on them."""
+
+
+class SampledLabels(SampledTargets):
+    """A loss on labels drawn from the network's own class probabilities: its gradients make up the true Fisher."""
+
+    def __init__(self, loss: Loss, seed: int = 0, batch_number: int = 0):
+        self.loss = loss
+        name = f"{getattr(loss, '__qualname__', '<unnamed>')}, labels sampled"
+        super().__init__(name, loss.__module__, seed, batch_number)
+
+    def drawn(self, seed: int, batch_number: int = 0) -> Self:
+        return type(self)(self.loss, seed, batch_number)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are no class logits."""
@@ -89,8 +106,15 @@ class SampledLabels:
 
 
 def on_given_labels(loss: Loss) -> Loss:
-    """The same loss on the labels of the data, for `SampledLabels` too."""
+    """The same loss on the labels of the data, for `SampledLabels` too. Raises `ValueError` for features."""
+    if isinstance(loss, SampledTargets) and not isinstance(loss, SampledLabels):
+        raise ValueError("features have no labels: choose a search that compares outputs, or cors_fisher")
     return loss.loss if isinstance(loss, SampledLabels) else loss
+
+
+def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
+    """The same loss on targets drawn with a seed."""
+    return loss.drawn(seed) if isinstance(loss, SampledTargets) else SampledLabels(loss, seed)
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
@@ -112,7 +136,37 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     return F.kl_div(log_changed, log_original, reduction="sum", log_target=True)
 
 
-def squared_error(original: Tensor, changed: Tensor) -> Tensor:
-    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64."""
-    original, changed = original.double().flatten(1), changed.double().flatten(1)
+class SquaredError:
+    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
+
+    The mean over the tensors of the outputs, or over those with these `names`.
+    """
+
+    def __init__(self, names: Collection[str] = ()):
+        self.names = tuple(names)
+        self.__qualname__ = ", ".join(["squared_error", *self.names])
+
+    def __call__(self, original: Any, changed: Any) -> Tensor:
+        pairs = zip(tensors_of(original, self.names), tensors_of(changed, self.names), strict=True)
+        errors = [_relative_error(before.double().flatten(1), after.double().flatten(1)) for before, after in pairs]
+        return torch.stack(errors).mean()
+
+
+def _relative_error(original: Tensor, changed: Tensor) -> Tensor:
     return ((changed - original).square().sum(dim=1) / original.square().sum(dim=1)).sum()
+
+
+squared_error = SquaredError()
+
+
+def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
+    """The tensors of real numbers among outputs, or those with these names. Raises `ValueError` if there is none."""
+    if names:
+        known = list(outputs) if isinstance(outputs, Mapping) else []
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"no output is called {', '.join(unknown)}: there are {', '.join(known) or 'no names'}")
+        outputs = [outputs[name] for name in names]
+    found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not found:
+        raise ValueError(f"there is no tensor of real numbers in outputs that are {described(outputs)}")
+    return found

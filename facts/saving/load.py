@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_model
-from torch import nn
+from torch import Tensor, nn
 
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
@@ -64,6 +64,9 @@ def load_compressed(
     model = build_recipe(recipe) if model is None else model
     model = with_plan(model, manifest.plan, manifest.layouts, manifest.quantization)
     convert(model, tensors, manifest.buffers)
+    for parameter in model.parameters():  # a part of a larger tensor, as of PyTorch's attention, safetensors refuses
+        if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:
+            parameter.data = parameter.data.clone()
     load_model(model, weights)
     _refuse_wrong_values(model, weights)
     if is_transformers(model):

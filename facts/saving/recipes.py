@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from torch import nn
 
-from facts.models import RECIPES, CausalLM, ImageClassifier, Recipe, TimmModel
+from facts.models import RECIPES, CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel
 from facts.models.timm_options import differing_options
 from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
@@ -36,8 +36,8 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
     model = result.model
     recipe = getattr(model, "recipe", None)
     if recipe is None:
-        of_transformers = is_transformers(model)
-        recipe = (CausalLM.of(model) or ImageClassifier.of(model)) if of_transformers else _timm_recipe(result)
+        found = (kind.of(model) for kind in (CausalLM, ImageClassifier, ImageEncoder))
+        recipe = next(filter(None, found), None) if is_transformers(model) else _timm_recipe(result)
     try:
         if recipe is None:
             raise ValueError(f"no recipe builds this {type(model).__name__}")

@@ -1,5 +1,9 @@
-"""The tables of `docs/results.md` that are marked hold the numbers of the files."""
+"""The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
 
+import facts
+from facts.compression.compress import default_parts
+from facts.compression.rounds import PAYS_BELOW, rounds_to
+from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from tests.docs.pages import ROOT
 from tests.docs.test_readme import committed
 
@@ -15,3 +19,25 @@ def test_the_table_of_quantized_networks_holds_the_numbers_of_the_file():
     for (network, weights), point in points.iterrows():
         times = [f"{point[f'{name} ms']:.0f}" for name in ("PyTorch", "ONNX Runtime", "OpenVINO")]
         assert [TITLES[network], weights, f"{point.MB:.2f}", f"{point.top1:.1f}", *times] in written
+
+
+def test_the_defaults_of_units_are_those_of_the_rule():
+    """One choice after the other: the highest mean top-1 over both networks and all ratios; rounds by the distance."""
+    points = committed("results/photos/units_defaults.csv")
+    once = points[points.num_rounds == 1]
+    rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
+    assert rows.idxmax() == ROW_OF_UNITS and len(rows) == 3
+    own = points[points.shrinkage_row == ROW_OF_UNITS]
+    shares = own[own.num_rounds == 1].groupby("plain_share").top1.mean()
+    assert shares.idxmax() == PLAIN_SHARE_OF_UNITS and len(shares) == 3
+    distances = own[own.plain_share == PLAIN_SHARE_OF_UNITS].groupby(["ratio", "num_rounds"]).distance.mean().unstack()
+    paid = distances[2] < distances[1]
+    assert list(paid[paid].index) == [0.5, 0.6] and PAYS_BELOW == 0.6
+    assert [len(rounds_to({"flops": ratio}, None, has_units=True)) for ratio in (0.5, 0.6, 0.7)] == [1, 1, 0]
+
+
+def test_the_default_parts_keep_most_on_the_photos_that_choose():
+    points = committed("results/photos/units.csv")
+    chosen = points[points.method != "dense"].groupby("method").chosen.mean()
+    assert chosen["units"] > chosen["layers, pivoted"]
+    assert default_parts([], facts.Budget()) == "units"

@@ -29,15 +29,14 @@ METHODS = {
 LEAST_GAINED = {0.7: 0.0, 0.6: 8.0, 0.5: 20.0}  # points of top-1, by units over layers
 FILE = "photos/units"
 COLUMNS = {
-    "network": "", "ratio": ".1f", "method": "", "chosen": ".1f", "judged": ".1f", "distance": ".3f", "minutes": ".1f"
+    "network": "", "ratio": ".1f", "method": "", "chosen": ".1f", "judged": ".1f", "distance": ".3f"
 }  # fmt: skip
 TEXT = (
     "# Units on two published networks\n\n"
     "Top-1 in percent on validation photos, without any training, by the fraction of the linear layers' FLOPs that "
     "remains: on the half by which defaults are chosen, and on the other, 325 photos each (standard error up to 2.8); "
     "the mean distance of the outputs from the original's on the other half. FACTS and CoRS-Fisher from 1,000 more "
-    "photos. Minutes are those of all work on {threads} threads, less what the cache held. Written by "
-    "`tests/photos/test_units.py`."
+    "photos. Written by `tests/photos/test_units.py`."
 )
 
 CHOICES = [  # shrinkage of B, plain share of A, rounds: one after the other
@@ -52,7 +51,7 @@ CHOICES_COLUMNS = {
 }  # fmt: skip
 CHOICES_TEXT = (
     "# Defaults of units\n\n"
-    "FACTS and CoRS-Fisher on units from 1,000 photos, without any training: top-1 in percent, and the mean distance of "
+    "FACTS and CoRS-Fisher on units from 1,000 photos, without training: top-1 in percent, and the mean distance of "
     "the outputs from the original's, on the 325 validation photos by which defaults are chosen (standard error of "
     "top-1 up to 2.8). The rule: the `shrinkage_row`, then the `plain_share`, of the highest mean top-1 over both "
     "networks and all ratios; then the second round at those ratios at which it lowers the mean distance. "
@@ -74,10 +73,10 @@ def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
     file = RESULTS / f"{FILE}.csv"
     rows = pd.read_csv(file).values.tolist() if file.exists() else []
 
-    def add(ratio, method, compressed, minutes=0.0):
+    def add(ratio, method, compressed):
         found = top1(compressed, chosen), top1(compressed, judged), distance(model, compressed, judged)
-        rows.append([network, ratio, method, *found, minutes])
-        write_table(rows, COLUMNS, FILE, TEXT.format(threads=torch.get_num_threads()))
+        rows.append([network, ratio, method, *found])
+        write_table(rows, COLUMNS, FILE, TEXT)
 
     if [network, 1.0, "dense"] not in [row[:3] for row in rows]:
         add(1.0, "dense", model)
@@ -89,8 +88,8 @@ def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
         parts, rounds = METHODS[method]
         if [network, ratio, method] not in [row[:3] for row in rows]:
             result = facts.compress(prepared[parts], ratio=ratio, budget=facts.Budget(rounds=rounds))
-            add(ratio, method, result.model.eval(), sum(result.summary.seconds.values()) / 60)
-    points = {(ratio, method): top1 for name, ratio, method, _, top1, *_ in rows if name == network}
+            add(ratio, method, result.model.eval())
+    points = {(ratio, method): top1 for name, ratio, method, _, top1, _ in rows if name == network}
     gained = {ratio: points[ratio, UNITS] - points[ratio, LAYERS] for ratio in LEAST_GAINED}
     assert all(gained[ratio] >= least for ratio, least in LEAST_GAINED.items()), points
 

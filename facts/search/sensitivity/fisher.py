@@ -14,7 +14,7 @@ from torch import Tensor
 
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
-from facts.moments.losses import Loss, SampledLabels, on_given_labels
+from facts.moments.losses import Loss, on_drawn_targets, on_given_labels
 from facts.search.problem import AllocationProblem
 from facts.utils.batches import shared, within_memory
 from facts.utils.cache import calibration_key, content_key
@@ -41,9 +41,8 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
         tensors = problem.cache.load(file)
         if tensors:
             return {name: tensors[name] for name in problem.parts}
-    loss = on_given_labels(problem.calibration.loss)
-    if labels == "sampled":
-        loss = SampledLabels(loss, seed)
+    loss = problem.calibration.loss
+    loss = on_drawn_targets(loss, seed) if labels == "sampled" else on_given_labels(loss)
     memory = problem.calibration.execution.memory
     profiles = within_memory(lambda num_parts: _measured(problem, batches, loss, num_parts), memory.halve_batches)
     if problem.cache:

@@ -1,0 +1,41 @@
+"""How the outputs of a network are read if no loss says it: as class logits, or as features."""
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from facts.calibration.checks import outputs_of_first
+from facts.modules.networks import is_transformers
+
+Reading = Literal["classes", "features"] | tuple[str, ...]
+"""Class logits; features, all tensors of the outputs; or features, the tensors with these names."""
+
+
+def as_reading(outputs: str | Collection[str] | None) -> Reading | None:
+    """The reading that a user gives; None for none."""
+    if outputs is None or outputs == "classes" or outputs == "features":
+        return outputs  # type: ignore[return-value]
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
+
+
+def reading_of(model: nn.Module, inputs: Any, precision: torch.dtype) -> Reading:
+    """Class logits if timm's `num_classes` is positive, or if transformers or a linear layer makes logits of classes.
+
+    These are a tensor `[N, C]` or `[N, T, C]`. All else is features.
+    """
+    num_classes = getattr(model, "num_classes", None)
+    if isinstance(num_classes, int):
+        return "classes" if num_classes > 0 else "features"
+    made: list[Tensor] = []
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                hook = module.register_forward_hook(lambda module, inputs, output: made.append(output))
+                stack.callback(hook.remove)
+        outputs = outputs_of_first(model, inputs, precision)
+    by_classifier = is_transformers(model) or any(outputs is each for each in made)
+    are_logits = isinstance(outputs, Tensor) and outputs.ndim in (2, 3) and outputs.shape[-1] > 1 and by_classifier
+    return "classes" if are_logits else "features"

@@ -1,0 +1,159 @@
+"""Networks without a classifier: how outputs are read, the Fisher of features, and what is compared."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import facts
+from facts.calibration.reading import reading_of
+from facts.moments.features import SampledFeatures, scales_of
+from facts.moments.losses import SquaredError, kl_divergence, squared_error
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"image_size": 16, "patch_size": 8}
+TOWERS = {"ViTModel": "ViTConfig", "SiglipVisionModel": "SiglipVisionConfig", "Dinov2Model": "Dinov2Config"}
+TOWERS |= {"CLIPVisionModel": "CLIPVisionConfig"}
+
+
+def images(num_batches=4, size=16):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 3, size, size, generator=generator) for _ in range(num_batches)]
+
+
+def tower(name):
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, name)(getattr(transformers, TOWERS[name])(**SIZES)).eval()
+
+
+class Pyramid(nn.Module):
+    """Two outputs of different shapes, a map and tokens, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.tokens, self.spare = nn.Conv2d(3, 4, 2, 2), nn.Linear(4, 6), nn.Linear(6, 12)
+
+    def forward(self, x):
+        grid = self.conv(x).relu()
+        tokens = self.tokens(grid.flatten(2).mT).tanh()
+        return {"grid": grid, "tokens": tokens, "spare": self.spare(tokens)}
+
+
+def test_how_outputs_are_read():
+    x, exact = torch.randn(2, 3, 16, 16), torch.float32
+    for num_classes, reading in ((10, "classes"), (0, "features")):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=num_classes)
+        assert reading_of(model, x, exact) == reading
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 8))
+    assert reading_of(flat, x, exact) == "classes"
+    for end in (nn.LayerNorm(8), nn.ReLU()):
+        assert reading_of(nn.Sequential(flat, end), x, exact) == "features"
+    assert reading_of(Pyramid(), x, exact) == "features"
+    assert reading_of(tower("ViTModel"), x, exact) == "features"
+
+
+def test_labels_or_the_argument_decide_first():
+    flat, labels = nn.Sequential(nn.Flatten(), nn.Linear(768, 12), nn.ReLU(), nn.Linear(12, 8)), torch.zeros(16).long()
+    errors = {
+        "given": facts.prepare(flat, [(images()[0], labels)]).output_error,
+        "classes": facts.prepare(nn.Sequential(flat, nn.ReLU()), images(), outputs="classes").output_error,
+        "features": facts.prepare(flat, images(), outputs="features").output_error,
+    }
+    assert errors["given"] is errors["classes"] is kl_divergence
+    assert isinstance(errors["features"], SquaredError)
+    with pytest.raises(ValueError, match="give loss= or outputs="):
+        facts.prepare(flat, images(), outputs="features", loss=lambda outputs, targets: outputs.sum())
+
+
+def test_the_loss_makes_up_the_gauss_newton_matrix(monkeypatch):
+    """Gradients for every direction of the noise, in float64, against Jᵀ M J of the dense Jacobian."""
+    model, x = Pyramid().double(), torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    names = ("grid", "tokens")
+    scales = scales_of(model, [(torch.randn(64, 3, 4, 4, dtype=torch.float64), None)], names, torch.float32)
+    loss, weight, found, expected = SampledFeatures(scales, names), model.conv.weight, 0, 0
+    shapes = {name: model(x)[name].shape for name in names}
+    for name, scale in zip(names, scales, strict=True):
+        values = model(x)[name]
+        values = values.movedim(1, -1) if values.ndim == 4 else values
+        rows = [torch.autograd.grad(value, weight, retain_graph=True)[0].flatten() for value in values.flatten()]
+        metric = scale.expand_as(values).flatten() ** -2 / (2 * values.numel())
+        expected = expected + torch.stack(rows).T @ (metric[:, None] * torch.stack(rows))
+        for index in range(math.prod(shapes[name])):
+            draws = {each: torch.zeros(shapes[each], dtype=torch.float64) for each in names}
+            draws[name].view(-1)[index] = 1
+            waiting = iter(draws.values())
+            monkeypatch.setattr(torch, "randn", lambda *args, waiting=waiting, **options: next(waiting))
+            gradient = torch.autograd.grad(loss(model(x), None), weight)[0].flatten()
+            found = found + torch.outer(gradient, gradient)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_draws_are_the_same_in_every_pass_and_new_in_every_batch():
+    loss, outputs = SampledFeatures([torch.ones(5)]), torch.randn(3, 5)
+    first, second = (loss.drawn(0, number)(outputs, None) for number in (0, 1))
+    assert first == loss.drawn(0, 0)(outputs, None) != second
+    assert first != loss.drawn(1, 0)(outputs, None)
+
+
+def test_scales_are_deviations_and_a_constant_feature_counts_little():
+    x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
+    model = Pyramid().double()
+    grid, tokens = scales_of(model, [(x[:5], None), (x[5:], None)], ("grid", "tokens"), torch.float32)
+    outputs = model(x)
+    flat = outputs["grid"].movedim(1, -1).flatten(0, -2), outputs["tokens"].flatten(0, -2)
+    torch.testing.assert_close(tokens, flat[1].std(dim=0, correction=0))
+    least = 1e-3 * flat[0].square().mean().sqrt()
+    torch.testing.assert_close(grid, flat[0].std(dim=0, correction=0).clamp(min=least.item()))
+    same = nn.Linear(2, 2, bias=False)
+    same.weight.data = torch.eye(2)
+    (scale,) = scales_of(same, [(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), None)], (), torch.float32)
+    torch.testing.assert_close(scale, torch.tensor([1.0, 1e-3 * math.sqrt(15)], dtype=torch.float64))
+
+
+def test_the_error_is_the_mean_over_tensors_by_name_if_asked():
+    first, second = Pyramid(), Pyramid()
+    x = torch.randn(3, 3, 4, 4)
+    before, after = first(x), second(x)
+    own = {name: squared_error(before[name], after[name]) for name in before}
+    torch.testing.assert_close(squared_error(before, after), torch.stack(list(own.values())).mean())
+    torch.testing.assert_close(SquaredError(["grid"])(before, after), own["grid"])
+    with pytest.raises(ValueError, match="no output is called pool: there are grid, tokens, spare"):
+        SquaredError(["pool"])(before, after)
+
+
+@pytest.mark.parametrize("options", [{}, {"search": "cors"}, {"estimator": "svd_llm", "search": "uniform"}], ids=str)
+def test_a_network_of_timm_without_a_head(options):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=48, depth=2, num_classes=0)
+    result = facts.compress(model, images(), **options)
+    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
+    assert result.summary.distance.share == result.summary.distance.mean < 0.5
+    recovered = facts.recover(result, images(), epochs=3, num_warmups=0, learning_rate=1e-3, views=False)
+    assert recovered.summary.recovery.after <= recovered.summary.recovery.before
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_of_transformers(name, tmp_path):
+    model = tower(name)
+    result = facts.compress(model, images())
+    assert any(name.endswith(".scores") for name in result.plan) and any(result.plan.values())
+    facts.save_compressed(result, tmp_path / "all")
+    loaded = facts.load_compressed(tmp_path / "all").model
+    with torch.no_grad():
+        for before, after in zip(*(each(images()[0]).to_tuple() for each in (result.model, loaded)), strict=True):
+            assert torch.equal(before, after)
+
+
+def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
+    model = tower("ViTModel")
+    prepared = facts.prepare(model, images(), outputs="last_hidden_state", parts="units")
+    assert prepared.skipped["pooler.dense"] == "the loss does not depend on it"
+    assert facts.compress(prepared).summary.distance.mean < 0.5
+    own = facts.prepare(model, images(), loss=lambda outputs, targets: outputs.last_hidden_state.square().sum())
+    assert "pooler.dense" in own.skipped
+
+
+def test_searches_that_train_on_labels_refuse_features():
+    with pytest.raises(ValueError, match="features have no labels: choose a search that compares outputs"):
+        facts.compress(facts.prepare(tower("ViTModel"), images()), search="comcat")
