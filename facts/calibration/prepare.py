@@ -46,6 +46,7 @@ from facts.moments.losses import (
     SquaredError,
     kl_divergence,
     on_given_labels,
+    squared_error,
     summed_cross_entropy,
 )
 from facts.moments.statistics import InputSum, Moment
@@ -318,7 +319,7 @@ def prepare(
         loss = SampledFeatures(scales_of(model, batches or (), names, execution.precision), names)
     if output_error is None:
         of_classes = reading in (None, "classes") and on_given_labels(loss) is summed_cross_entropy
-        output_error = kl_divergence if of_classes else SquaredError(names)
+        output_error = kl_divergence if of_classes else SquaredError(names) if names else squared_error
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and inputs is not None and has_row_per_sample(inputs):
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))

@@ -77,6 +77,9 @@ def pareto(
     forms = forms or [default_form(model, execution.precision)]
     for form in forms:
         refuse_unknown_form(form)
+    for function, argument in ((loss, "loss"), (output_error, "output_error")):
+        if function:
+            name_of(function, argument)
     file = Path(file) if file else None
     rows = _read(file)
     data = _read_once(calibration, model)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 FIRST = 0.7
 PAYS_BELOW = 0.6
-"""Units are measured again at `FIRST` if no more than this remains (results/photos/units_defaults.md)."""
+"""Units are measured again at `FIRST` if no more than this remains (results/defaults/units.md)."""
 
 
 def rounds_to(bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool) -> list[float]:

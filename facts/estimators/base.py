@@ -13,7 +13,7 @@ from facts.moments import InputGram, LayerMoments, Moment
 from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
 
-ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # the paper's, and chosen on photos (results/photos/units_defaults.md)
+ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # the paper's, and chosen on photos (results/defaults/units.md)
 PLAIN_SHARE_OF_UNITS = 0.5
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import facts
 from facts.estimators import FACTS, PELA, KroneckerFactors
+from facts.moments.losses import kl_divergence
 from facts.search import Uniform
 from facts.search.base import SearchResult
 from tests.networks import image_batches, make_model
@@ -119,8 +120,8 @@ ATTACKS = {
     "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
     "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "what facts.compress returned.* EveryShape"),
     "two outputs": (
-        lambda: compress(Two(), loss=of_first),
-        "squared_error cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
+        lambda: facts.prepare(Two(), BATCHES, loss=of_first, output_error=kl_divergence),
+        "kl_divergence cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
     ),
     "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),
     "a mean over one sample": (

@@ -30,7 +30,7 @@ def test_a_network_is_compressed_saved_and_loaded_in_another_process(tmp_path):
         with open(tmp_path / name, "a") as file:
             file.write(look)
     printed = run("python compress_mine.py", tmp_path)
-    assert "FLOPs" in printed and "layers low-rank (ranks" in printed
+    assert "FLOPs" in printed and "units narrower (ranks" in printed
     run("python load_mine.py", tmp_path)
     saved = sum(path.stat().st_size for path in (tmp_path / "smaller").iterdir())
     assert saved < 0.6 * (tmp_path / "dense.pt").stat().st_size
@@ -51,16 +51,17 @@ def committed(path: str) -> pd.DataFrame:
     return pd.read_csv(StringIO(shown.stdout))
 
 
-def test_the_table_of_photos_holds_the_numbers_of_the_files():
-    titles = {"facts": "FACTS", "svd_llm": "SVD-LLM", "shampoo2": "Shampoo²", "kfac_expand": "KFAC-expand"}
-    searches = {"uniform": "", "CoRSFisher": " + CoRS-Fisher", "CoRS": " + CoRS"}
-    for (_, written), file in zip(shown("photos").iterrows(), ("vit_tiny", "deit_tiny"), strict=True):
-        points = committed(f"results/photos/{file}.csv")
-        found = {"dense": points.top1[points.estimator == "original"].unique().item()}
-        for point in points[(points.ratio == 0.7) & points.estimator.isin(titles)].itertuples():
-            form = ", pivoted" if point.form == "pivoted" else ""
-            found[titles[point.estimator] + searches[point.search.partition("(")[0]] + form] = point.top1
-        assert written.drop("top-1").to_dict() == {name: f"{found[name]:.1f}" for name in written.index[1:]}
+def test_the_table_of_photos_holds_the_numbers_of_the_file():
+    points = committed("results/photos/units.csv").set_index(["network", "method", "ratio"]).judged
+    networks = {"ViT-Tiny": "vit_tiny", "DeiT-Tiny": "deit_tiny"}
+    methods = {"units": "units", "layers": "layers, pivoted"}
+    table = shown("photos").set_index("top-1")
+    assert len(table) == 4
+    for row, written in table.iterrows():
+        network, method = row.split(", ")
+        found = [points[networks[network], "dense", 1.0]]
+        found += [points[networks[network], methods[method], float(ratio)] for ratio in written.index[1:]]
+        assert list(written) == [f"{value:.1f}" for value in found]
 
 
 def test_the_table_of_digits_holds_the_numbers_of_the_file():

@@ -23,7 +23,7 @@ def test_the_table_of_quantized_networks_holds_the_numbers_of_the_file():
 
 def test_the_defaults_of_units_are_those_of_the_rule():
     """One choice after the other: the highest mean top-1 over both networks and all ratios; rounds by the distance."""
-    points = committed("results/photos/units_defaults.csv")
+    points = committed("results/defaults/units.csv")
     once = points[points.num_rounds == 1]
     rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
     assert rows.idxmax() == ROW_OF_UNITS and len(rows) == 3

@@ -68,7 +68,7 @@ def test_gpt2_s_layers_become_linear_ones_that_compute_the_same():
     assert changed.lm_head.weight is changed.transformer.wte.weight
     assert all(before[name].equal(tensor) for name, tensor in original.state_dict().items())
     assert len(select_layers(changed).layers) == LAYERS["gpt2"]
-    result = facts.compress(original, sequences(), ratio=0.5)  # no need to change it oneself
+    result = facts.compress(original, sequences(), parts="layers")  # no need to change it oneself
     assert result.plan.keys() == select_layers(changed).layers.keys()
     assert count_cost(original, (1, 12)) == count_cost(changed, (1, 12))
 

@@ -103,7 +103,7 @@ def test_an_attention_that_reads_weights_is_left_alone():
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
     swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=10).eval()
-    result = facts.compress(swin, [(images, torch.tensor([1, 2]))], ratio=0.8)
+    result = facts.compress(swin, [(images, torch.tensor([1, 2]))], ratio=0.8, parts="layers")
     assert "features.1.0.mlp.0" in result.plan
     reason = "it is never called: another module may read its weight"
     assert result.skipped["features.1.0.attn.qkv"] == reason

@@ -15,7 +15,8 @@ from facts.compression.rounds import FIRST
 from facts.estimators import FACTS
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.moments.losses import kl_divergence
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
+from facts.utils.files import replacing
+from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_page, write_table
 
 pytestmark = pytest.mark.external
 
@@ -44,11 +45,8 @@ CHOICES = [  # shrinkage of B, plain share of A, rounds: one after the other
     *((ROW_OF_UNITS, share, ()) for share in (0.0, 1.0)),
     (ROW_OF_UNITS, PLAIN_SHARE_OF_UNITS, (FIRST,)),
 ]
-CHOICES_FILE = "photos/units_defaults"
-CHOICES_COLUMNS = {
-    "network": "", "shrinkage_row": ".1f", "plain_share": ".1f", "num_rounds": "", "ratio": ".1f", "top1": ".1f",
-    "distance": ".3f",
-}  # fmt: skip
+CHOICES_FILE = "defaults/units"
+CHOICES_COLUMNS = ["network", "shrinkage_row", "plain_share", "num_rounds", "ratio", "top1", "distance"]
 CHOICES_TEXT = (
     "# Defaults of units\n\n"
     "FACTS and CoRS-Fisher on units from 1,000 photos, without training: top-1 in percent, and the mean distance of "
@@ -107,4 +105,15 @@ def test_choices_by_which_the_defaults_are_made(network, tmp_path):
             estimator, budget = FACTS(shrinkage_row=row, plain_share=share), facts.Budget(rounds=rounds)
             found = facts.compress(prepared, estimator=estimator, ratio=ratio, budget=budget).model.eval()
             rows.append([*choice, top1(found, photos), distance(model, found, photos)])
-            write_table(rows, CHOICES_COLUMNS, CHOICES_FILE, CHOICES_TEXT)
+            write_choices(pd.DataFrame(rows, columns=CHOICES_COLUMNS))
+
+
+def write_choices(table):
+    """The long table, and a page with a column for each ratio."""
+    with replacing(RESULTS / f"{CHOICES_FILE}.csv") as path:
+        table.to_csv(path, index=False)
+    wide = table.pivot(index=CHOICES_COLUMNS[:4], columns="ratio", values=["top1", "distance"]).sort_index(axis=1)
+    wide.columns = [f"{metric}, {ratio}" for metric, ratio in wide.columns]
+    formats = {name: ".1f" for name in CHOICES_COLUMNS[:4]}
+    formats |= {name: ".1f" if name.startswith("top1") else ".3f" for name in wide.columns}
+    write_page(wide.reset_index().astype(object).fillna(""), formats, CHOICES_FILE, CHOICES_TEXT)

@@ -86,7 +86,6 @@ def test_networks_that_cannot_be_pruned(model, what):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batches": []}, "pruning needs calibration data"),
         ({"ratio": 0}, r"must lie in \(0, 1\], got 0"),
         ({"cost": "latency"}, "cost must be one of params, flops, got 'latency'"),
     ],
@@ -94,6 +93,8 @@ def test_networks_that_cannot_be_pruned(model, what):
 def test_invalid_problems(fields, message):
     with pytest.raises(ValueError, match=message):
         make_problem(**fields)
+    with pytest.raises(ValueError, match="pruning needs calibration data"):
+        PruningProblem(make_problem().calibration.on(()), 0.5, (3, 8, 8), "params")
 
 
 @pytest.mark.system
