@@ -1,6 +1,6 @@
 """Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import comb
@@ -172,7 +172,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 def wide_table(experiment: Experiment, entries: list[Entry], properties: Properties) -> pd.DataFrame:
     """Make one line a row, with headings in one level."""
-    table = arrange(experiment, entries, properties, experiment.metrics, as_text).reset_index()
+    table = arrange(experiment, entries, properties, as_text).reset_index()
     heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
     table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
     return table
@@ -182,10 +182,9 @@ def arrange(
     experiment: Experiment,
     entries: Collection[Entry],
     properties: Properties,
-    compared: Container[str],
     show: Callable[[Entry | None, str], str],
 ) -> pd.DataFrame:
-    """Arrange entries by row, and by column, metric and source; published values stand for `compared` metrics alone.
+    """Arrange entries by row, and by column, metric and source.
 
     FLOPs of small networks are in MFLOPs, and published ones do not stand beside them.
     """
@@ -199,8 +198,7 @@ def arrange(
     places = [
         (column, metric, source)
         for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
-        if source == "ours"
-        or (metric in compared and titles[metric] == experiment.metrics[metric] and (metric, source) in known)
+        if source == "ours" or (titles[metric] == experiment.metrics[metric] and (metric, source) in known)
     ]
     heads = [("", title, "") for title in experiment.properties.values()]
     heads += [(column, titles[metric], names[source]) for column, metric, source in places]

@@ -82,14 +82,14 @@ def not_reached(
     model: nn.Module, layers: Mapping[str, nn.Module], loss: Loss, batch: tuple[Any, Any], precision: torch.dtype
 ) -> list[str]:
     """The layers that the loss of the first sample does not depend on, such as a pooler whose output is not used."""
-    marks: dict[str, Tensor] = {}
-    sample = to_device(first_sample(batch), next(model.parameters()).device)
-    with ExitStack() as stack, torch.enable_grad(), frozen(model), autocast(sample[0].device, precision):
+    marks, device = dict[str, Tensor](), next(model.parameters()).device
+    inputs, targets = to_device(first_sample(batch), device)
+    with ExitStack() as stack, torch.enable_grad(), frozen(model), autocast(device, precision):
         for name, layer in layers.items():
-            mark = marks[name] = torch.zeros((), device=sample[0].device, requires_grad=True)
+            mark = marks[name] = torch.zeros((), device=device, requires_grad=True)
             hook = layer.register_forward_hook(lambda layer, inputs, output, mark=mark: output + mark.to(output))
             stack.callback(hook.remove)
-        value = loss(run(model, sample[0]), sample[1])
+        value = loss(run(model, inputs), targets)
         grads = torch.autograd.grad(value, list(marks.values()), allow_unused=True)
     return [name for name, grad in zip(marks, grads, strict=True) if grad is None]
 

@@ -287,8 +287,9 @@ def prepare(
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors among the outputs alike; or as features, those with a name, or several. By default they are classes if there
-    are labels, or if the network says so (`facts.calibration.reading`). Features are compared by their relative squared
-    error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for unknown layers and outputs.
+    are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.reading`). Features are
+    compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
+    unknown layers and outputs.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
@@ -309,7 +310,8 @@ def prepare(
     if loss is not None and outputs is not None:
         raise ValueError("outputs says how outputs are read without a loss of your own: give loss= or outputs=")
     reading = as_reading(outputs)
-    if reading is None and loss is None and inputs is not None and targets is None:
+    is_unlabelled = targets is None or getattr(model, "num_classes", None) == 0  # labels say nothing of features
+    if reading is None and loss is None and inputs is not None and is_unlabelled:
         reading = reading_of(model, inputs, execution.precision)
         log.info("the outputs of %s are read as %s", type(model).__name__, reading)
     names = reading if isinstance(reading, tuple) else ()
@@ -326,7 +328,7 @@ def prepare(
     if inputs is not None:
         refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
-    if isinstance(inputs, Tensor) and isinstance(layers, str | None) and (own_loss or names):
+    if has_row_per_sample(inputs) and isinstance(layers, str | None) and (own_loss or names):
         unused = not_reached(selection.model, selection.layers, loss, (inputs, targets), execution.precision)
         selection = selection.without(unused, NOT_REACHED)
     if inputs is None and input_shape:

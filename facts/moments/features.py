@@ -33,17 +33,16 @@ class SampledFeatures(SampledTargets):
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         tensors = tensors_of(outputs, self.names)
         losses = []
-        for values, scale in zip(tensors, self.scales, strict=True):
+        for values, scale in zip(map(features_last, tensors), self.scales, strict=True):
             noise = torch.randn(values.shape, generator=self.generator).to(values)
-            weights = noise.movedim(feature_axis(values), -1) / scale.to(values)
             count = len(tensors) * values[0].numel()
-            losses.append((weights * values.movedim(feature_axis(values), -1)).sum() / count**0.5)
+            losses.append((noise / scale.to(values) * values).sum() / count**0.5)
         return torch.stack(losses).sum()
 
 
-def feature_axis(values: Tensor) -> int:
-    """The axis of the features: of maps `[N, D, H, W]` the second, otherwise the last."""
-    return 1 if values.ndim == 4 else -1
+def features_last(values: Tensor) -> Tensor:
+    """Maps `[N, D, H, W]` as `[N, H, W, D]`; the features of all else, `[N, D]` or `[N, T, D]`, are last already."""
+    return values.movedim(1, -1) if values.ndim == 4 else values
 
 
 def scales_of(
@@ -54,7 +53,7 @@ def scales_of(
     with torch.no_grad(), evaluating(model), autocast(device, precision):
         for inputs, _ in batches:
             tensors = tensors_of(run(model, to_device(inputs, device)), names)
-            rows = [values.movedim(feature_axis(values), -1).flatten(0, -2).double() for values in tensors]
+            rows = [features_last(values).flatten(0, -2).double() for values in tensors]
             own = [torch.stack([torch.ones_like(row[0]) * len(row), row.sum(0), row.square().sum(0)]) for row in rows]
             sums = [total + new for total, new in zip(sums, own, strict=True)] if sums else own
             left -= batch_size(inputs)

@@ -139,7 +139,7 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 class SquaredError:
     """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
 
-    The mean over the tensors of the outputs, or over those with these `names`.
+    The mean over the tensors of the outputs, each `[N, ...]`, or over those with these `names`.
     """
 
     def __init__(self, names: Collection[str] = ()):

@@ -29,7 +29,7 @@ def _mark(text: bytes) -> bytes:
     return MARK + hashlib.sha256(text).hexdigest().encode() + b" -->\n"
 
 
-def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool = False) -> str:
+def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> str:
     """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out.
 
     `alone` says that the folder has code that loads the network without facts.

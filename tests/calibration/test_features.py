@@ -9,7 +9,7 @@ from torch import nn
 
 import facts
 from facts.calibration.reading import reading_of
-from facts.moments.features import SampledFeatures, scales_of
+from facts.moments.features import SampledFeatures, features_last, scales_of
 from facts.moments.losses import SquaredError, kl_divergence, squared_error
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -63,6 +63,8 @@ def test_labels_or_the_argument_decide_first():
     }
     assert errors["given"] is errors["classes"] is kl_divergence
     assert isinstance(errors["features"], SquaredError)
+    headless = timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=0)
+    assert isinstance(facts.prepare(headless, [(images()[0], labels)]).output_error, SquaredError)
     with pytest.raises(ValueError, match="give loss= or outputs="):
         facts.prepare(flat, images(), outputs="features", loss=lambda outputs, targets: outputs.sum())
 
@@ -73,15 +75,14 @@ def test_the_loss_makes_up_the_gauss_newton_matrix(monkeypatch):
     names = ("grid", "tokens")
     scales = scales_of(model, [(torch.randn(64, 3, 4, 4, dtype=torch.float64), None)], names, torch.float32)
     loss, weight, found, expected = SampledFeatures(scales, names), model.conv.weight, 0, 0
-    shapes = {name: model(x)[name].shape for name in names}
+    outputs = {name: features_last(model(x)[name]) for name in names}
     for name, scale in zip(names, scales, strict=True):
-        values = model(x)[name]
-        values = values.movedim(1, -1) if values.ndim == 4 else values
+        values = outputs[name]
         rows = [torch.autograd.grad(value, weight, retain_graph=True)[0].flatten() for value in values.flatten()]
         metric = scale.expand_as(values).flatten() ** -2 / (2 * values.numel())
         expected = expected + torch.stack(rows).T @ (metric[:, None] * torch.stack(rows))
-        for index in range(math.prod(shapes[name])):
-            draws = {each: torch.zeros(shapes[each], dtype=torch.float64) for each in names}
+        for index in range(values.numel()):
+            draws = {each: torch.zeros(outputs[each].shape, dtype=torch.float64) for each in names}
             draws[name].view(-1)[index] = 1
             waiting = iter(draws.values())
             monkeypatch.setattr(torch, "randn", lambda *args, waiting=waiting, **options: next(waiting))

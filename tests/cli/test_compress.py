@@ -63,20 +63,8 @@ def test_layers_are_refitted(run, photos, tmp_path):
 @pytest.mark.system
 def test_the_original_teaches_the_result(run, photos, tmp_path):
     out = tmp_path / "vit"
-    result = run(
-        "compress",
-        *VIT,
-        "--data",
-        photos,
-        "--recover",
-        0.05,
-        "--out",
-        out,
-        "--cache",
-        tmp_path / "cache",
-        "--parts",
-        "layers",
-    )
+    options = ("--recover", 0.05, "--parts", "layers", "--cache", tmp_path / "cache")
+    result = run("compress", *VIT, "--data", photos, *options, "--out", out)
     course = saved(out)["summary"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
     assert "recovered from" in result.output and "recovered from" in run("inspect", out).output

@@ -112,7 +112,7 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
 def test_flops_of_small_networks_are_in_mflops_without_the_papers(experiment):
     entries = entries_of(experiment, places({"A": 12.5}), comparable=False)
     small = [replace(entry, ours=0.0042) if entry.metric == "gflops" and entry.ours else entry for entry in entries]
-    table = arrange(experiment, small, {}, experiment.metrics, as_text)
+    table = arrange(experiment, small, {}, as_text)
     assert [head[1:] for head in table] == [("MFLOPs", ""), ("Top-1", ""), ("Top-1", "paper")]
     assert table.loc["A"].tolist() == ["4.2", "12.5", "10.0"]
 

@@ -93,6 +93,9 @@ def test_networks_that_cannot_be_pruned(model, what):
 def test_invalid_problems(fields, message):
     with pytest.raises(ValueError, match=message):
         make_problem(**fields)
+
+
+def test_a_problem_without_data():
     with pytest.raises(ValueError, match="pruning needs calibration data"):
         PruningProblem(make_problem().calibration.on(()), 0.5, (3, 8, 8), "params")
 

@@ -4,20 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import facts
 from experiments.rivals.search.modegpt import MoDeGPTSearch, block_influence, by_leverage, by_norms, error_of
-from facts.estimators import SVDLLM
 from facts.modules.lowrank import LowRankLinear
-from facts.search import AllocationProblem
-from tests.networks import image_batches, make_vit, relative_error
-
-
-@pytest.fixture
-def problem() -> AllocationProblem:
-    batches = image_batches([8, 8], shape=(3, 16, 16))
-    calibration = facts.prepare(make_vit(), batches, held_out=(), parts="units")
-    decompositions = calibration.decompositions(SVDLLM())
-    return AllocationProblem(calibration, SVDLLM(), decompositions, {"flops": 0.5}, sensitivity=batches)
+from tests.networks import relative_error
 
 
 def test_hidden_units_stay_by_leverage_with_least_squares_weights():

@@ -18,14 +18,6 @@ from facts.search import AllocationProblem
 from tests.networks import image_batches, make_vit, relative_error
 
 
-@pytest.fixture
-def problem() -> AllocationProblem:
-    batches = image_batches([8, 8], shape=(3, 16, 16))
-    calibration = facts.prepare(make_vit(), batches, held_out=(), parts="units")
-    decompositions = calibration.decompositions(SVDLLM())
-    return AllocationProblem(calibration, SVDLLM(), decompositions, {"flops": 0.5}, sensitivity=batches)
-
-
 def inputs_of(problem, kind):
     """A call of the first unit of a kind, its name, and its inputs `[T, n]`."""
     unit = next(unit for unit in problem.calibration.units.values() if isinstance(unit, kind))

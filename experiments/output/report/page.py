@@ -75,7 +75,7 @@ def table_of(result: Result) -> pd.DataFrame:
         cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
         return cell.format(kind, value, shown, sign + error)
 
-    return arrange(experiment, result.entries.values(), result.properties, experiment.metrics, show)
+    return arrange(experiment, result.entries.values(), result.properties, show)
 
 
 def agreement(results: list[Result]) -> pd.DataFrame:
