@@ -1,4 +1,6 @@
 import gc
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,13 @@ def batches():
 @pytest.fixture(autouse=True)
 def one_seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def unprobed():
+    """A call in a process of its own: `torch.compile` refuses the probes that slipcover puts into the code."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.fixture

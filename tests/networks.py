@@ -198,5 +198,11 @@ def relative_error(actual, expected):
     return float((actual - expected).detach().norm() / expected.detach().norm())
 
 
+@torch.inference_mode()
+def compiled_outputs(model, inputs, backend):
+    """Of the model as one graph."""
+    return torch.compile(model, backend=backend, fullgraph=True)(inputs)
+
+
 def make_three_classes():
     return timm.create_model("test_vit", num_classes=3)

@@ -1,7 +1,7 @@
 """Two published networks and real photos: units against layers, and the choice of the defaults of units.
 
-`pytest tests/photos/test_units.py --write-results` measures for two hours and writes `results/photos/units` and
-`units_defaults`; what is written there already is not measured again.
+`pytest tests/photos/test_units.py --write-results` measures for four hours and writes `results/photos/units`,
+`units_recovered` and `results/defaults/units`; what is written there already is not measured again.
 """
 
 import itertools
@@ -27,6 +27,8 @@ METHODS = {
     ONE_ROUND: ("units", ()),
     UNITS: ("units", None),  # with the default's second round at 0.6 and 0.5
 }
+RECOVERED = "{}, recovered"
+RECOVERY = 10.0  # minutes
 LEAST_GAINED = {0.7: 0.0, 0.6: 8.0, 0.5: 20.0}  # points of top-1, by units over layers
 FILE = "photos/units"
 COLUMNS = {
@@ -38,6 +40,15 @@ TEXT = (
     "remains: on the half by which defaults are chosen, and on the other, 325 photos each (standard error up to 2.8); "
     "the mean distance of the outputs from the original's on the other half. FACTS and CoRS-Fisher from 1,000 more "
     "photos. Written by `tests/photos/test_units.py`."
+)
+RECOVERED_FILE = "photos/units_recovered"
+RECOVERED_COLUMNS = {
+    "network": "", "ratio": ".1f", "method": "", "before": ".1f", "judged": ".1f", "distance": ".3f", "minutes": ".1f"
+}  # fmt: skip
+RECOVERED_TEXT = (
+    "# Recovered units on a published network\n\n"
+    "As in `units`, then recovered without labels from the same photos for {minutes:.0f} minutes on {threads} threads "
+    "of a machine that did other work too. Written by `tests/photos/test_units.py`."
 )
 
 CHOICES = [  # shrinkage of B, plain share of A, rounds: one after the other
@@ -57,6 +68,15 @@ CHOICES_TEXT = (
 )
 
 
+def prepare(model, calibration, parts, cache):
+    return facts.prepare(model, calibration, parts=parts, held_out=(), execution=facts.Execution(cache=cache))
+
+
+def rows_of(file):
+    """Those that an earlier run has written."""
+    return pd.read_csv(RESULTS / f"{file}.csv").values.tolist() if (RESULTS / f"{file}.csv").exists() else []
+
+
 @torch.inference_mode()
 def distance(original, network, batches):
     """The mean KL divergence of the outputs from the original's."""
@@ -68,8 +88,7 @@ def distance(original, network, batches):
 def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
     model, calibration = load_network(network), load_photos("calibration", network=network)
     chosen, judged = (load_photos("validation", start, 2, network) for start in (0, 1))
-    file = RESULTS / f"{FILE}.csv"
-    rows = pd.read_csv(file).values.tolist() if file.exists() else []
+    rows = rows_of(FILE)
 
     def add(ratio, method, compressed):
         found = top1(compressed, chosen), top1(compressed, judged), distance(model, compressed, judged)
@@ -78,10 +97,7 @@ def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
 
     if [network, 1.0, "dense"] not in [row[:3] for row in rows]:
         add(1.0, "dense", model)
-    prepared = {
-        parts: facts.prepare(model, calibration, parts=parts, held_out=(), execution=facts.Execution(cache=tmp_path))
-        for parts in ("layers", "units")
-    }
+    prepared = {parts: prepare(model, calibration, parts, tmp_path) for parts in ("layers", "units")}
     for method, ratio in itertools.product(METHODS, RATIOS):
         parts, rounds = METHODS[method]
         is_same = method == ONE_ROUND and ratio > PAYS_BELOW  # as the default
@@ -93,13 +109,31 @@ def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
     assert all(gained[ratio] >= least for ratio, least in LEAST_GAINED.items()), points
 
 
+def test_recovered_units_stay_ahead_of_recovered_layers(tmp_path):
+    network = "deit_tiny"
+    model, calibration = load_network(network), load_photos("calibration", network=network)
+    judged, rows = load_photos("validation", 1, 2, network), rows_of(RECOVERED_FILE)
+    for ratio, method in itertools.product(reversed(RATIOS), (UNITS, LAYERS)):
+        if [network, ratio, RECOVERED.format(method)] not in [row[:3] for row in rows]:
+            prepared = prepare(model, calibration, METHODS[method][0], tmp_path)
+            result = facts.recover(facts.compress(prepared, ratio=ratio), calibration, minutes=RECOVERY)
+            found = result.model.eval()
+            before = next(row[4] for row in rows_of(FILE) if row[:3] == [network, ratio, method])
+            minutes = result.summary.seconds["recovery"] / 60
+            row = [before, top1(found, judged), distance(model, found, judged), minutes]
+            rows.append([network, ratio, RECOVERED.format(method), *row])
+            text = RECOVERED_TEXT.format(minutes=RECOVERY, threads=torch.get_num_threads())
+            write_table(rows, RECOVERED_COLUMNS, RECOVERED_FILE, text)
+    points = {(ratio, method): top1 for _, ratio, method, _, top1, *_ in rows}
+    gained = [points[ratio, RECOVERED.format(UNITS)] - points[ratio, RECOVERED.format(LAYERS)] for ratio in (0.6, 0.5)]
+    assert min(gained) > 0, points
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_choices_by_which_the_defaults_are_made(network, tmp_path):
     model, calibration = load_network(network), load_photos("calibration", network=network)
-    photos, file = load_photos("validation", 0, 2, network), RESULTS / f"{CHOICES_FILE}.csv"
-    rows = pd.read_csv(file).values.tolist() if file.exists() else []
-    execution = facts.Execution(cache=tmp_path)
-    prepared = facts.prepare(model, calibration, parts="units", held_out=(), execution=execution)
+    photos, rows = load_photos("validation", 0, 2, network), rows_of(CHOICES_FILE)
+    prepared = prepare(model, calibration, "units", tmp_path)
     for (row, share, rounds), ratio in itertools.product(CHOICES, RATIOS):
         choice = [network, row, share, len(rounds) + 1, ratio]
         if choice not in [row[:5] for row in rows] and ratio < min(rounds, default=1):
