@@ -50,8 +50,9 @@ def runs(logs: Iterable[Path]) -> Counter[str]:
 
 @pytest.mark.attack
 def test_of_a_killed_sweep_two_at_once_run_each_cell_that_is_left_and_the_data_pass_once(tmp_path):
-    options, logs = [*FOUR, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], [tmp_path / f"{n}.log" for n in "123"]
-    with sweep(tmp_path, logs[0], *options) as killed:
+    options = [*FOUR, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    killed_log, *logs = (tmp_path / f"{number}.log" for number in (1, 2, 3))
+    with sweep(tmp_path, killed_log, *options) as killed:
         while not list((tmp_path / "mini/records").glob("*.json")) and killed.poll() is None:
             time.sleep(0.02)
     for path in (tmp_path / "mini/locks").glob("*.lock"):
@@ -60,13 +61,13 @@ def test_of_a_killed_sweep_two_at_once_run_each_cell_that_is_left_and_the_data_p
     before = stamps(tmp_path)
     assert 1 <= len(before) < 4
 
-    logs = logs[1:]
     with sweep(tmp_path, logs[0], *options) as first, sweep(tmp_path, logs[1], *FOUR) as second:
         assert (first.wait(), second.wait()) == (0, 0), "\n".join(log.read_text() for log in logs)
     after = stamps(tmp_path)
     assert len(after) == 4 and before.items() <= after.items()
     assert runs(logs) == dict.fromkeys(after.keys() - before.keys(), 1)
-    assert sum(log.read_text().count("data pass for") for log in logs) == 1
+    began, *later = (log.read_text().count("data pass for") for log in (killed_log, *logs))
+    assert sum(later) in ({0, 1} if began else {1})  # what the killed one began may be cached
     assert logs[1].read_text().count(": top1") == 4
 
 
