@@ -1,4 +1,4 @@
-"""The data pass of FACTS and that of all ten estimators, against a plain forward and backward pass."""
+"""The data passes of FACTS, on layers and on units, and that of all ten estimators, against a plain forward and backward pass."""
 
 import argparse
 import multiprocessing
@@ -14,17 +14,23 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+import facts
 from experiments.benchmark.setting import Setting, add_setting, write_results
-from facts.calibration.selection import select_layers
 from facts.cost.timing import TimingPolicy
+from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.modules.modes import autocast
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy
+from facts.moments.statistics import InputSum
 
-ESTIMATORS_OF = {"data pass of FACTS": ["facts"], "data pass of all ten estimators": list(ESTIMATORS)}
+DATA_PASSES: dict[str, tuple[PartsName, list[str]]] = {
+    "data pass of FACTS": ("layers", ["facts"]),
+    "data pass of FACTS, units": ("units", ["facts"]),
+    "data pass of all ten estimators": ("layers", list(ESTIMATORS)),
+}
 PLAIN = "forward + backward"
-PASSES = (PLAIN, *ESTIMATORS_OF)
+PASSES = (PLAIN, *DATA_PASSES)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -70,12 +76,24 @@ def text(args: argparse.Namespace) -> str:
 def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str, Callable[[], None]]]:
     """Passes over the same batch, to call repeatedly; their sums are allocated, as in a run of many batches."""
     model, batch = setting.build()
-    layers = select_layers(model).layers
     calls: dict[str, Callable[[], None]] = {PLAIN: partial(plain_pass, model, *batch, setting.dtype)}
     with tempfile.TemporaryDirectory() as folder:
-        for name in set(names) & set(ESTIMATORS_OF):
-            moments = dict.fromkeys(moment for each in ESTIMATORS_OF[name] for moment in ESTIMATORS[each]().moments)
-            run = MomentPass(model, layers, list(moments), summed_cross_entropy, setting.dtype, Path(folder))
+        for name in set(names) & set(DATA_PASSES):
+            parts, estimators = DATA_PASSES[name]
+            prepared = facts.prepare(model, [batch], parts=parts, held_out=())
+            methods = (prepared.suited(ESTIMATORS[each]()) for each in estimators)
+            moments = dict.fromkeys(moment for method in methods for moment in method.moments)
+            if prepared.append_one:
+                moments[InputSum()] = None
+            run = MomentPass(
+                prepared.network,
+                prepared.calls,
+                list(moments),
+                summed_cross_entropy,
+                setting.dtype,
+                Path(folder),
+                append_one=prepared.append_one,
+            )
             calls[name] = partial(run.accumulate, [batch])
         yield {name: calls[name] for name in names}
 
