@@ -39,6 +39,12 @@ LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 
+def code_of_results(method: Method) -> str:
+    """Hash of the code that makes a method's results."""
+    own = [statements(Path(__file__).with_name(name)) for name in CODE]
+    return content_key(shared_code(), own, [code_of(type(part)) for part in method.choices])
+
+
 @dataclass(frozen=True)
 class Cell:
     """A configuration whose parts exist and are within range. The network is built at its first use."""
@@ -115,17 +121,11 @@ class Cell:
         return " · ".join([self.config.model.name, *(made or ["dense"]), *stages, *after])
 
     @cached_property
-    def code(self) -> str:
-        """Hash of the code that makes the result."""
-        own = [statements(Path(__file__).with_name(name)) for name in CODE]
-        return content_key(shared_code(), own, [code_of(type(part)) for part in self.method.choices])
-
-    @cached_property
     def identity(self) -> dict[str, Any]:
         """Settings that a result depends on: not tracking and paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
-            "code": self.code,
+            "code": code_of_results(self.method),
             "model": config.model.name,
             "task": config.task.name,
             "profile": config.profile.name,

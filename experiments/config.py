@@ -57,6 +57,7 @@ class Experiment:
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
     The overrides in `mini` are for that profile alone, after the columns'. An ablation has a row for each of the
     `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
+    `seeds` is the number of draws of the calibration sample, the search sample and sampled labels behind each value.
     `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of
     other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out. `published_in`
     says where the values to compare with come from.
@@ -82,6 +83,7 @@ class Experiment:
     unranked: list[str] = field(default_factory=list)
     published_in: str = "paper"
     not_applicable: dict[str, dict[str, str]] = field(default_factory=dict)
+    seeds: int = 1
     notes: list[str] = field(default_factory=list)
 
 
@@ -120,6 +122,7 @@ class Config:
     results: str = MISSING
     axis: Any = None
     values: Any = None
+    seeds: int | None = None
     plan: Any = False
     deep: bool = False
     force: bool = False

@@ -6,8 +6,8 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import Literal
 
 import hydra
@@ -35,7 +35,10 @@ Status = Literal["done", "failed", "missing", "n.a."]
 
 @dataclass(eq=False)
 class GridCell:
-    """One row and column of one experiment: its configuration, unless it is n.a., and, after the run, its record."""
+    """One row, column and draw of one experiment: its configuration, unless it is n.a., and its record after the run.
+
+    The first draw has the configuration's seed, the others those that follow it.
+    """
 
     experiment: str
     row: str
@@ -43,6 +46,7 @@ class GridCell:
     config: DictConfig | None
     status: Status = "missing"
     record: Record | None = None
+    draw: int = 0
 
     @property
     def known_config(self) -> DictConfig:
@@ -65,8 +69,19 @@ class GridCell:
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Make a cell for every row and column. Raises `ValueError` for a row or column with a choice that no group has."""
-    return [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
+    """Make a cell for every row and column, and for every draw if there is a table of what does not depend on a device.
+
+    Raises `ValueError` for a row or column with a choice that no group has.
+    """
+    cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
+    num_draws = experiment.seeds if experiment.metrics and not experiment.by_device else 1
+    return [*cells, *(drawn(cell, draw) for draw in range(1, num_draws) for cell in cells if cell.config is not None)]
+
+
+def drawn(cell: GridCell, draw: int) -> GridCell:
+    config = copy.deepcopy(cell.known_config)
+    config.seed += draw
+    return replace(cell, config=config, draw=draw)
 
 
 def cell_of(experiment: Experiment, row: str, column: str) -> GridCell:
@@ -117,6 +132,15 @@ def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
 
 
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
+    """The experiments of `experiment=`, each with as many draws as `seeds=` says."""
+    for experiment in named_experiments(config):
+        experiment.seeds = experiment.seeds if config.seeds is None else config.seeds
+        if experiment.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {experiment.seeds}")
+        yield experiment
+
+
+def named_experiments(config: DictConfig) -> Iterator[Experiment]:
     """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow."""
     given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"] or [MAIN]
     names = given[-1] if isinstance(given[-1], list) else given[-1:]  # Hydra would merge the files of a list into one
@@ -176,6 +200,9 @@ def checked(experiment: Experiment, name: str) -> Experiment:
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would make nothing")
+    overrides = chain(experiment.overrides, experiment.mini, *experiment.rows.values(), *experiment.columns.values())
+    if of_hydra := [override for override in overrides if override.lstrip("+").startswith("hydra")]:
+        raise ValueError(f"{place}: {of_hydra[0]} is for the command line alone; a table would not obey it")
     if experiment.metrics and experiment.ranked_by not in experiment.metrics:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
     known = COSTS + "|" + METRICS.get(experiment.task, ".*")

@@ -22,14 +22,22 @@ def unpacked(text: str) -> np.ndarray:
 
 
 def standard_error(outcomes: np.ndarray) -> float:
-    """Compute the standard error of the percentage of outcomes `[N]` that count: the bootstrap's, in closed form."""
-    return 100 * outcomes.std(ddof=1) / sqrt(len(outcomes))
+    """Compute the standard error of the percentage of outcomes `[N]` or `[draws, N]` that count, over the samples.
+
+    It is the bootstrap's, in closed form.
+    """
+    means = np.atleast_2d(outcomes).mean(axis=0)
+    return 100 * means.std(ddof=1) / sqrt(len(means))
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
-    """Compute the difference of two methods on the same samples `[N]`, in its standard errors (paired bootstrap)."""
-    difference = better.astype(float) - worse
-    mean, error = difference.mean(), difference.std(ddof=1) / sqrt(len(difference))
+    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in its standard errors.
+
+    That is the error over the samples (paired bootstrap) or, of several draws, that over the draws if it is larger.
+    """
+    difference = np.atleast_2d(better.astype(float) - worse)
+    over = [difference.mean(axis=axis) for axis in range(1 + (len(difference) > 1))]
+    mean, error = difference.mean(), max(each.std(ddof=1) / sqrt(len(each)) for each in over)
     if not error:
         return mean * inf if mean else 0.0
     return float(mean / error)

@@ -1,4 +1,4 @@
-"""The data passes of FACTS, on layers and on units, and that of all ten estimators, against a plain forward and backward pass."""
+"""The data passes of FACTS, on layers and on units, and of all ten estimators, against plain forward and backward."""
 
 import argparse
 import multiprocessing

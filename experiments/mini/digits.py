@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from facts.tasks.classification.base import Batch, Classification, balanced
 from facts.utils.cache import content_key
 from facts.utils.extras import needing
-from facts.utils.options import Count, options
+from facts.utils.options import Count, Seed, options
 from facts.utils.random import seed_of
 
 NUM_CLASSES = 100
@@ -32,6 +32,7 @@ class Digits(Classification):
     num_factors_per_class: Count = 16
     num_held_out_per_class: Count = 8
     num_training: Count = 4096  # an epoch
+    seed: Seed = 0  # of the images for calibration and searches
 
     num_evaluation: ClassVar[int] = 3000
 
@@ -42,11 +43,11 @@ class Digits(Classification):
         return content_key(self, input_side(model))
 
     def calibration(self, model: nn.Module) -> list[Batch]:
-        return _split(self._draw(model, "calibration", self.num_calibration), self.batch_size)
+        return _split(self._draw(model, self._stream("calibration"), self.num_calibration), self.batch_size)
 
     def sensitivity(self, model: nn.Module) -> list[Batch]:
         # One batch: on networks this small a call costs more than its data.
-        return [self._draw(model, "sensitivity", self.num_sensitivity)]
+        return [self._draw(model, self._stream("sensitivity"), self.num_sensitivity)]
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
         data = self._draw(model, f"training {seed} {epoch}", self.num_training, NOISE_IN_TRAINING)
@@ -60,6 +61,9 @@ class Digits(Classification):
 
     def evaluation(self, model: nn.Module) -> list[Batch]:
         return _split(self._draw(model, "test", self.num_evaluation), 500)
+
+    def _stream(self, name: str) -> str:
+        return f"{name} {self.seed}" if self.seed else name
 
     def _draw(self, model: nn.Module, stream: str, count: int, noise: float = NOISE) -> Batch:
         return draw_digits(stream, count, input_side(model), noise)

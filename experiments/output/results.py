@@ -24,12 +24,13 @@ from facts.utils.files import replacing
 
 
 def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
-    """Draw the experiment's figure, write and print its table, and log all files to W&B."""
+    """Draw the figure of the experiment's first draw, write and print its table, and log all files to W&B."""
     if experiment.by_device:
         grid = grid + rows_of_other_devices(experiment, grid, folder)
+    first = [cell for cell in grid if not cell.draw]
     with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
         if experiment.figure:
-            path = draw_figure(experiment, grid, folder / "figures")
+            path = draw_figure(experiment, first, folder / "figures")
             track(lambda run: log_figure(run, path))
         if experiment.metrics:
             entries = entries_of(experiment, grid, config.profile.comparable)
@@ -39,8 +40,8 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
                 records = kept_records(experiment, grid, folder)
             write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
             console.print(screen_table(experiment, entries))
-            track(lambda run: log_table(run, entries, grid))
-        track(lambda run: publish(run, experiment, grid, folder))
+            track(lambda run: log_table(run, entries, first))
+        track(lambda run: publish(run, experiment, first, folder))
 
 
 def update_report(folder: Path, console: Console) -> None:

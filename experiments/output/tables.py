@@ -1,10 +1,12 @@
 """Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import comb
 from pathlib import Path
+from statistics import mean, stdev
 
 import numpy as np
 import pandas as pd
@@ -21,11 +23,16 @@ RANK_CORRELATION = "Spearman"
 PAIRS_APART = "Pairs apart"
 FEWEST_RANKED = 5
 SOURCES = ("ours", "paper", "difference")
-NUMBERS = (*SOURCES, "standard_error", "behind", "count", "p_value")
+NUMBERS = (*SOURCES, "standard_error", "deviation", "behind", "count", "p_value")
 LEVEL = "*"  # marks the best of a column, and what is not apart from it
 ERRORS = (
     f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
     "standard errors of it, on the same images. Pairs apart are those with more than two between them."
+)
+DEVIATIONS = (
+    "Values are means over {} draws of the calibration sample, the search sample and sampled labels. The last ± is the "
+    "standard deviation over draws, where they differ; a difference counts if it exceeds two standard errors by images "
+    "and two by draws."
 )
 
 Properties = Mapping[str, Mapping[str, str]]
@@ -36,8 +43,9 @@ Properties = Mapping[str, Mapping[str, str]]
 class Entry:
     """One value of a table; `difference` is ours minus the published one, only on the same data.
 
-    For a share of test samples there are its standard error and, for methods, how far the best of the column is ahead,
-    in standard errors of the difference. A rank correlation has the number of methods and its p-value.
+    Of several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` that of the first. For a
+    share of test samples there are its standard error and, for methods, how far the best of the column is ahead, in
+    standard errors of the difference. A rank correlation has the number of methods and its p-value.
     """
 
     row: str
@@ -49,6 +57,7 @@ class Entry:
     status: Status
     fingerprint: str = ""
     standard_error: float | None = None
+    deviation: float | None = None
     behind: float | None = None
     count: int | None = None
     p_value: float | None = None
@@ -61,26 +70,30 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
     """Make the long table: every metric of every cell; last, the rank correlations and the pairs apart."""
-    cells = list(grid)
     paper, entries = paper_values(experiment.name), []
-    methods = {column: methods_of(experiment, cells, column) for column in experiment.columns}
+    places: dict[tuple[str, str], list[GridCell]] = defaultdict(list)
+    for cell in grid:
+        places[cell.row, cell.column].append(cell)
+    methods = {column: methods_of(experiment, places, column) for column in experiment.columns}
     behind = {column: behind_best(outcomes) for column, outcomes in methods.items()}
-    for cell, metric in product(cells, experiment.metrics):
-        outcomes = outcomes_of(cell, metric)
-        ours = cell.record.values.get(metric) if cell.record else None
-        theirs = paper.get((cell.row, cell.column, metric))
+    for ((row, column), draws), metric in product(places.items(), experiment.metrics):
+        outcomes = outcomes_of(draws, metric)
+        found = [cell.record.values[metric] for cell in draws if cell.record and metric in cell.record.values]
+        ours = mean(found) if len(found) == len(draws) else None
+        theirs = paper.get((row, column, metric))
         entries.append(
             Entry(
-                row=cell.row,
-                column=cell.column,
+                row=row,
+                column=column,
                 metric=metric,
                 ours=ours,
                 paper=theirs,
                 difference=ours - theirs if comparable and ours is not None and theirs is not None else None,
-                status=cell.status,
-                fingerprint=cell.record.fingerprint if cell.record else "",
+                status=next((cell.status for cell in draws if cell.status != "done"), "done"),
+                fingerprint=draws[0].record.fingerprint if draws[0].record else "",
                 standard_error=None if outcomes is None else standard_error(outcomes),
-                behind=behind.get(cell.column, {}).get(cell.row) if metric == experiment.ranked_by else None,
+                deviation=stdev(found) if len(found) == len(draws) > 1 else None,
+                behind=behind.get(column, {}).get(row) if metric == experiment.ranked_by else None,
             )
         )
     pairs = [
@@ -93,15 +106,18 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
     return entries + rank_correlations(experiment, entries) + pairs
 
 
-def outcomes_of(cell: GridCell, metric: str) -> np.ndarray | None:
-    """Unpack which test samples count in a metric; None if it is no share of samples."""
-    packed = cell.record.outcomes.get(metric) if cell.record else None
-    return None if packed is None else unpacked(packed)
+def outcomes_of(draws: Iterable[GridCell], metric: str) -> np.ndarray | None:
+    """Unpack which test samples count in a metric `[draws, N]`; None if it is no share of samples."""
+    packed = [cell.record.outcomes.get(metric) if cell.record else None for cell in draws]
+    return None if None in packed else np.stack([unpacked(each) for each in packed if each is not None])
 
 
-def methods_of(experiment: Experiment, grid: Iterable[GridCell], column: str) -> dict[str, np.ndarray]:
+def methods_of(
+    experiment: Experiment, places: Mapping[tuple[str, str], list[GridCell]], column: str
+) -> dict[str, np.ndarray]:
     """Collect the outcomes of every method in a column by row, without the original network's."""
-    found = {cell.row: outcomes_of(cell, experiment.ranked_by) for cell in grid if cell.column == column}
+    own = {row: draws for (row, other), draws in places.items() if other == column}
+    found = {row: outcomes_of(draws, experiment.ranked_by) for row, draws in own.items()}
     return {row: each for row, each in found.items() if each is not None and not is_dense(experiment.rows[row])}
 
 
@@ -244,14 +260,18 @@ def as_text(entry: Entry | None, source: str = "ours") -> str:
         return f"{number(entry.ours)} (n={entry.count}, p={entry.p_value:.2g})"
     if entry.count is not None:
         return f"{entry.ours:.0f} of {entry.count}"
-    error = "" if entry.standard_error is None else f" ± {entry.standard_error:.1f}"
+    errors = (entry.standard_error, entry.deviation or None)
+    error = "".join(f" ± {each:.1f}" for each in errors if each is not None)
     is_level = entry.behind is not None and entry.behind <= APART  # the best of its column, or not apart from it
     return number(entry.ours) + error + LEVEL * is_level
 
 
 def notes_of(experiment: Experiment, entries: Iterable[Entry]) -> list[str]:
     """List the notes below a table, with one on its errors if it has any."""
-    return [*experiment.notes, *([ERRORS] if any(entry.standard_error is not None for entry in entries) else [])]
+    entries = list(entries)
+    errors = [ERRORS] * any(entry.standard_error is not None for entry in entries)
+    draws = [DEVIATIONS.format(experiment.seeds)] * any(entry.deviation is not None for entry in entries)
+    return [*experiment.notes, *errors, *draws]
 
 
 def number(value: float | None) -> str:

@@ -1,9 +1,16 @@
 """The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
 
+import warnings
+
+import pytest
+
 import facts
+from experiments.output.report.results import of_earlier_code
+from experiments.record import published_records
 from facts.compression.compress import default_parts
 from facts.compression.rounds import PAYS_BELOW, rounds_to
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
+from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
 from tests.docs.test_readme import committed
 
@@ -41,3 +48,18 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
     chosen = points[points.method != "dense"].groupby("method").chosen.mean()
     assert chosen["units"] > chosen["layers, pivoted"]
     assert default_parts([], facts.Budget()) == "units"
+
+
+@pytest.mark.filterwarnings("default")
+def test_committed_records_bear_their_fingerprints():
+    """A warning names the tables with records of earlier code, which a run would compute again."""
+    earlier = {}
+    for path in sorted((ROOT / "results/mini/tables").glob("*.jsonl")):
+        records = list(published_records(path.stem, ROOT / "results/mini"))
+        assert len(records) == len(path.read_text().splitlines())
+        for record in records:
+            assert record.fingerprint == content_key(record.identity, record.model_hash, record.data_hash)
+        if count := len(of_earlier_code(records)):
+            earlier[path.stem] = count
+    if earlier:
+        warnings.warn(f"{sum(earlier.values())} records are of earlier code: {earlier}", stacklevel=1)

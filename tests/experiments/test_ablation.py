@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
 from experiments.config import CONF
-from experiments.grid import chosen_experiments, every_experiment, grid_of
+from experiments.grid import by_data, chosen_experiments, every_experiment, grid_of
 from experiments.reproduce import main as reproduce
 
 ROOT = Path(CONF).parent
@@ -52,6 +52,15 @@ def test_a_row_for_each_value_in_the_columns_of_all_ablations(ablation):
     for cell in grid:
         assert cell.config.search._target_ == "facts.search.CoRS"
         assert cell.config.experiment.name == cell.experiment == experiment.name
+
+
+def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
+    grid = grid_of(ablation(*SHRINKAGE, "seeds=2", "seed=5"))
+    seeds = [(cell.draw, cell.config.seed, cell.config.task.mini.seed) for cell in grid]
+    assert seeds == [(0, 5, 5)] * 4 + [(1, 6, 6)] * 4
+    assert [[cell.draw for cell in part] for part in by_data(grid)] == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        ablation(*SHRINKAGE, "seeds=0")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,15 @@ def test_errors_apart_are_those_of_the_paired_bootstrap():
     assert errors_apart(right(200), right(200)) == 0 and errors_apart(right(NUM_SAMPLES), right(0)) == inf
 
 
+def test_of_several_draws_the_larger_error_counts():
+    draw = np.random.default_rng(1)
+    better, worse = (draw.random((3, NUM_SAMPLES)) < share for share in ([[0.7], [0.7], [0.7]], [[0.6], [0.5], [0.2]]))
+    means = (1.0 * better - worse).mean(axis=1)
+    assert errors_apart(better, worse) == pytest.approx(means.mean() / (means.std(ddof=1) / 3**0.5))
+    assert errors_apart(better[:1], worse[:1]) == errors_apart(better[0], worse[0])
+    assert standard_error(better) == pytest.approx(100 * bootstrapped(better.mean(axis=0)), rel=TOLERANCE)
+
+
 def test_mean_ranks_are_those_of_the_samples_drawn():
     """Three methods in two columns, each draw counted out by hand: the second repeats one sample and leaves others out.
 

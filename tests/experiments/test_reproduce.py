@@ -65,6 +65,7 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
         ("metrics: {top1: Top-1}", "", r" has no metrics, and would make nothing"),
         ("top1", "topp1", r"no cell has the metric topp1; there are gflops\|.*\|top1"),
         ("ranked_by: top1", "ranked_by: gflops", r"ranked_by must be one of top1"),
+        ("{A: []}", "{A: [hydra/launcher=joblib]}", r": hydra/launcher=joblib is for the command line alone"),
         ("task:", "notes: [in mini: few]\ntask:", r"notes\.0=\{'in mini': 'few'\}: input should be a valid string"),
     ],
 )

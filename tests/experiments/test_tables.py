@@ -83,6 +83,24 @@ def test_errors_of_the_top1_are_shown_and_methods_level_with_the_best_marked(exp
     assert 1.7 < behind["A"] < 1.8 and behind["C"] > 10
 
 
+def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_errors(experiment, tmp_path):
+    """By images, A and B are level and C is behind; D's draws lie so far apart that it is level again."""
+    draws = [{"A": 62.5, "B": 62.25, "C": 40, "D": 60}, {"A": 62.25, "B": 62.5, "C": 40.25, "D": 36}]
+    experiment.seeds = len(draws)
+    grid = [replace(place, draw=draw) for draw, top1 in enumerate(draws) for place in measured(top1)]
+    entries = entries_of(experiment, grid, comparable=False)
+    top1 = {entry.row: entry for entry in entries if entry.metric == "top1"}
+    assert (top1["A"].ours, top1["A"].fingerprint) == (62.375, "A")
+    assert top1["D"].deviation == pytest.approx(24 / 2**0.5)
+    assert [top1[row].behind < 2 for row in "ABCD"] == [True, True, False, True]
+    assert as_text(top1["C"]) == "40.1 ± 2.5 ± 0.2"
+    write_tables(experiment, entries, tmp_path, {})
+    assert "- Values are means over 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
+    grid[-4] = replace(grid[-4], record=None, status="failed")
+    failed, *_ = entries_of(experiment, grid, comparable=False)
+    assert (failed.row, failed.status, failed.ours) == ("A", "failed", None)
+
+
 @pytest.mark.parametrize("comparable", [True, False])
 def test_a_difference_to_the_paper_needs_the_data_of_the_paper(experiment, tmp_path, comparable):
     entries = entries_of(experiment, places({"A": 12.5}), comparable)
@@ -99,7 +117,7 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     write_tables(experiment, entries, tmp_path, {})
     table = pd.read_csv(tmp_path / "demo.csv")
     columns = ["row", "column", "metric", "ours", "paper", "difference", "status", "fingerprint"]
-    assert list(table.columns) == [*columns, "standard_error", "behind", "count", "p_value"]
+    assert list(table.columns) == [*columns, "standard_error", "deviation", "behind", "count", "p_value"]
     top1 = table[table.metric == "top1"].set_index("row")
     assert top1.status.loc[["A", "D", "Later"]].tolist() == ["done", "failed", "missing"]
     assert top1.ours["A"] == 12.5 and top1.paper["Later"] == 70

@@ -51,6 +51,14 @@ def test_no_image_is_in_two_parts_of_the_task():
     assert again.equal(together(epochs[0])[0])
 
 
+def test_another_seed_draws_other_images_for_methods_and_the_same_for_tests():
+    first, second = Digits(num_calibration=64), Digits(num_calibration=64, seed=1)
+    for part in ("calibration", "sensitivity", "evaluation"):
+        images = [together(getattr(task, part)(NETWORK))[0] for task in (first, second)]
+        assert images[0].equal(images[1]) == (part == "evaluation")
+    assert first.content_key(NETWORK) != second.content_key(NETWORK)
+
+
 def test_analyses_see_test_images_of_every_class_as_often():
     parts = [together(batches) for batches in Digits().analysis(NETWORK)]
     counts = [torch.bincount(labels).tolist() for _, labels in parts]

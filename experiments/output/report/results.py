@@ -6,9 +6,12 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
+from omegaconf import OmegaConf
 
+from experiments.cell import code_of_results
 from experiments.config import Experiment
 from experiments.grid import Status
+from experiments.methods import method_of
 from experiments.output.tables import Entry, Properties, read_entries
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_record
@@ -81,11 +84,25 @@ def _reason(result: Result, cell: Entry) -> str:
     return record.error.strip().splitlines()[-1] if record and record.error else "no record: run it again to see why"
 
 
+def of_earlier_code(records: Iterable[Record]) -> list[Record]:
+    """List the records that today's code would compute again."""
+    return [record for record in records if record.identity.get("code") != _code_today(record)]
+
+
+def _code_today(record: Record) -> str:
+    config = {name: node for name, node in record.config.items() if name not in ("model", "task")}  # large, not read
+    try:
+        return code_of_results(method_of(OmegaConf.create(config)))
+    except (AttributeError, KeyError, ValueError):  # it has an option that is gone, or lacks one
+        return ""
+
+
 def provenance(records: list[Record]) -> pd.DataFrame:
     """Describe the machine and the versions of the latest record, and the commits of all."""
     states = (record.git for record in records)
     commits = {f"{git.get('sha', 'unknown')[:12]}{' (changed)' if git.get('dirty') else ''}" for git in states}
-    known = {"last cell": records[-1].time, "commits": ", ".join(sorted(commits))}
+    earlier = f"{len(of_earlier_code(records))} of {len(records)} records"
+    known = {"last cell": records[-1].time, "of earlier code": earlier, "commits": ", ".join(sorted(commits))}
     return pd.DataFrame({"value": {**known, **records[-1].machine, **records[-1].versions}}).rename_axis("what")
 
 
