@@ -236,7 +236,7 @@ def flops_unit(gflops: Iterable[float]) -> tuple[str, int]:
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """Make a table of the ranked metric alone, ours and in brackets the published one: narrow enough for a terminal."""
-    ranked = [entry for entry in entries if entry.metric == experiment.ranked_by]
+    ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
     by_place = {(entry.row, entry.column): entry for entry in ranked}
     brackets = f", in brackets the {experiment.published_in}'s" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
