@@ -30,9 +30,9 @@ ERRORS = (
     "standard errors of it, on the same images. Pairs apart are those with more than two between them."
 )
 DEVIATIONS = (
-    "Values are means over {} draws of the calibration sample, the search sample and sampled labels. The last ± is the "
-    "standard deviation over draws, where they differ; a difference counts if it exceeds two standard errors by images "
-    "and two by draws."
+    "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
+    "means, and the last ± is the standard deviation over draws; a difference counts if it exceeds two standard errors "
+    "by images and two by draws."
 )
 
 Properties = Mapping[str, Mapping[str, str]]

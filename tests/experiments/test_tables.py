@@ -95,7 +95,7 @@ def test_of_several_draws_means_are_shown_and_differences_must_exceed_both_error
     assert [top1[row].behind < 2 for row in "ABCD"] == [True, True, False, True]
     assert as_text(top1["C"]) == "40.1 ± 2.5 ± 0.2"
     write_tables(experiment, entries, tmp_path, {})
-    assert "- Values are means over 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
+    assert "- Where values differ between 2 draws of the calibration sample" in (tmp_path / "demo.md").read_text()
     grid[-4] = replace(grid[-4], record=None, status="failed")
     failed, *_ = entries_of(experiment, grid, comparable=False)
     assert (failed.row, failed.status, failed.ours) == ("A", "failed", None)

@@ -17,7 +17,16 @@ from experiments.config import Experiment
 from experiments.output.report.charts import pareto_charts, sensitivity_charts
 from experiments.output.report.results import Result, gaps_of, provenance, read_page, read_result, timings
 from experiments.output.report.verdict import verdict
-from experiments.output.tables import ERRORS, RANK_CORRELATION, Entry, Properties, arrange, as_text, in_paper
+from experiments.output.tables import (
+    DEVIATIONS,
+    ERRORS,
+    RANK_CORRELATION,
+    Entry,
+    Properties,
+    arrange,
+    as_text,
+    in_paper,
+)
 from facts.utils.files import replacing
 
 MINUS = "\N{MINUS SIGN}"
@@ -37,7 +46,9 @@ def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Pro
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     records = sorted(distinct.values(), key=lambda record: record.time)
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
-    content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": ERRORS}
+    is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
+    errors = [ERRORS, *[DEVIATIONS.format("several")] * is_drawn]
+    content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": errors}
     photos = folder.with_name("photos")
     content["verdict"] = verdict(parts(results).get("Tables of the paper", []), photos / "rivals.csv", compared)
     content["pages"] = {path.stem: read_page(path) for path in sorted(photos.glob("*.md"))}
