@@ -49,7 +49,9 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
     left = [cell for cell in grid if states[id(cell)] in OPEN]
     for name, experiment in tables.items():
-        shown = {(cell.row, cell.column): states[id(cell)] for cell in grid if cell.experiment == name}
+        own = [cell for cell in grid if cell.experiment == name]
+        own.sort(key=lambda cell: states[id(cell)] != "done")  # of several draws, one that is not done is shown
+        shown = {(cell.row, cell.column): states[id(cell)] for cell in own}
         table = Table("", *experiment.columns, title=experiment.title)
         for row in experiment.rows:
             table.add_row(row, *(shown[row, column] for column in experiment.columns))

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.grid import GridCell
+from experiments.grid import GridCell, drawn
 from experiments.plan import latest_records, needs_of, show_plan, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
@@ -38,6 +38,8 @@ def test_times_are_those_of_a_sample(cell_config, capsys):
     sampled, again = capsys.readouterr().out.split("Needs of the open cells, nothing cached")[1:]
     assert "│ 2     │ 0:00:0" in sampled and "│ 1     │ 0:00:0" in again
     assert [state(each) for each in (config, other)] == ["done", "to do"]
+    show_plan([experiment], [drawn(grid[0], 1), *grid], config, Console(width=200))  # another draw of what is done
+    assert re.search(r"A +│ to do ", capsys.readouterr().out)
 
 
 def state(config) -> str:
