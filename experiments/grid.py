@@ -79,6 +79,7 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
 
 
 def drawn(cell: GridCell, draw: int) -> GridCell:
+    """The same cell with the seed of another draw."""
     config = copy.deepcopy(cell.known_config)
     config.seed += draw
     return replace(cell, config=config, draw=draw)

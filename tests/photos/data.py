@@ -58,6 +58,12 @@ def top1(model, batches):
     return 100 * right / sum(len(labels) for _, labels in batches)
 
 
+def rows_of(file):
+    """The rows that an earlier run has written to `results`; `file` has no ending."""
+    path = RESULTS / f"{file}.csv"
+    return pd.read_csv(path).values.tolist() if path.exists() else []
+
+
 def write_table(rows, columns, file, text):
     """Print a table, write it to `results` as CSV, and as Markdown below its text; return it.
 

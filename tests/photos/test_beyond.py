@@ -6,12 +6,11 @@ what is written there already is not measured again.
 
 import itertools
 
-import pandas as pd
 import pytest
 import torch
 
 import facts
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_table
+from tests.photos.data import NETWORKS, load_network, load_photos, rows_of, top1, write_table
 
 pytestmark = pytest.mark.external
 
@@ -44,8 +43,7 @@ TEXT = (
 def test_each_step_helps_and_recovered_networks_are_near_the_original(network, tmp_path):
     model, calibration = load_network(network), load_photos("calibration", network=network)
     judged = {"start": 1, "every": 2} if network == "vit_tiny" else {}  # by the others, the recipe was chosen
-    validation, file = load_photos("validation", network=network, **judged), RESULTS / f"{FILE}.csv"
-    rows = pd.read_csv(file).values.tolist() if file.exists() else []
+    validation, rows = load_photos("validation", network=network, **judged), rows_of(FILE)
 
     def add(ratio, method, figure, minutes=0.0):
         rows.append([network, ratio, method, figure, minutes])

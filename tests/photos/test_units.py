@@ -16,7 +16,7 @@ from facts.estimators import FACTS
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.moments.losses import kl_divergence
 from facts.utils.files import replacing
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, top1, write_page, write_table
+from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, rows_of, top1, write_page, write_table
 
 pytestmark = pytest.mark.external
 
@@ -70,11 +70,6 @@ CHOICES_TEXT = (
 
 def prepare(model, calibration, parts, cache):
     return facts.prepare(model, calibration, parts=parts, held_out=(), execution=facts.Execution(cache=cache))
-
-
-def rows_of(file):
-    """Those that an earlier run has written."""
-    return pd.read_csv(RESULTS / f"{file}.csv").values.tolist() if (RESULTS / f"{file}.csv").exists() else []
 
 
 @torch.inference_mode()

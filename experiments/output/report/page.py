@@ -47,7 +47,7 @@ def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Pro
     records = sorted(distinct.values(), key=lambda record: record.time)
     compared = any(entry.difference is not None for result in results for entry in result.entries.values())
     is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
-    errors = [ERRORS, *[DEVIATIONS.format("several")] * is_drawn]
+    errors = " ".join([ERRORS, *[DEVIATIONS.format("several")] * is_drawn])
     content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": errors}
     photos = folder.with_name("photos")
     content["verdict"] = verdict(parts(results).get("Tables of the paper", []), photos / "rivals.csv", compared)
