@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.selection import Selection
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, PartsName, ScoreUnit, Unit
-from facts.modules.heads import Heads, Roles, call_products, put_heads
+from facts.modules.heads import Heads, Roles, call_cores, put_heads
 from facts.modules.hidden import HiddenRoles, keep_hidden
 from facts.modules.linear_calls import copy_with
-from facts.modules.mixed import call_outputs
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
 from facts.utils.batches import to_device
@@ -67,7 +66,7 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
         elif isinstance(roles, HiddenRoles):
             taken |= dict.fromkeys(paths, _hidden_unit(selection, owner, roles))
         else:
-            CALLS[kind](network.get_submodule(owner), roles)
+            call_cores(network.get_submodule(owner), roles, kind)
             if kind == "outputs":
                 reasons |= dict.fromkeys(paths[:2], NO_PRODUCTS)
                 paths = paths[2:]
@@ -120,8 +119,6 @@ def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[s
     return {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
 
 
-# Of an attention, both products are linear layers, or only those of the outputs.
-CALLS = {"products": call_products, "outputs": call_outputs}
 FEATURES = {
     "products": ("queries", "keys", "values", "query_bias", "key_bias", "value_bias"),
     "outputs": ("values", "value_bias"),
@@ -155,7 +152,7 @@ def _call_halved(attention: nn.Module, roles: Roles, kind: str) -> None:
     for name in FEATURES[kind]:
         if (each := getattr(heads, name)) is not None:
             each[:, 1::2] = 0  # a view of the module's own
-    CALLS[kind](attention, roles)
+    call_cores(attention, roles, kind)
 
 
 def _read_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:

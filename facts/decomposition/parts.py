@@ -16,7 +16,7 @@ from facts.decomposition.elimination import eliminate
 from facts.decomposition.truncation import Decomposition, decompose, decompose_product
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import Form
-from facts.modules.heads import Heads, Roles, put_heads
+from facts.modules.heads import Heads, Roles, output_cores, put_heads, score_cores
 from facts.modules.hidden import HiddenRoles, empty_hidden, keep_hidden
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLayer
@@ -169,10 +169,10 @@ class ScoreUnit(Unit):
 
     def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
         """The heads with queries and keys of a rank."""
-        lefts, rights = _stacked(decompositions, rank, heads.queries)
-        bias = None if heads.query_bias is None else rights[..., -1]
-        queries = rights[..., : heads.queries.shape[-1]]
-        return replace(heads, queries=queries, keys=lefts.mT, query_bias=bias, key_bias=None, scale=1.0)
+        framed, _ = score_cores(heads)
+        left, right = _stacked(decompositions, rank, heads.queries)
+        bias = None if framed.query_bias is None else (right @ framed.query_bias[..., None]).squeeze(-1)
+        return replace(framed, queries=right @ framed.queries, keys=left.mT @ framed.keys, query_bias=bias)
 
 
 @dataclass(frozen=True)
@@ -193,17 +193,16 @@ class OutputUnit(Unit):
 
     def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
         """The heads with values and outputs of a rank; the output's bias takes up what values added on average."""
-        lefts, rights = _stacked(decompositions, rank, heads.values)
-        biases = [each.bias(call, rank) for each, call in zip(decompositions, calls, strict=True)]  # type: ignore[arg-type]
-        added = [bias for bias in biases if bias is not None]
-        bias = torch.stack(added).sum(dim=0).to(lefts) if added else heads.constant
-        return replace(
-            heads,
-            values=rights,
-            outputs=lefts.reshape(*heads.outputs.shape[:2], rank),
-            value_bias=None,
-            output_bias=bias,
-        )
+        framed, _ = output_cores(heads)
+        left, right = _stacked(decompositions, rank, heads.values)
+        bases = framed.outputs.unflatten(0, (len(right), -1)).transpose(1, 2).flatten(2)  # [G, D, h d]
+        outputs = bases[:, None] @ left.unflatten(0, (len(right), -1))
+        bias = framed.output_bias
+        for basis, each, call in zip(bases, decompositions, calls, strict=True):
+            added = each.bias(call, rank)  # type: ignore[arg-type]
+            if bias is not None and added is not None:
+                bias = bias + basis @ added.to(basis)
+        return replace(framed, values=right @ framed.values, outputs=outputs.flatten(0, 1), output_bias=bias)
 
 
 @dataclass(frozen=True)
@@ -276,6 +275,6 @@ def _decompose_product(layer: nn.Module, factors: KroneckerFactors, row: float, 
 
 
 def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The leading factors of all heads, `[H, D, rank]` and `[H, rank, D]`."""
+    """The leading factors of all heads, `[H, m, rank]`, and of all groups, `[G, rank, d]`."""
     lefts, rights = zip(*(each.truncate(rank) for each in decompositions), strict=True)
-    return torch.stack(lefts).to(like), torch.stack(rights).to(like)
+    return torch.stack(lefts).flatten(0, -3).to(like), torch.stack(rights).to(like)

@@ -1,4 +1,4 @@
-"""Attention head by head: its weights, its two products as calls of linear layers, and narrower heads.
+"""Attention head by head: its weights, the linear layers within its two products, and narrower heads.
 
 Legend: H heads, d their width, D features of the inputs; q = W_q x, k = W_k x, v = W_v x, all but W_o without a norm or
 rotation in between.
@@ -174,14 +174,26 @@ class Heads:
         return added if self.output_bias is None else added + self.output_bias
 
 
-def score_calls(heads: Heads) -> list[LowRankLinear]:
-    """For each head, the linear layer `x̃ -> Mᵀ x̃` `[D, D + 1]` with s_ij = x_jᵀ Mᵀ x̃_i, x̃ = [x; 1].
+def polar(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """`R [..., d, d]` and `Q [..., d, D]` with R Q = `rows`; rows of Q are orthonormal, as near as can be to the given.
 
-    Without a bias of the queries `[D, D]` and x̃ = x. A bias of the keys changes all scores of a query alike, which the
-    softmax ignores.
+    If d is more than D, they are of rank D.
     """
-    queries = heads.queries if heads.query_bias is None else torch.cat([heads.queries, heads.query_bias[..., None]], -1)
-    return [LowRankLinear(key.T, heads.scale * query) for key, query in zip(heads.keys, queries, strict=True)]
+    u, s, vh = torch.linalg.svd(rows.double(), full_matrices=False)
+    return ((u * s[..., None, :]) @ u.mT).to(rows), (u @ vh).to(rows)
+
+
+def score_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
+    """Heads with orthonormal queries and keys, and for each the linear layer `[d, d]` between the two.
+
+    With W_q = R_q Q_q and W_k = R_k Q_k, scores are (Q_k x_j)ᵀ R_kᵀ R_q (Q_q x_i). A bias of the queries is a weight of
+    the input 1. A bias of the keys changes all scores of a query alike, which the softmax ignores.
+    """
+    biases = () if heads.query_bias is None else (heads.query_bias[..., None],)
+    (right, queries), (left, keys) = polar(torch.cat([heads.queries, *biases], dim=-1)), polar(heads.keys)
+    bias, queries = (queries[..., -1], queries[..., :-1]) if biases else (None, queries)
+    cores: list[LowRankLayer] = [LowRankLinear(key.T, query) for key, query in zip(left, right, strict=True)]
+    return replace(heads, queries=queries, keys=keys, query_bias=bias, key_bias=None), cores
 
 
 class GroupedProduct(LowRankLayer):
@@ -206,78 +218,68 @@ class GroupedProduct(LowRankLayer):
         return torch.einsum("...hr,hmr->...hm", F.linear(x, self.right), self.left)
 
 
-def output_calls(heads: Heads) -> list[LowRankLayer]:
-    """For each head, the linear layer `u -> W_o W_v u` `[D, D]` of the mixed inputs u_i = Σ_j a_ij x_j.
+def output_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
+    """Heads with orthonormal values and outputs, and for each group the linear layer `[d, d]` between the two.
 
-    W_o b_v is a bias; the first head has the output's own bias too. Heads that share their values have one layer.
+    With W_v = R_v Q_v and W_o = Q_o R_o it is R_o R_v, between what attention mixed of Q_v x and Q_o. The h heads that
+    share values have a basis of outputs in common, and one layer `[h d, d]` each. What biases of the values add to the
+    outputs is added at the end.
     """
-    if len(heads.values) < len(heads.outputs):
-        groups = heads.outputs.unflatten(0, (len(heads.values), -1))
-        return [GroupedProduct(output, value) for output, value in zip(groups, heads.values, strict=True)]
-    calls: list[LowRankLayer] = []
-    for index, (value, output) in enumerate(zip(heads.values, heads.outputs, strict=True)):
-        bias = output.new_zeros(len(output)) if heads.value_bias is None else output @ heads.value_bias[index]
-        if heads.output_bias is not None and not index:
-            bias = bias + heads.output_bias
-        calls.append(LowRankLinear(output, value, bias if heads.has_output_bias else None))
-    return calls
+    groups = heads.outputs.unflatten(0, (len(heads.values), -1)).mT  # [G, h, d, D]
+    (right, values), (left, outputs) = polar(heads.values), polar(groups.flatten(1, 2))
+    lefts = left.mT.unflatten(-1, groups.shape[1:3]).transpose(1, 2)  # [G, h, h d, d]
+    cores: list[LowRankLayer]
+    if groups.shape[1] > 1:
+        cores = [GroupedProduct(output, value) for output, value in zip(lefts, right, strict=True)]
+    else:
+        bias = left.new_zeros(left.shape[-1]) if heads.has_output_bias else None
+        cores = [LowRankLinear(output, value, bias) for (output,), value in zip(lefts, right, strict=True)]
+    outputs = outputs.unflatten(1, groups.shape[1:3]).flatten(0, 1).mT
+    return replace(heads, values=values, outputs=outputs, value_bias=None, output_bias=heads.constant), cores
 
 
-class ScoreCalls(nn.Module):
-    """In place of the projection of queries, or of all three: heads of width D; keys and values are the inputs."""
+class ScoreCores(nn.Module):
+    """A projection that begins with the queries, and each head's core after it."""
 
-    def __init__(self, heads: Heads, fused: bool):
+    def __init__(self, projection: nn.Module, cores: list[LowRankLayer]):
         super().__init__()
-        self.heads = nn.ModuleList(score_calls(heads))
-        self.fused, self.appends_one = fused, heads.query_bias is not None
+        self.projection, self.heads = projection, nn.ModuleList(cores)
+        self.padded = projection.padded if isinstance(projection, PaddedHeads) else cores[0].in_features
 
     def forward(self, x: Tensor) -> Tensor:
-        inputs = F.pad(x, (0, 1), value=1.0) if self.appends_one else x
-        scores = torch.cat([head(inputs) for head in self.heads], dim=-1) * x.shape[-1] ** 0.5  # less the code's scale
-        if not self.fused:
-            return scores
-        inputs = repeated(x, len(self.heads))
-        return torch.cat([scores, inputs, inputs], dim=-1)
+        projected = self.projection(x)
+        size = self.padded * len(self.heads)
+        queries = projected[..., :size].unflatten(-1, (len(self.heads), -1)).unbind(-2)
+        scored = [core(query[..., : core.in_features]) for core, query in zip(self.heads, queries, strict=True)]
+        scored = [F.pad(each, (0, self.padded - each.shape[-1])) for each in scored]
+        return torch.cat([*scored, projected[..., size:]], dim=-1)
 
 
-class Repeated(nn.Module):
-    """The inputs once for each head, in place of a projection."""
+class OutputCores(nn.Module):
+    """Each group's core, and the output projection after them."""
 
-    def __init__(self, num_heads: int):
+    def __init__(self, projection: nn.Linear, cores: list[LowRankLayer], num_heads: int):
         super().__init__()
-        self.num_heads = num_heads
-
-    def forward(self, x: Tensor) -> Tensor:
-        return repeated(x, self.num_heads)
-
-
-class OutputCalls(nn.Module):
-    """In place of the output projection: the sum over heads of each one's product with the inputs that it mixed."""
-
-    def __init__(self, heads: Heads):
-        super().__init__()
-        self.heads, self.num_heads = nn.ModuleList(output_calls(heads)), len(heads.outputs)
-        grouped = len(self.heads) < self.num_heads
-        self.register_buffer("constant", heads.constant if grouped else None)
+        self.projection, self.heads, self.num_heads = projection, nn.ModuleList(cores), num_heads
 
     def forward(self, mixed: Tensor) -> Tensor:
-        parts = mixed.unflatten(-1, (self.num_heads, -1))
-        if len(self.heads) == self.num_heads:
-            outputs = [head(part) for head, part in zip(self.heads, parts.unbind(-2), strict=True)]
-            return torch.stack(outputs).sum(dim=0)
-        groups = parts.unflatten(-2, (len(self.heads), -1)).unbind(-3)
-        summed = torch.stack([head(part).sum(dim=-2) for head, part in zip(self.heads, groups, strict=True)]).sum(dim=0)
-        return summed if self.constant is None else summed + self.constant
+        groups = mixed.unflatten(-1, (len(self.heads), self.num_heads // len(self.heads), -1)).unbind(-3)
+        outputs = [core(group[..., : core.in_features]) for core, group in zip(self.heads, groups, strict=True)]
+        return self.projection(torch.cat([each.sum(dim=-2) for each in outputs], dim=-1))
 
 
-def call_products(attention: nn.Module, roles: Roles) -> None:
-    """Make an attention's own code compute by calls of `score_calls` and `output_calls`."""
-    heads, fused = Heads.of(attention, roles), len(roles.inputs) == 1
-    attention.set_submodule(roles.inputs[0], ScoreCalls(heads, fused))
-    for name in roles.inputs[1:]:
-        attention.set_submodule(name, Repeated(roles.num_heads))
-    attention.set_submodule(roles.output, OutputCalls(heads))
-    set_width(attention, roles, heads.queries.shape[-1])
+def call_cores(attention: nn.Module, roles: Roles, kind: str) -> None:
+    """Make an attention call the cores of both `products`, or of `outputs` alone."""
+    heads, scores = Heads.of(attention, roles), None
+    if kind == "products":
+        heads, scores = score_cores(heads)
+    heads, outputs = output_cores(heads)
+    put_heads(attention, roles, heads)
+    if scores:
+        name = roles.inputs[0]
+        attention.set_submodule(name, ScoreCores(attention.get_submodule(name), scores))
+    projection = linear_of(attention.get_submodule(roles.output))
+    attention.set_submodule(roles.output, OutputCores(projection, outputs, roles.num_heads))
 
 
 def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
@@ -337,10 +339,6 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
         (weight.unflatten(0, (num_heads, -1)), None if bias is None else bias.unflatten(0, (num_heads, -1)))
         for weight, bias in zip(weights, biases, strict=True)
     ]
-
-
-def repeated(x: Tensor, times: int) -> Tensor:
-    return x[..., None, :].expand(*x.shape[:-1], times, x.shape[-1]).flatten(-2)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:

@@ -105,7 +105,7 @@ class TrainedLayer:
         weight = self.dense.weight
         decomposition = problem.decompositions[name]
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
-        mean = weight.new_zeros(weight.shape[1]) if decomposition.mean is None else decomposition.mean.to(weight)
+        mean = weight.new_zeros(weight.shape[-1]) if decomposition.mean is None else decomposition.mean.to(weight)
         self.mean, self.output_of_mean = mean, weight.detach() @ mean  # which low-rank forms keep
 
     def weighted(self, x: Tensor, weights: Tensor) -> Tensor:

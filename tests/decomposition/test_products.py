@@ -5,6 +5,7 @@ import torch
 
 from facts.decomposition.truncation import decompose, decompose_product
 from facts.estimators import KroneckerFactors
+from facts.modules.heads import Heads, output_cores, score_cores
 from facts.moments.shrinkage import shrink
 from tests.decomposition.test_decomposition import random_factor
 from tests.oracles.truncation import metric_error
@@ -40,3 +41,47 @@ def test_a_product_of_smaller_rank_has_components_of_no_energy():
     found = decompose_product(left, torch.randn(3, 5, dtype=torch.float64), KroneckerFactors())
     assert found.energies[1:].max() < 1e-20 * found.energies[0]
     assert found.left.isfinite().all() and found.right.isfinite().all()
+
+
+def heads(num_groups, num_features=15):
+    """Four heads of width 3 with biases, in groups."""
+    (queries, outputs), (keys, values) = (
+        torch.randn(2, number, 3, num_features, dtype=torch.float64) for number in (4, num_groups)
+    )
+    biases = torch.randn(4, 3, dtype=torch.float64), *torch.randn(2, num_groups, 3, dtype=torch.float64), None
+    return Heads(queries, keys, values, outputs.mT, *biases, scale=1.0)
+
+
+def test_cores_of_scores_are_truncated_as_products_of_all_features():
+    whole = heads(num_groups=4)
+    framed, cores = score_cores(whole)
+    queries = torch.cat([whole.queries, whole.query_bias[..., None]], dim=-1)
+    bases = torch.cat([framed.queries, framed.query_bias[..., None]], dim=-1)
+    for head, core in enumerate(cores):
+        A, B = random_factor(16), random_factor(15)
+        expected = decompose(whole.keys[head].T @ queries[head], KroneckerFactors(A, B))
+        right, left = bases[head], framed.keys[head]
+        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
+        check_same(left.T, found, right, expected)
+
+
+@pytest.mark.parametrize("num_groups", [4, 2])
+def test_cores_of_outputs_are_truncated_as_products_of_all_features(num_groups):
+    whole = heads(num_groups)
+    framed, cores = output_cores(whole)
+    groups = whole.outputs.unflatten(0, (num_groups, -1))
+    for group, core in enumerate(cores):
+        A, B = random_factor(15), random_factor(15)
+        expected = decompose_product(groups[group], whole.values[group], KroneckerFactors(A, B))
+        right, left = framed.values[group], framed.outputs.unflatten(0, (num_groups, -1))[group].mT.flatten(0, 1)
+        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
+        check_same(left.T, found, right, expected)
+
+
+def check_same(left, found, right, expected):
+    """The truncations of a core, between two bases, are those of the whole product."""
+    torch.testing.assert_close(found.energies, expected.energies[:3], rtol=1e-9, atol=1e-9)
+    for rank in range(1, 4):
+        (inner, outer), (a, b) = found.truncate(rank), expected.truncate(rank)
+        products = (left @ inner @ outer @ right).reshape(-1), (a @ b).reshape(-1)
+        torch.testing.assert_close(*products, rtol=1e-7, atol=1e-9)

@@ -25,11 +25,10 @@ def test_hidden_units_stay_by_leverage_with_least_squares_weights():
 
 def test_features_of_queries_and_keys_stay_by_the_product_of_their_norms():
     torch.manual_seed(0)
-    x = torch.randn(50, 6).double()
-    extended = F.pad(x, (0, 1), value=1.0)
+    x, y = torch.randn(50, 7).double(), torch.randn(50, 6).double()
     layer = LowRankLinear(torch.randn(6, 4).double(), torch.randn(4, 7).double())
-    found = by_norms(layer, extended.T @ extended)
-    norms = (extended @ layer.right.T).norm(dim=0) * (x @ layer.left).norm(dim=0)
+    found = by_norms(layer, x.T @ x, y.T @ y)
+    norms = (x @ layer.right.T).norm(dim=0) * (y @ layer.left).norm(dim=0)
     order = norms.argsort(descending=True)
     assert found.left.equal(layer.left[:, order].detach()) and found.right.equal(layer.right[order].detach())
 

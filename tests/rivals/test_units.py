@@ -9,6 +9,7 @@ from sklearn.covariance import OAS
 from torch import nn
 
 import facts
+from experiments.rivals.attention import heads_of
 from experiments.rivals.search.a3 import A3Search, by_outputs
 from experiments.rivals.search.corp import CORPSearch, shrinkage, without_features, without_units
 from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
@@ -19,7 +20,7 @@ from tests.networks import image_batches, make_vit, relative_error
 
 
 def inputs_of(problem, kind):
-    """A call of the first unit of a kind, its name, and its inputs `[T, n]`."""
+    """A call of the first unit of a kind, its layer, and its inputs `[T, n]`."""
     unit = next(unit for unit in problem.calibration.units.values() if isinstance(unit, kind))
     call, seen = unit.calls[0], []
     layer = problem.calibration.calls[call]
@@ -30,17 +31,38 @@ def inputs_of(problem, kind):
     return call, layer, seen[0]
 
 
-@pytest.mark.parametrize("kind", [ScoreUnit, OutputUnit])
-def test_a3_has_the_least_error_of_all_scores_and_of_the_outputs_of_a_head(problem, kind):
-    """By Eckart and Young, no matrix of the rank is nearer to that of all scores, or of all outputs."""
-    call, layer, x = inputs_of(problem, kind)
+def projected_of(problem, name):
+    """Queries, keys or values of the first head of the first unit, `[T, d]`, and the bias that queries have."""
+    unit = next(unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit))
+    module, heads = heads_of(problem, unit)
+    seen = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    with torch.no_grad():
+        problem.model(torch.cat([images for images, _ in problem.calibration.data]))
+    hook.remove()
+    projected = seen[0] @ getattr(heads, name)[0].T
+    return projected + heads.query_bias[0] if name == "queries" else projected
+
+
+def test_a3_has_the_least_error_of_all_scores(problem):
+    """By Eckart and Young, no matrix of the rank is nearer to that of all scores."""
+    call, layer, x = inputs_of(problem, ScoreUnit)
+    queries, keys = (projected_of(problem, name) for name in ("queries", "keys"))
+    exact, y = queries @ keys.T, keys @ layer.left.inverse()
+    check_least_error(problem, call, exact, lambda weight: x @ weight.T @ y.T)
+
+
+def test_a3_has_the_least_error_of_the_outputs_of_a_head(problem):
+    call, layer, x = inputs_of(problem, OutputUnit)
+    check_least_error(problem, call, x @ layer.weight.T, lambda weight: x @ weight.T)
+
+
+def check_least_error(problem, call, exact, outputs):
     found = A3Search().decompositions(problem)[call]
-    keys = x[:, : layer.out_features] if kind is ScoreUnit else torch.eye(layer.out_features).to(x)
-    exact = x @ layer.weight.T @ keys.T
-    for rank in range(1, layer.rank + 1):
+    for rank in range(1, len(found.energies) + 1):
         left, right = found.truncate(rank)
-        error = (x @ (left @ right).T @ keys.T - exact).square().sum()
         least = torch.linalg.svdvals(exact)[rank:].square().sum()
+        error = (outputs(left @ right) - exact).square().sum()
         assert error.item() == pytest.approx(least.item(), rel=1e-4, abs=1e-6 * exact.square().sum().item())
 
 
@@ -67,10 +89,10 @@ def test_a3_keeps_one_share_and_at_full_width_the_network(problem):
 def test_corp_brings_scores_nearest_over_all_pairs_of_tokens():
     torch.manual_seed(0)
     x, ridge = torch.randn(20, 6).double() @ torch.randn(6, 6).double(), 0.7
-    layer = LowRankLinear(torch.randn(5, 4).double(), torch.randn(4, 6).double())
-    queries, keys = x @ layer.right.T, x[:, :5] @ layer.left
+    layer, y = LowRankLinear(torch.randn(5, 4).double(), torch.randn(4, 6).double()), torch.randn(20, 5).double()
+    queries, keys = x @ layer.right.T, y @ layer.left
     scores = (queries * keys).square().sum(dim=0)
-    found = without_features(layer, x.T @ x, scores, rank=2, ridge=ridge)
+    found = without_features(layer, x.T @ x, y.T @ y, scores, rank=2, ridge=ridge)
     kept, gone = scores.argsort(descending=True).split([2, 2])
     pairs = list(itertools.product(range(20), repeat=2))
     A = torch.stack([torch.outer(queries[i][kept], keys[j][kept]).flatten() for i, j in pairs])
@@ -78,7 +100,7 @@ def test_corp_brings_scores_nearest_over_all_pairs_of_tokens():
     M = torch.linalg.solve(A.T @ A + ridge * torch.eye(4), A.T @ missing).reshape(2, 2)
     expected = queries[:, kept] @ (torch.eye(2) + M) @ keys[:, kept].T
     left, right = found.truncate(2)
-    assert relative_error((x @ right.T) @ (x[:, :5] @ left).T, expected) < 1e-10
+    assert relative_error((x @ right.T) @ (y @ left).T, expected) < 1e-10
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -89,7 +111,8 @@ def test_corp_survives_the_rounding_of_sums(seed):
     layer = LowRankLinear(torch.randn(6, 5).double(), torch.randn(5, 6).double())
     gram = x.T @ x
     rounded = gram + 3e-8 * gram.norm() * (noise + noise.T)
-    left, right = without_features(layer, rounded, torch.arange(5.0).flip(0), rank=4, ridge=1e-3).truncate(4)
+    found = without_features(layer, rounded, rounded, torch.arange(5.0).flip(0), rank=4, ridge=1e-3)
+    left, right = found.truncate(4)
     assert relative_error(x @ (left @ right).T @ x.T, x @ layer.weight.T @ x.T) < 5e-4
 
 
@@ -121,12 +144,11 @@ def test_shrinkage_is_nearly_that_of_scikit_learn():
 
 def test_corp_ranks_by_a_tokens_own_products_and_by_active_units(problem):
     search = CORPSearch(active=0.5)
-    calls = problem.calibration.calls
-    call, layer, x = inputs_of(problem, ScoreUnit)
+    call, _, _ = inputs_of(problem, ScoreUnit)
     hidden, _, units = inputs_of(problem, HiddenUnit)
-    sums = search.sums(problem, {name: calls[name] for name in (call, hidden)})
-    products = (x @ layer.right.T) * (x[:, : layer.out_features] @ layer.left)
-    torch.testing.assert_close(sums[call], products.square().sum(dim=0))
+    sums = search.sums(problem, {call, hidden})
+    products = projected_of(problem, "queries") * projected_of(problem, "keys")
+    torch.testing.assert_close(sums[call], products.square().sum(dim=0).double(), rtol=1e-4, atol=1e-6)
     halves = units.chunk(2)  # batches
     active = sum((half.abs() > 0.5 * half.square().mean().sqrt()).double().sum(dim=0) for half in halves)
     torch.testing.assert_close(sums[hidden], active)

@@ -8,6 +8,7 @@ The paper's networks have no biases: here that of queries is a weight of the inp
 import torch
 from torch import Tensor
 
+from experiments.rivals.attention import key_and_value_grams
 from facts.decomposition.parts import HiddenUnit, ScoreUnit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
@@ -34,6 +35,7 @@ class A3Search(Uniform):
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
         """The decompositions, those of units by the method's own rules."""
         moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
+        keys = key_and_value_grams(problem)
         for unit in problem.calibration.units.values():
             for call in unit.calls:
                 layer = problem.calibration.calls[call]
@@ -42,8 +44,8 @@ class A3Search(Uniform):
                 if isinstance(unit, HiddenUnit):
                     made[call] = by_outputs(layer.weight.detach(), gram)
                 else:
-                    keys = gram[: layer.out_features, : layer.out_features] if isinstance(unit, ScoreUnit) else None
-                    made[call] = unit.decompose(layer, KroneckerFactors(A=gram, B=keys), 0.0, 0.0)
+                    factors = KroneckerFactors(A=gram, B=keys[call] if isinstance(unit, ScoreUnit) else None)
+                    made[call] = unit.decompose(layer, factors, 0.0, 0.0)
         return made
 
 

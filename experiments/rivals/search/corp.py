@@ -5,29 +5,26 @@ measures again after each MLP, the abstract and we once. It makes I + M symmetri
 for. It raises λ for scores too, where sums over tokens dwarf it. It has least widths, 64 hidden units and 8 features of
 a head.
 
-Legend: S and P are the indices that stay and that leave; q = right x and k = leftᵀ x of one head, without the keys'
-bias, which the softmax ignores.
+Legend: S and P are the indices that stay and that leave; q and k are the queries and keys of one head, without the bias
+of the keys, which the softmax ignores.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.rivals.attention import heads_of, key_and_value_grams, run_with_hooks
 from facts.decomposition.parts import HiddenUnit, ScoreUnit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.whitening import lift_spectrum
+from facts.modules.heads import Heads
 from facts.modules.lowrank import LinearLayer, LowRankLayer
-from facts.modules.modes import evaluating
-from facts.modules.networks import run
 from facts.moments import InputGram, InputSum
 from facts.search import AllocationProblem, Plan, Search, SearchResult
-from facts.utils.batches import shared, to_device
 from facts.utils.options import Positive, options
 
 
@@ -64,45 +61,53 @@ class CORPSearch(Search):
         """The decompositions; of units that get narrower only the components that stay."""
         calibration, made = problem.calibration, dict(problem.decompositions)
         ranks = {call: rank for name, unit in calibration.units.items() if (rank := plan[name]) for call in unit.calls}
-        layers, moments = (
-            {call: calibration.calls[call] for call in ranks},
-            calibration.moments((InputGram(), InputSum())),
-        )
-        for call, sums in self.sums(problem, layers).items():
-            layer, found = layers[call], moments[call]
+        moments = calibration.moments((InputGram(), InputSum()))
+        keys = key_and_value_grams(problem)
+        for call, sums in self.sums(problem, ranks.keys()).items():
+            layer, found = calibration.calls[call], moments[call]
             size, count = layer.in_features, found.num_tokens  # moments may be of [x, 1], for a bias
             gram, total = found[InputGram()][0].double()[:size, :size], found[InputSum()][0].double()[:size]
             if isinstance(layer, LowRankLayer):
-                made[call] = without_features(layer, gram, sums, ranks[call], self.ridge)
+                made[call] = without_features(layer, gram, keys[call] * count, sums, ranks[call], self.ridge)
             else:
                 made[call] = without_units(layer, gram, total, count, gram.diagonal() * sums, ranks[call], self.ridge)
         return made
 
-    def sums(self, problem: AllocationProblem, layers: Mapping[str, LinearLayer]) -> dict[str, Tensor]:
-        """For each call of a unit the sum over tokens of q_j² k_j², or of whether hidden unit j is active."""
-        sizes = {
-            call: layer.rank if isinstance(layer, LowRankLayer) else layer.in_features for call, layer in layers.items()
-        }
-        sums = {call: torch.zeros(size, dtype=torch.float64, device=problem.device) for call, size in sizes.items()}
+    def sums(self, problem: AllocationProblem, calls: Set[str]) -> dict[str, Tensor]:
+        """Sums over tokens: of q_j² k_j² for calls of score products, of how many have unit j active for MLPs."""
+        units = [unit for unit in problem.calibration.units.values() if not calls.isdisjoint(unit.calls)]
+        sums: dict[str, Tensor] = {}
+        hooks = {}
 
-        def add(call: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            x = inputs[0].flatten(0, -2)
-            if isinstance(layer, LowRankLayer):
-                left, right = layer.factors()
-                sums[call] += (F.linear(x, right) * (x[:, : len(left)] @ left)).square().sum(dim=0)
+        def add(owner: str, values: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            found = values(inputs[0].flatten(0, -2)).sum(dim=0).double()
+            sums[owner] = sums[owner] + found if owner in sums else found
+
+        for unit in units:
+            if isinstance(unit, ScoreUnit):
+                module, heads = heads_of(problem, unit)
+                hooks[module] = partial(add, unit.owner, partial(squared_products, heads))
             else:
-                sums[call] += (x.abs() > self.active * x.square().mean().sqrt()).sum(dim=0)
+                hooks[problem.model.get_submodule(unit.calls[0])] = partial(add, unit.owner, self.active_units)
+        run_with_hooks(problem, hooks, sums.values())
+        return {call: each for unit in units for call, each in zip(unit.calls, sums[unit.owner], strict=True)}
 
-        with ExitStack() as stack, torch.no_grad(), evaluating(problem.network):
-            for call, layer in layers.items():
-                stack.enter_context(layer.register_forward_pre_hook(partial(add, call)))
-            for inputs, _ in shared(problem.training_batches(), sums=sums.values()):
-                run(problem.network, to_device(inputs, problem.device))
-        return sums
+    def active_units(self, x: Tensor) -> Tensor:
+        return (x.abs() > self.active * x.square().mean().sqrt())[:, None]
 
 
-def without_features(layer: LowRankLayer, gram: Tensor, scores: Tensor, rank: int, ridge: float) -> Decomposition:
-    """The `rank` features of a head with the highest scores, for G = Σ x xᵀ.
+def squared_products(heads: Heads, x: Tensor) -> Tensor:
+    """q_j² k_j² of each token `[T, H, d]`."""
+    queries, keys = (torch.einsum("td,hkd->thk", x, weights) for weights in (heads.queries, heads.keys))
+    if heads.query_bias is not None:
+        queries = queries + heads.query_bias
+    return (queries * keys).square()
+
+
+def without_features(
+    layer: LowRankLayer, of_queries: Tensor, of_keys: Tensor, scores: Tensor, rank: int, ridge: float
+) -> Decomposition:
+    """The `rank` features of a head with the highest scores, for Σ x xᵀ and Σ y yᵀ with q = right x and k = leftᵀ y.
 
     Of all M, q_Sᵀ (I + M) k_S comes nearest to qᵀ k, over all pairs of a query and a key, plus λ ‖M‖²: M solves
     Q_SS M K_SS + λ M = Q_SP K_PS with Q = Σ q qᵀ and K = Σ k kᵀ.
@@ -110,7 +115,7 @@ def without_features(layer: LowRankLayer, gram: Tensor, scores: Tensor, rank: in
     left, right = (factor.detach().double() for factor in layer.factors())
     energies, order = scores.sort(descending=True)
     S, P = order[:rank], order[rank:]
-    Q, K = right @ gram @ right.T, left.T @ gram[: len(left), : len(left)] @ left
+    Q, K = right @ of_queries @ right.T, left.T @ of_keys @ left
     (q, U), (k, V) = (torch.linalg.eigh(lift_spectrum(gram[S][:, S])) for gram in (Q, K))  # sums are in float32
     M = U @ (U.T @ Q[S][:, P] @ K[P][:, S] @ V / (q[:, None] * k + ridge)) @ V.T
     return Decomposition(left[:, S].to(layer.weight), (right[S] + M.T @ right[S]).to(layer.weight), energies[:rank])

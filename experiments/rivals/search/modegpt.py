@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.rivals.attention import key_and_value_grams
 from facts.calibration.distance import distance
 from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition, decompose_product
@@ -73,6 +74,7 @@ class MoDeGPTSearch(Search):
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
         """The decompositions, those of units by the method's own rules."""
         moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
+        others = key_and_value_grams(problem)
         for unit in problem.calibration.units.values():
             for call in unit.calls:
                 layer = problem.network.get_submodule(call)
@@ -80,13 +82,9 @@ class MoDeGPTSearch(Search):
                 if isinstance(unit, HiddenUnit):
                     made[call] = by_leverage(layer.weight.detach(), gram[: unit.width, : unit.width], self.ridge)
                 elif isinstance(unit, ScoreUnit):
-                    made[call] = by_norms(layer, gram)
+                    made[call] = by_norms(layer, gram, others[call])
                 elif isinstance(unit, OutputUnit):
-                    inputs = problem.parts[f"{unit.owner}.scores"].calls[0]
-                    left, right = _factors(layer)
-                    size = right.shape[1]
-                    gram = moments[inputs][InputGram()][0][:size, :size]
-                    made[call] = decompose_product(left, right, KroneckerFactors(A=gram))
+                    made[call] = decompose_product(*_factors(layer), KroneckerFactors(A=others[call]))
         return made
 
 
@@ -121,12 +119,11 @@ def error_of(problem: AllocationProblem, network: nn.Module) -> float:
     return found.mean
 
 
-def by_norms(layer: nn.Module, gram: Tensor) -> Decomposition:
-    """Features of queries and keys in the order of the product of their norms, for the inputs' second moment."""
+def by_norms(layer: nn.Module, of_queries: Tensor, of_keys: Tensor) -> Decomposition:
+    """Features of queries and keys in the order of the product of their norms, for the second moments `[d, d]`."""
     left, right = _factors(layer)
-    size = len(left)  # of keys' inputs, to which no one is appended
-    queries = torch.einsum("ki,ij,kj->k", right.double(), gram, right.double())
-    keys = torch.einsum("ik,ij,jk->k", left.double(), gram[:size, :size], left.double())
+    queries = torch.einsum("ki,ij,kj->k", right.double(), of_queries, right.double())
+    keys = torch.einsum("ik,ij,jk->k", left.double(), of_keys, left.double())
     energies, order = (queries * keys).sort(descending=True)
     return Decomposition(left[:, order], right[order], energies)
 

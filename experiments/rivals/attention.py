@@ -1,0 +1,56 @@
+"""What the projections of an attention read, in the features of its heads' cores."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facts.decomposition.parts import OutputUnit, ScoreUnit
+from facts.modules.heads import Heads, Roles, output_cores, score_cores
+from facts.modules.modes import evaluating
+from facts.modules.networks import run
+from facts.search import AllocationProblem
+from facts.utils.batches import shared, to_device
+
+
+def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[nn.Module, Heads]:
+    """The first projection of a unit's attention, whose inputs all projections read, and the attention's heads."""
+    attention = problem.model.get_submodule(unit.owner)
+    roles = Roles.of(attention)
+    assert roles
+    return attention.get_submodule(roles.inputs[0]), Heads.of(attention, roles)
+
+
+def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
+    """E[y yᵀ] `[d, d]` in float64, by the call of a unit of attention: y are a token's keys, or its values."""
+    units = [unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit | OutputUnit)]
+    projections = {unit.owner: heads_of(problem, unit) for unit in units}
+    sizes = {owner: heads.queries.shape[-1] for owner, (_, heads) in projections.items()}
+    sums = {owner: torch.zeros(size + 1, size, device=problem.device) for owner, size in sizes.items()}
+
+    def add(owner: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        x = inputs[0].flatten(0, -2).to(sums[owner])
+        sums[owner][:-1].addmm_(x.T, x)
+        sums[owner][-1] += len(x)
+
+    run_with_hooks(problem, {module: partial(add, owner) for owner, (module, _) in projections.items()}, sums.values())
+    grams: dict[str, Tensor] = {}
+    for unit in units:
+        heads, summed = projections[unit.owner][1], sums[unit.owner].double()
+        bases = score_cores(heads)[0].keys if isinstance(unit, ScoreUnit) else output_cores(heads)[0].values
+        gram = bases.double() @ (summed[:-1] / summed[-1]) @ bases.double().mT
+        grams |= dict(zip(unit.calls, gram, strict=True))
+    return grams
+
+
+@torch.no_grad()
+def run_with_hooks(problem: AllocationProblem, hooks: Mapping[nn.Module, Callable], sums: Iterable[Tensor]) -> None:
+    """Run the network on the calibration data with a hook before each module; add up `sums` over processes."""
+    with ExitStack() as stack, evaluating(problem.model):
+        for module, hook in hooks.items():
+            stack.enter_context(module.register_forward_pre_hook(hook))
+        for inputs, _ in shared(problem.training_batches(), sums=sums):
+            run(problem.model, to_device(inputs, problem.device))
