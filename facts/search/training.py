@@ -105,17 +105,20 @@ class TrainedLayer:
         weight = self.dense.weight
         decomposition = problem.decompositions[name]
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
-        mean = weight.new_zeros(weight.shape[-1]) if decomposition.mean is None else decomposition.mean.to(weight)
-        self.mean, self.output_of_mean = mean, weight.detach() @ mean  # which low-rank forms keep
+        self.mean = None if decomposition.mean is None else decomposition.mean.to(weight)
 
-    def weighted(self, x: Tensor, weights: Tensor) -> Tensor:
-        """Outputs of the components times `weights [number]`, without the bias and the mean's output."""
-        return times(nn.functional.linear(x - self.mean, self.right) * weights, self.left)
+    def weight(self, weights: Tensor) -> Tensor:
+        """The sum of the components times `weights [number]`."""
+        return (self.left * weights) @ self.right
 
-
-def times(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [..., n]` times `weight [m, n]`, or `x [..., h, n]` times `[h, m, n]`, of heads that share their values."""
-    return nn.functional.linear(x, weight) if weight.dim() == 2 else torch.einsum("...hn,hmn->...hm", x, weight)
+    def outputs(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The outputs with another weight, and with the bias that keeps the output of the mean."""
+        bias: Tensor | None = self.dense.bias
+        if self.mean is not None and bias is not None:
+            bias = bias + (self.dense.weight.detach() - weight) @ self.mean
+        if weight.dim() == 2:
+            return nn.functional.linear(x, weight, bias)
+        return torch.einsum("...hn,hmn->...hm", x, weight)  # heads that share their values, without a bias
 
 
 def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:

@@ -83,5 +83,4 @@ class MaskedLayer(TrainedLayer):
         return ((self.mask - aligned) * self.sizes).square().sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.weighted(x, self.mask.to(self.left)) + self.output_of_mean
-        return y if self.dense.bias is None else y + self.dense.bias
+        return self.outputs(x, self.weight(self.mask.to(self.left)))

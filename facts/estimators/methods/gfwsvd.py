@@ -5,6 +5,7 @@ B = its other side
 """
 
 import logging
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -54,14 +55,20 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
     Power iteration from the identity: B ← mean_k D_k A D_kᵀ, A ← mean_k D_kᵀ B D_k. Both have equal norms.
     """
     (m, n), stacked = gradients.shape, gradients.on_device()
+    chunks = stacked.split(gradients.per_chunk)
+
+    def side_by_side(transposed: bool) -> Iterator[Tensor]:
+        """The gradients of each chunk as one matrix `[m, k n]`, or their transposes as `[n, k m]`."""
+        for chunk in chunks:
+            yield (chunk.mT if transposed else chunk).double().transpose(0, 1).flatten(1).contiguous()
+
+    kept = {each: list(side_by_side(each)) for each in (False, True)} if len(chunks) == 1 else {}
 
     def mean(matrix: Tensor, transposed: bool) -> Tensor:
         """The mean of D_k M D_kᵀ, or of D_kᵀ M D_k."""
-        total = torch.zeros((), dtype=matrix.dtype, device=matrix.device)
-        for chunk in stacked.split(gradients.per_chunk):
-            D = chunk.double().mT if transposed else chunk.double()
-            total = total + (D @ matrix @ D.mT).sum(dim=0)
-        return total / gradients.num_gradients
+        laid_out = kept.get(transposed) or side_by_side(transposed)
+        products = ((D.view(-1, len(matrix)) @ matrix).view(D.shape) @ D.T for D in laid_out)
+        return sum(products, matrix.new_zeros(())) / gradients.num_gradients
 
     A = torch.eye(n, dtype=torch.float64, device=stacked.device) / n**0.5
     for _ in range(MAX_STEPS):

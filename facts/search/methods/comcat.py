@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from facts.calibration.data import Batch
 from facts.search.base import MILPSearch, Ratios, SearchResult
 from facts.search.problem import AllocationProblem
-from facts.search.training import TrainedLayer, Training, task_loss, times
+from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, Positive, Seed, options
 
 
@@ -76,6 +76,4 @@ class Mixture:
 
     def forward(self, layer: TrainedLayer, x: Tensor) -> Tensor:
         shares = self.shares.to(self.masks)
-        dense = times(x, layer.dense.weight) * shares[-1]
-        small = layer.weighted(x, shares[:-1] @ self.masks) + shares[:-1].sum() * layer.output_of_mean
-        return dense + small if layer.dense.bias is None else dense + small + layer.dense.bias
+        return layer.outputs(x, shares[-1] * layer.dense.weight + layer.weight(shares[:-1] @ self.masks))
