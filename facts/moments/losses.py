@@ -159,6 +159,11 @@ def _relative_error(original: Tensor, changed: Tensor) -> Tensor:
 squared_error = SquaredError()
 
 
+def error_to_changed(original: Any, changed: Any) -> Tensor:
+    """The squared distance over the squared norm of the changed outputs."""
+    return squared_error(changed, original)
+
+
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
     """The tensors of real numbers among outputs, or those with these names. Raises `ValueError` if there is none."""
     if names:

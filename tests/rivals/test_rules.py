@@ -1,10 +1,8 @@
 """The own rule of each smaller rival; trainings that go on after an interruption."""
 
 import itertools
-import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,21 +12,18 @@ from experiments.rivals.refit.memvit import MemViTResidual
 from experiments.rivals.refit.randomized_svd import RandomizedSVD
 from experiments.rivals.search.aafm import AAFMSearch
 from experiments.rivals.search.ars import ARSSearch, MaskedLayer
-from experiments.rivals.search.asvd_plus import ASVDPlusSearch
 from experiments.rivals.search.dobi_svd import DobiSVDSearch
 from experiments.rivals.search.fastlrd import FastLRDSearch
 from experiments.rivals.search.flora import FLORASearch
-from facts.decomposition.apply import apply_plan
 from facts.decomposition.truncation import decompose
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import FORMS
-from facts.search import ASVDSearch, ComCatSearch
+from facts.search import ComCatSearch
 from tests.finetuning.setting import Reads, Watched, interrupt
 from tests.networks import compress_on_all, image_batches, make_model, relative_error
 from tests.oracles.truncation import discarded_energies, metric_error, symmetric_root
 from tests.refit.test_refits import LAYERS, OPTIONS, chain, compressed_up_to, inputs_of  # noqa: F401
 from tests.search.problems import losing, make_problem, plain_problem
-from tests.search.test_searches import plans_of_all_cuts, wide_problem
 
 
 @pytest.mark.parametrize(
@@ -115,29 +110,6 @@ def test_ars_adds_the_cost_of_components_and_leaves_aligned_masks_alone(form):
         assert layer.cost().tolist() == pytest.approx(problem.cost("windows", rank)) and layer.misalignment() == 0
     layer.mask = layer.mask.flip(0) * (torch.arange(10) > 0)
     assert layer.misalignment() > 0
-
-
-def test_asvd_plus_takes_the_plan_of_the_nearest_outputs():
-    """Among the best cuts through errors times 1 + γ h(b), each network built and run; three layers in three blocks."""
-    problem = wide_problem(bounds={"flops": 0.6})
-    result = ASVDPlusSearch(seed=1).allocate(problem)
-    rng, plans, errors = random.Random(1), [], []
-    for _ in range(10):
-        decay, bias = rng.uniform(0, 3), rng.uniform(0, 7)
-        sums = [sum((k + 1) ** -decay for k in range(b, 3)) for b in range(3)]
-        weights = [1 + bias * (each - sums[2]) / (sums[0] - sums[2]) for each in sums]
-        raised = {
-            name: {rank: weight * error for rank, error in profile.items()}
-            for weight, (name, profile) in zip(weights, result.profile.items(), strict=True)
-        }
-        plans.append([plan for plan in plans_of_all_cuts(problem, raised) if problem.fits(plan)][-1])
-        network, error = apply_plan(problem.model, problem.decompositions, plans[-1], problem.form), 0
-        for x, _ in problem.sensitivity:
-            error += problem.calibration.output_error(problem.model(x), network(x)).item()
-        errors.append(error)
-    assert result.plan == plans[np.argmin(errors)]
-    assert max(errors) > 1.01 * min(errors)  # they differ
-    assert ASVDPlusSearch(max_bias=0).allocate(problem) == ASVDSearch().allocate(problem)
 
 
 @pytest.mark.parametrize(("ratio", "plan"), [(0.8, (6, None)), (0.6, (6, 6)), (0.5, (6, 3)), (0.4, (3, 3))])

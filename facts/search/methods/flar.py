@@ -1,8 +1,11 @@
 """FLAR-SVD: one threshold on the error of the last features (Thoma et al., 2025)."""
 
 import math
+from bisect import bisect_left
+from typing import Literal
 
 from facts.decomposition.apply import Plan
+from facts.moments.losses import error_to_changed
 from facts.search.base import Profile, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity
@@ -17,16 +20,23 @@ class FLARSearch(Search):
     """Each layer takes the smallest rank whose error stays under one threshold, or stays dense if none does.
 
     The error is the relative squared error of the last linear layer's inputs; ranks are multiples of `rank_multiple`,
-    found by binary search. Another one finds the smallest threshold that meets the budget (the original leaves it to
-    the user) in at most `num_thresholds` steps. If none does, the smallest ranks are the plan.
+    found by binary search. Another one finds the smallest threshold that meets the budget, in at most `num_thresholds`
+    steps. If none does, the smallest ranks are the plan.
+
+    The published code leaves the `threshold` to the user, or takes the `uniform` one: the error of the network in which
+    all layers have the budget's ratio, over the number of layers. Ranks are then scaled to the budget (here, to the
+    largest multiples that meet it). There the error is relative to the compressed network's features.
     """
 
     rank_multiple: Count = 8
+    threshold: Literal["smallest", "uniform"] = "smallest"
     num_thresholds: Count = 40
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        sensitivity = Sensitivity(problem, of="features")
         offered = problem.candidate_ranks(self.rank_multiple, at_least=5, between=(0, 1))
+        if self.threshold == "uniform":
+            return _with_uniform_error(problem, offered)
+        sensitivity = Sensitivity(problem, of="features")
         low, high = WIDEST
         used: Profile = {name: {} for name in offered}
         best: Plan = {name: ranks[0] for name, ranks in offered.items()}
@@ -40,6 +50,24 @@ class FLARSearch(Search):
             else:
                 low = threshold
         return SearchResult(best, profile=used)
+
+
+def _with_uniform_error(problem: AllocationProblem, offered: dict[str, list[int]]) -> SearchResult:
+    sensitivity = Sensitivity(problem, of="features", error=error_to_changed)
+    ratio = min(problem.bounds.values())
+    uniform = {name: problem.rank_of_ratio(name, ratio) for name in problem.parts}
+    used: Profile = {name: {} for name in offered}
+    plan = _equal_error(sensitivity, offered, sensitivity.of_plan(uniform) / len(uniform), used)
+
+    def scaled(thousandths: int) -> Plan:
+        """The plan with ranks that much larger, rounded down to those on offer."""
+        limits = {name: rank * thousandths / 1000 for name, rank in plan.items() if rank}
+        largest = {name: [rank for rank in offered[name] if rank <= limit] for name, limit in limits.items()}
+        return plan | {name: max(ranks, default=offered[name][0]) for name, ranks in largest.items()}
+
+    steps = range(1, 1000 * max(max(ranks) for ranks in offered.values()) + 1)
+    too_large = bisect_left(steps, True, key=lambda step: not problem.fits(scaled(step)))
+    return SearchResult(scaled(too_large), profile=used)
 
 
 def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float, used: Profile) -> Plan:

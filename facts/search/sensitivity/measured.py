@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from facts.modules.heads import GroupedProduct
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.modules.modes import autocast, evaluating
-from facts.moments.losses import squared_error
+from facts.modules.modes import autocast, evaluating, replaced_forwards
+from facts.modules.networks import run
+from facts.moments.losses import OutputError, squared_error
 from facts.search.base import Profile
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.prefix import Prefix
@@ -26,12 +27,12 @@ class Sensitivity:
     """Errors of the network with one layer at one rank: measured at first use, kept in the problem's cache.
 
     The mean over samples of the calibration's error (`of="output"`), or of the relative squared error of the last
-    linear layer's inputs (`of="features"`, as in FLAR-SVD).
+    linear layer's inputs (`of="features"`, as in FLAR-SVD), or another `error` of these.
     """
 
-    def __init__(self, problem: AllocationProblem, of: str = "output"):
+    def __init__(self, problem: AllocationProblem, of: str = "output", error: OutputError = squared_error):
         self.problem, self.of, self.batches = problem, of, problem.sensitivity_batches()
-        self.error = problem.calibration.output_error if of == "output" else squared_error
+        self.error = problem.calibration.output_error if of == "output" else error
         self.known: Profile = defaultdict(dict)
         if problem.cache:
             key = content_key(calibration_key(self.batches), name_of(self.error, "output_error"))
@@ -81,15 +82,31 @@ class Sensitivity:
                     sums += torch.tensor([*chain.from_iterable(errors)], dtype=torch.float64)
         return sums, int(num_samples)
 
+    @torch.no_grad()
+    def of_plan(self, plan: Mapping[str, int]) -> float:
+        """The error of the network with all layers at their ranks."""
+        network, precision = self.problem.network, self.problem.calibration.execution.precision
+        calls = {call: rank for name, rank in plan.items() for call in self.problem.parts[name].calls}
+        forwards = {network.get_submodule(call): self._truncated(call, rank).forward for call, rank in calls.items()}
+        total = torch.zeros(2, dtype=torch.float64)
+        with evaluating(network), autocast(self.problem.device, precision), self._reading(network) as read:
+            for inputs, _ in shared(self.batches, "sensitivity", [total]):
+                inputs = to_device(inputs, self.problem.device)
+                original = read(run(network, inputs))
+                with replaced_forwards(forwards):
+                    error = self.error(original, read(run(network, inputs)))
+                total += torch.tensor([error.item(), batch_size(inputs)])
+        return (total[0] / total[1]).item()
+
     def _errors(
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
     ) -> Iterator[float]:
         """The summed error on one batch at each rank."""
         calls = self.problem.parts[name].calls
-        with prefix.before(calls) as run:
+        with prefix.before(calls) as rerun:
             for rank in ranks:
                 yield self.error(
-                    original, read(run({call: self._truncated(call, rank).forward for call in calls}))
+                    original, read(rerun({call: self._truncated(call, rank).forward for call in calls}))
                 ).item()
 
     def _truncated(self, call: str, rank: int) -> LowRankLayer:

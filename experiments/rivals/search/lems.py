@@ -1,0 +1,15 @@
+"""LEMS: modelled errors and an integer program (Thoma et al., ICML 2026)."""
+
+from experiments.rivals.error_model import ErrorModel
+from facts.search import AllocationProblem, SearchResult
+from facts.search.base import MILPSearch
+from facts.utils.options import options
+
+
+@options
+class LEMSSearch(ErrorModel, MILPSearch):
+    """The plan of least modelled error within the budget; the program may leave a layer dense, without an error."""
+
+    def allocate(self, problem: AllocationProblem) -> SearchResult:
+        plan, errors = self.best_plan(problem, lambda errors: self.solve(problem, errors)[0])
+        return SearchResult(plan, profile=errors)
