@@ -92,10 +92,11 @@ class ClippedGradEstimator(TwoSidedEstimator):
     """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
 
     `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch. The scale of
-    the factors is unclipped, so that searches can compare layers by it.
+    the factors is unclipped, so that searches can compare layers by it. `tokens` instead scales each token's gradient
+    to 0.1 to 10 times the mean norm in its sample.
     """
 
-    grad_clip: Positive | Literal["median"] | None = "median"
+    grad_clip: Positive | Literal["median", "tokens"] | None = "median"
 
 
 @options

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LEAST_NORM = 1e-10  # of a token's gradient that counts
+
 
 class LayerBatch:
     """`x [N, T, n]` and `g [N, T, m]` (None if no moment needs gradients), in float32 or better.
@@ -33,6 +35,18 @@ class LayerBatch:
     def with_one(self) -> "LayerBatch":
         """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias as a column of the weight."""
         return LayerBatch(F.pad(self.x, (0, 1), value=1.0), self._g, self.first_sample)
+
+    @cached_property
+    def with_clipped_tokens(self) -> "LayerBatch":
+        """The same batch with each token's gradient scaled to 0.1 to 10 times the mean norm in its sample.
+
+        As in the published code of FLAR-SVD's authors. Gradients of zero stay and do not count in the mean.
+        """
+        norms = self.g_energy.sqrt()
+        counted = (norms > LEAST_NORM).sum(dim=1, keepdim=True).clamp(min=1)
+        mean = norms.where(norms > LEAST_NORM, 0).sum(dim=1, keepdim=True) / counted
+        factors = torch.where(norms > LEAST_NORM, norms.clamp(0.1 * mean, 10 * mean) / norms, 1)
+        return LayerBatch(self.x, self.g * factors[..., None], self.first_sample)
 
     @cached_property
     def x_energy(self) -> Tensor:

@@ -17,7 +17,7 @@ from facts.moments.batch import LayerBatch, add_symmetric, mirror
 from facts.utils.cache import Cache, content_key
 from facts.utils.sources import code_of
 
-GradClip = float | Literal["median"] | None
+GradClip = float | Literal["median", "tokens"] | None
 Normalize = Literal["none", "batch"]
 
 
@@ -169,14 +169,22 @@ class MeanInputGram(InputMoment):
 class ClippedGradMoment(SymmetricMoment):
     """A moment in which the output gradient of each sample has at most a certain Frobenius norm.
 
-    `grad_clip` is that norm, `median` for the median of the batch, or None.
+    `grad_clip` is that norm, `median` for the median of the batch, or None. `tokens` clips tokens by the mean norm in
+    their sample.
     """
 
     grad_clip: GradClip = None
 
+    def add(self, total, batch):
+        self.add_clipped(total, batch.with_clipped_tokens if self.grad_clip == "tokens" else batch)
+
+    @abstractmethod
+    def add_clipped(self, total: Any, batch: LayerBatch) -> None:
+        """Add one batch whose tokens are clipped already, in place; its samples are weighted."""
+
     def weights(self, batch: LayerBatch) -> Tensor:
         """Weights of samples `[N]` for products of two factors of their gradients: 1 unless they are clipped."""
-        if self.grad_clip is None:
+        if self.grad_clip in (None, "tokens"):
             return batch.g.new_ones(batch.num_samples)
         norms = batch.g_energy.sum(dim=1).sqrt()
         bound = norms.quantile(0.5) if self.grad_clip == "median" else norms.new_tensor(self.grad_clip)
@@ -184,7 +192,7 @@ class ClippedGradMoment(SymmetricMoment):
 
 
 class ScaledGradMoment(ClippedGradMoment):
-    """A moment whose last matrix has the trace of unclipped gradients: clipping changes its directions, not its scale.
+    """A moment whose last matrix has the trace of gradients of unclipped samples: directions change, not the scale.
 
     While it grows, a further scalar sums up that trace.
     """
@@ -201,7 +209,7 @@ class ScaledGradMoment(ClippedGradMoment):
 class GradGram(ScaledGradMoment, GradMoment):
     """Σ g_t g_tᵀ `[m, m]`."""
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         gram, trace = total
         add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None].expand(batch.g.shape[:2]))
         trace.add_(batch.g_energy.sum())
@@ -210,7 +218,7 @@ class GradGram(ScaledGradMoment, GradMoment):
 class SummedGradGram(ScaledGradMoment, GradMoment):
     """Σ_k (Σ_t g_t)(Σ_t g_t)ᵀ `[m, m]`."""
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         gram, trace = total
         summed = batch.g.sum(dim=1)
         add_symmetric(gram, summed, summed, self.weights(batch))
@@ -223,7 +231,7 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
 
     normalize: Normalize = "none"
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         weights = self.weights(batch)[:, None] * batch.g_energy
         if self.normalize == "batch":
             weights = of_unit_trace(weights, batch.x_energy)
@@ -233,7 +241,7 @@ class GradWeightedInputGram(ClippedGradMoment, InputMoment):
 class InputWeightedGradGram(ScaledGradMoment, GradMoment):
     """Σ ‖x_t‖² g_t g_tᵀ `[m, m]`."""
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         gram, trace = total
         add_symmetric(gram, batch.g, batch.g, self.weights(batch)[:, None] * batch.x_energy)
         trace.add_((batch.x_energy * batch.g_energy).sum())
@@ -248,7 +256,7 @@ class SampleGradGrams(ScaledGradMoment):
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out)
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         inputs, outputs, trace = total
         energies = batch.sample_grad_energy.sum(dim=-1)
         trace.add_(energies.sum())
@@ -333,7 +341,7 @@ class TokenPowerStep(ClippedGradMoment):
         A, B = (factor.to(like) for factor in self.previous[layer])
         return like.new_zeros(d_in, d_in), like.new_zeros(d_out, d_out), A, B
 
-    def add(self, total, batch):
+    def add_clipped(self, total, batch):
         inputs, grads, A, B = total
         weights = self.weights(batch)[:, None]
         of_inputs = weights * ((batch.x @ A) * batch.x).sum(dim=-1)

@@ -96,3 +96,21 @@ def test_factors_through_a_network(passed, variant):
     assert moments
     for layer in moments:
         assert_same_factors(estimator.factors(moments[layer]), oracle(samples[layer], **options), variant)
+
+
+@pytest.mark.parametrize("name", ["facts", "kfac_expand", "kfac_reduce", "shampoo2"])
+def test_tokens_are_scaled_to_a_tenth_to_ten_times_the_mean_norm_in_their_sample(name):
+    """A token without a gradient keeps none, and does not count in the mean."""
+    inputs, grads = torch.randn(4, 30, 5, dtype=torch.float64), torch.randn(4, 30, 3, dtype=torch.float64)
+    grads *= torch.logspace(-4, 3, 30, dtype=torch.float64)[:, None]
+    grads[:, 7] = 0
+    clipped = grads.clone()
+    for sample in clipped:
+        norms = [float(g.norm()) for g in sample]
+        mean = sum(norms) / 29
+        for g, norm in zip(sample, norms, strict=True):
+            g *= min(max(norm, mean / 10), 10 * mean) / norm if norm else 1
+    assert not clipped[:, :7].allclose(grads[:, :7]) and not clipped[:, 29:].allclose(grads[:, 29:])
+    expected = ORACLES[name]([tensor_samples(inputs, clipped)], grad_clip=None)
+    found = facts.estimate_factors(ESTIMATORS[name](grad_clip="tokens"), inputs, grads)
+    assert_same_factors(found, expected, name)
