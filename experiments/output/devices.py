@@ -10,7 +10,7 @@ from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_records
 
 # Including the code, since not every machine is at hand when it changes.
-OWN_TO_A_DEVICE = ("machine", "num_threads", "matmul_precision", "code")
+OWN_TO_A_DEVICE = ("machine", "num_threads", "code")
 
 
 def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:
