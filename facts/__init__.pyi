@@ -37,6 +37,7 @@ from .saving.export import export_onnx as export_onnx
 from .saving.export import export_program as export_program
 from .saving.hub import push_to_hub as push_to_hub
 from .saving.load import load_compressed as load_compressed
+from .saving.openvino_ir import export_openvino as export_openvino
 from .saving.save import save_compressed as save_compressed
 
 __version__: str

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from facts.calibration.distance import distance
+from facts.modules.networks import reads_tokens
 from facts.moments.checkpointing import blocks_of
 from facts.moments.losses import OutputError, kl_divergence
 from facts.search import AllocationProblem, Plan
@@ -59,7 +59,7 @@ class ErrorModel:
     def best_plan(self, problem: AllocationProblem, plan_of: Callable[[Profile], Plan]) -> tuple[Plan, Profile]:
         """The plan that a search makes of the errors, and the errors."""
         errors = self.errors(problem)
-        if not reads_tokens(problem):
+        if not reads_tokens(problem.model):
             return plan_of(errors), errors
         blocks, rng = block_numbers(problem), random.Random(self.seed)
         plans: list[Plan] = []
@@ -98,11 +98,6 @@ class ErrorModel:
         found = distance(problem.model, network, problem.sensitivity_batches(), self.error(problem), precision)
         assert found
         return found.mean
-
-
-def reads_tokens(problem: AllocationProblem) -> bool:
-    tensors = [leaf for leaf in tree_leaves(problem.calibration.first_inputs) if isinstance(leaf, Tensor)]
-    return bool(tensors) and not any(tensor.is_floating_point() for tensor in tensors)
 
 
 def block_numbers(problem: AllocationProblem) -> dict[str, int]:

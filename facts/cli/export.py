@@ -1,5 +1,6 @@
 """`facts export`."""
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
@@ -7,60 +8,94 @@ from typing import Annotated, Literal
 import typer
 
 from facts.cli import options
+from facts.cli.options import DATA, option
+
+FORMATS = {".pt2": "pt2", ".xml": "openvino"}
 
 
 def export(
     folder: options.Folder,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     format: Annotated[
-        Literal["onnx", "pt2"] | None, typer.Option(help="Default: pt2 for a FILE of this ending, else onnx.")
+        Literal["onnx", "openvino", "pt2"] | None,
+        typer.Option(help="Default: pt2 for a FILE of this ending, openvino for .xml, else onnx."),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="OpenVINO in int8, weights and activations.")] = False,
+    data: Annotated[
+        str | None,
+        option(DATA, "For --int8: images as `facts compress` takes them, of which 300 calibrate.", metavar="FOLDER"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 1,
     architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
 ) -> None:
-    """Write a compressed network as ONNX, timed against the original in ONNX Runtime on this CPU, or for PyTorch (pt2).
+    """Write a compressed network as ONNX or for OpenVINO, timed against the original on this CPU, or for PyTorch (pt2).
 
     [bold]Examples[/]
 
         facts export deit_half --out deit_half.onnx
+        facts export deit_half --out deit_half.xml --int8 --data photos
         facts export deit_half --out deit_half.pt2
         OMP_NUM_THREADS=4 facts export deit_half --batch-size 16 --out deit_half.onnx
 
-    The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. For ONNX the original is
-    exported too, with random weights, on which times do not depend, and not kept. Both take turns.
+    The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. Otherwise the original is
+    exported too, with random weights, on which times do not depend, and not kept; for int8 the compressed network in
+    float32 as well. All take turns.
     """
     import torch
     from tabulate import tabulate
 
     import facts
+    from facts.cli.data import data_of
     from facts.cli.models import input_shape, load_result
     from facts.cost.count import meta_input
-    from facts.modules.networks import noise
+    from facts.cost.timing import DEFAULT_TIMING
+    from facts.modules.networks import noise, reads_tokens
     from facts.saving.export import refuse_without_onnx
     from facts.saving.load import built_by
+    from facts.saving.openvino_ir import import_openvino, openvino_call
     from facts.saving.recipes import build_recipe
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
-    is_program = format == "pt2" if format else out.suffix == ".pt2"
-    if not is_program:
+    format = format or FORMATS.get(out.suffix, "onnx")  # type: ignore[assignment]
+    if int8 and (format != "openvino" or not data):
+        raise ValueError("--int8 is for OpenVINO, calibrated on images: name an .xml as --out, and a folder as --data")
+    if format != "pt2":
         refuse_without_onnx()
+    if format == "openvino":
+        import_openvino(int8)
     compressed = load_result(folder, architecture)[0].model
+    if int8 and reads_tokens(compressed):
+        raise ValueError("--int8 is calibrated on images, and this network reads tokens")
+    calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
     shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]
     batch = noise(compressed, (batch_size, *shape), torch.device("cpu"))
-    if is_program:
+    if format == "pt2":
         facts.export_program(compressed, batch, out)
         print(f"saved to {out}")
         return
     original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
     with TemporaryDirectory() as temporary:
-        files = {"original": Path(temporary, "original.onnx"), "compressed": out}
-        for network, file in zip((original, compressed), files.values(), strict=True):
-            facts.export_onnx(network, batch, file)
-        times = facts.onnx_times(files, batch)
-    before, after = times["original"], times["compressed"]
-    row = f"latency, batch of {batch_size}", *(f"{1000 * each.median:.4g} ms" for each in (before, after))
-    headers = "ONNX Runtime", "original", "compressed", "remaining"
-    print(tabulate([(*row, f"{after.ratio(before):.1%}")], headers=headers, colalign=("left", *["right"] * 3)))
+        files = {"original": Path(temporary, f"original{out.suffix}"), "compressed": out}
+        if format == "onnx":
+            for network, file in zip((original, compressed), files.values(), strict=True):
+                facts.export_onnx(network, batch, file)
+            times = facts.onnx_times(files, batch)
+        else:
+            if int8:
+                files |= {"compressed": Path(temporary, "compressed.xml"), "in int8": out}
+            facts.export_openvino(original, batch, files["original"])
+            error = facts.export_openvino(compressed, batch, files["compressed"])
+            if int8:
+                error = facts.export_openvino(compressed, batch, out, int8=calibration)
+            calls = {name: openvino_call(file) for name, file in files.items()}
+            times = DEFAULT_TIMING.times({name: partial(call, batch) for name, call in calls.items()})
+    before = times["original"]
+    rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
+    runtime = "OpenVINO" if format == "openvino" else "ONNX Runtime"
+    headers = f"{runtime}, batch of {batch_size}", "latency", "remaining"
+    print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
+    if int8:
+        print(f"\nrelative squared error of the outputs in int8: {error:.2g}")
     print(f"\non {torch.get_num_threads()} threads; saved to {out}")

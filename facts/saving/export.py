@@ -28,7 +28,7 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
     `ModuleNotFoundError` without `facts[export]`, and `ValueError` for a network that is not in float32.
     """
     refuse_without_onnx()
-    model, example = _on_cpu(compressed, example)
+    model, example = on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
         raise ValueError(
             f"ONNX is written in float32, and the network is in {', '.join(other)}: export `model.float()`"
@@ -38,7 +38,7 @@ def export_onnx(compressed: CompressionResult | nn.Module, example: Tensor, path
         program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo
         program.save(staged)
-        _compare(model, onnx_call(staged), example)
+        compare(model, onnx_call(staged), example)
 
 
 def refuse_without_onnx() -> None:
@@ -53,15 +53,15 @@ def export_program(compressed: CompressionResult | nn.Module, example: Tensor, p
 
     `example` and the comparison of outputs are as in `export_onnx`. Raises `ValueError` if outputs differ.
     """
-    model, example = _on_cpu(compressed, example)
+    model, example = on_cpu(compressed, example)
     with staging(Path(path)) as staged:
         buffer = io.BytesIO()  # torch's own writer ends the process if the disk is full
         torch.export.save(_trace(model, example), buffer)
         staged.write_bytes(buffer.getbuffer())
-        _compare(model, torch.export.load(staged).module(), example)
+        compare(model, torch.export.load(staged).module(), example)
 
 
-def _on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
     """Copy the network, in evaluation mode, and the batch to the CPU, so that the file depends on no device."""
     if not isinstance(example, Tensor) or example.ndim == 0 or len(example) == 0:
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
@@ -81,7 +81,7 @@ def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:
 
 
 @torch.no_grad()
-def _compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
+def compare(model: nn.Module, exported: Callable[[Tensor], Tensor], example: Tensor) -> None:
     """Raises `ValueError` if the outputs on two batch sizes differ by more than rounding."""
     for batch in (example, torch.cat([example, example[:1]])):
         expected = model(batch)

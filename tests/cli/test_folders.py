@@ -1,8 +1,10 @@
 """`facts inspect`, `facts evaluate` and `facts export` on folders that `facts compress` wrote."""
 
 import json
+import re
 import shutil
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import onnxruntime
@@ -138,17 +140,35 @@ class TestRecover:
         assert "a quantized network cannot be trained" in result.output
 
 
+def latencies(result):
+    """Milliseconds by network, all positive."""
+    rows = re.findall(r"^(original|compressed|in int8) +([0-9.e-]+) ms +([0-9.]+)%$", result.stdout, re.MULTILINE)
+    found = {name: float(milliseconds) for name, milliseconds, _ in rows}
+    assert rows[0][2] == "100.0" and min(found.values()) > 0
+    return found
+
+
 class TestExport:
     @pytest.mark.system
     def test_a_file_and_both_times(self, run, compressed, tmp_path):
         out = tmp_path / "vit.onnx"
         result = run("export", compressed[1], "--out", out, "--batch-size", 2, *OWN_CLASS)
-        row = next(line for line in result.stdout.splitlines() if line.startswith("latency, batch of 2"))
-        before, after, share = (float(word.strip("%")) for word in row.split()[4:] if word != "ms")
-        assert before > 0 and after > 0 and share > 0
+        assert "ONNX Runtime, batch of 2" in result.stdout and latencies(result).keys() == {"original", "compressed"}
         assert "[torch.onnx]" not in result.stdout and list(tmp_path.iterdir()) == [out]
         images = np.zeros((3, 3, 160, 160), np.float32)
         assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
+
+    @pytest.mark.system
+    @pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
+    def test_openvino_in_int8(self, run, compressed, photos, tmp_path):
+        out = tmp_path / "vit.xml"
+        result = run("export", compressed[1], "--out", out, "--int8", "--data", photos, *OWN_CLASS)
+        assert latencies(result).keys() == {"original", "compressed", "in int8"}
+        error = float(re.search(r"outputs in int8: (\S+)", result.stdout)[1])
+        assert 0 < error < 0.1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
+        message = "--int8 is for OpenVINO, calibrated on images"
+        assert message in run("export", compressed[1], "--out", tmp_path / "vit.onnx", "--int8", code=1).output
 
     @pytest.mark.system
     def test_a_program_for_pytorch(self, run, compressed, tmp_path):

@@ -13,7 +13,7 @@ from safetensors.torch import save_model
 import facts
 from facts.cost.onnx_times import onnx_call
 from facts.cost.timing import TimingPolicy
-from tests.openvino_runtime import compiled
+from facts.saving.openvino_ir import openvino_call
 from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
 
 pytestmark = pytest.mark.external
@@ -41,7 +41,7 @@ def runs_of(model, name, images, folder):
     return {
         (name, "PyTorch"): partial(torch.inference_mode()(model), images),
         (name, "ONNX Runtime"): partial(onnx_call(file), images),
-        (name, "OpenVINO"): partial(compiled(file, torch.get_num_threads()), images.numpy()),
+        (name, "OpenVINO"): partial(openvino_call(file), images),
     }
 
 

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from facts.cli import app
 from facts.modules.heads import PaddedHeads
 from facts.saving.manifest import LOADER, MANIFEST
 from facts.saving.model_card import CARD
+from facts.saving.openvino_ir import openvino_call
 from tests.networks import compiled_outputs, image_batches, relative_error
 from tests.saving.edits import put
 from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, from_recipe
@@ -89,13 +91,10 @@ def test_exports(units, kind, tmp_path):
 
 
 @pytest.mark.system
+@pytest.mark.skipif(find_spec("openvino") is None, reason="the extra `openvino` is not installed")
 def test_openvino(units, tmp_path):
-    pytest.importorskip("openvino", reason="the extra `openvino` is not installed: pip install -e '.[openvino]'")
-    from tests.openvino_runtime import compiled
-
-    facts.export_onnx(units, IMAGES[:1], tmp_path / "model.onnx")
-    outputs = torch.from_numpy(next(iter(compiled(tmp_path / "model.onnx", 1)(IMAGES.numpy()).values())))
-    expected = outputs_of(units.model)
+    facts.export_openvino(units, IMAGES[:1], tmp_path / "model.xml")
+    outputs, expected = openvino_call(tmp_path / "model.xml")(IMAGES), outputs_of(units.model)
     assert (outputs - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
