@@ -9,6 +9,7 @@ from torch import nn
 import facts
 from experiments.rivals.refit.memvit import MemViTResidual
 from experiments.rivals.refit.randomized_svd import RandomizedSVD
+from experiments.rivals.refit.saes_svd import SAESSVD
 from facts.calibration.prepare import prepare
 from facts.refit import MPIFA, REFITS, Blockwise
 from facts.refit.base import in_order
@@ -95,7 +96,7 @@ def test_blockwise_decomposes_in_the_metric_of_the_compressed_network(chain):
 
 
 @pytest.mark.parametrize(
-    "refit", [*(refit() for refit in REFITS.values()), MemViTResidual(), RandomizedSVD()], ids=repr
+    "refit", [*(refit() for refit in REFITS.values()), MemViTResidual(), RandomizedSVD(), SAESSVD()], ids=repr
 )
 @pytest.mark.parametrize(
     ("form", "make", "shape"), [("plain", make_swin, (3, 16, 16)), ("pivoted", make_convnext, (3, 32, 32))]

@@ -10,6 +10,7 @@ from torch import nn
 import facts
 from experiments.rivals.refit.memvit import MemViTResidual
 from experiments.rivals.refit.randomized_svd import RandomizedSVD
+from experiments.rivals.refit.saes_svd import SAESSVD
 from experiments.rivals.search.aafm import AAFMSearch
 from experiments.rivals.search.ars import ARSSearch, MaskedLayer
 from experiments.rivals.search.dobi_svd import DobiSVDSearch
@@ -157,6 +158,26 @@ def test_memvit_gives_back_the_most_that_its_residual_can(chain):  # noqa: F811
     rank_1 = {**OPTIONS, "ratio": 0.25}
     plain, result = (compress_on_all(model, batches, layers=LAYERS, refit=each, **rank_1) for each in (None, residual))
     torch.testing.assert_close(result.model(batches[0][0]), plain.model(batches[0][0]))  # nothing to give
+
+
+def test_saes_svd_takes_the_mixture_that_keeps_most_of_its_outputs(chain):  # noqa: F811
+    """Against principal components of what fits each mixture, on the inputs themselves."""
+    model, batches = chain
+    shares = (0.0, 0.3, 0.6, 0.9)
+    result = compress_on_all(model, batches, layers=LAYERS, refit=SAESSVD(shares=shares), **OPTIONS)
+    for number, name in enumerate(LAYERS):
+        original = inputs_of(model, batches, name)
+        x = inputs_of(compressed_up_to(model, result, LAYERS[:number]), batches, name)
+        weight, rank = model.get_submodule(name).weight.detach(), result.plan[name]
+        kept, outputs = [], []
+        for share in shares:
+            target = (share * original + (1 - share) * x) @ weight.T
+            fitted = x @ torch.linalg.lstsq(x, target).solution
+            s, components = torch.linalg.svd(fitted, full_matrices=False)[1:]
+            kept.append((s[:rank].square().sum() / s.square().sum()).item())
+            outputs.append(fitted @ components[:rank].T @ components[:rank])
+        weight = torch.matmul(*result.model.get_submodule(name).factors())
+        torch.testing.assert_close(x @ weight.T, outputs[kept.index(max(kept))])
 
 
 def randomized(decomposition, rank, **options):
