@@ -80,8 +80,7 @@ class CORPSearch(Search):
         hooks = {}
 
         def add(owner: str, values: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found = values(inputs[0].flatten(0, -2)).sum(dim=0).double()
-            sums[owner] = sums[owner] + found if owner in sums else found
+            sums[owner] += values(inputs[0].flatten(0, -2)).sum(dim=0)
 
         for unit in units:
             if isinstance(unit, ScoreUnit):
@@ -89,6 +88,7 @@ class CORPSearch(Search):
                 hooks[module] = partial(add, unit.owner, partial(squared_products, heads))
             else:
                 hooks[problem.model.get_submodule(unit.calls[0])] = partial(add, unit.owner, self.active_units)
+            sums[unit.owner] = torch.zeros(len(unit.calls), unit.width, dtype=torch.float64, device=problem.device)
         run_with_hooks(problem, hooks, sums.values())
         return {call: each for unit in units for call, each in zip(unit.calls, sums[unit.owner], strict=True)}
 
