@@ -1,15 +1,17 @@
 """Export to OpenVINO's two files, in float32 or in int8, and runs of such files."""
 
-import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +24,6 @@ from facts.utils.files import staging
 NUM_SAMPLES = 300  # NNCF's default
 NUM_COMPARED = 32
 USELESS = 1.0  # relative squared error: that of zeros
-
-log = logging.getLogger(__name__)
 
 
 def export_openvino(
@@ -44,31 +44,37 @@ def export_openvino(
     model, example = on_cpu(compressed, example)
     samples = [] if int8 is None else samples_of(int8, model, example)
     with TemporaryDirectory() as temporary:
-        file = Path(temporary, "model.onnx")
+        file, inputs = Path(temporary, "model.onnx"), Path(temporary, "inputs.npy")
         export_onnx(model, example, file)
-        network = openvino.Core().read_model(file)
-    with staging(path) as staged:
-        openvino.save_model(_quantized(network, samples) if samples else network, staged, compress_to_fp16=False)
-        call = openvino_call(staged)
-        if not samples:
-            compare(model, call, example)
-            return 0.0
-        error = _relative_error(model, call, samples[:NUM_COMPARED])
-        if not error < USELESS:
-            raise ValueError(
-                f"in int8 the outputs of {type(model).__name__} are no better than zeros (relative squared error "
-                f"{error:.3g}); nothing was written: export in float32, or give calibration data like those in use"
-            )
+        with staging(path) as staged:
+            if samples:
+                np.save(inputs, torch.cat(samples).numpy())
+                _in_own_process(file, inputs, staged)
+            else:
+                openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
+            return _checked(model, openvino_call(staged), example, samples)
+
+
+def _checked(model: nn.Module, call: Callable[[Tensor], Tensor], example: Tensor, samples: list[Tensor]) -> float:
+    """The error in int8, or 0 after a comparison in float32. Raises `ValueError` if outputs are too far off."""
+    if not samples:
+        compare(model, call, example)
+        return 0.0
+    error = _relative_error(model, call, samples[:NUM_COMPARED])
+    if not error < USELESS:
+        raise ValueError(
+            f"in int8 the outputs of {type(model).__name__} are no better than zeros (relative squared error "
+            f"{error:.3g}); nothing was written: export in float32, or give calibration data like those in use"
+        )
     return error
 
 
 def import_openvino(int8: bool = False) -> Any:
     """OpenVINO without its telemetry, which would write an identifier of this machine and call home."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    os.environ.setdefault("NNCF_CI", "1")  # no telemetry of NNCF's either
     with needing("openvino", "OpenVINO export"):
-        if int8:
-            import_module("nncf").set_log_level(logging.ERROR)
+        if int8 and find_spec("nncf") is None:
+            raise ModuleNotFoundError(name="nncf")
         return import_module("openvino")
 
 
@@ -91,15 +97,29 @@ def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[T
     return samples
 
 
-def _quantized(network: Any, samples: list[Tensor]) -> Any:
-    nncf = import_module("nncf")
-    return nncf.quantize(
-        network,
-        nncf.Dataset(samples, lambda sample: sample.numpy()),
+def _in_own_process(*files: Path) -> None:
+    """Quantize in a new process: NNCF changes logging for all, and processes that fork after its import may crash.
+
+    Raises `RuntimeError` with NNCF's last line.
+    """
+    done = subprocess.run([sys.executable, "-m", __name__, *map(str, files)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"NNCF could not quantize the network: {done.stderr.strip().splitlines()[-1]}")
+
+
+def quantize(file: str, inputs: str, out: str) -> None:
+    """Quantize the network of an ONNX file, calibrated on an array of inputs."""
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry of NNCF's either
+    openvino, nncf = import_openvino(), import_module("nncf")
+    samples = np.load(inputs)
+    network = nncf.quantize(
+        openvino.Core().read_model(file),
+        nncf.Dataset(range(len(samples)), lambda index: samples[index : index + 1]),
         preset=nncf.QuantizationPreset.MIXED,
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(samples),
     )
+    openvino.save_model(network, out, compress_to_fp16=False)
 
 
 @torch.no_grad()
@@ -108,3 +128,7 @@ def _relative_error(model: nn.Module, call: Callable[[Tensor], Tensor], samples:
     batch = torch.cat(samples)
     original, changed = model(batch).double(), call(batch).double()
     return ((changed - original).square().sum() / original.square().sum()).item()
+
+
+if __name__ == "__main__":
+    quantize(*sys.argv[1:])
