@@ -70,7 +70,10 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
             columns = ([cell.known_config for cell in column] for column in by_data(cells))
             memory, disk = needs_of(columns, workers_of(config))
             table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
-    console.print(table if left else "Nothing is left to do.")
+    if num_blocked := sum(state.startswith("blocked") for state in states.values()):
+        console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says by what.")
+    if left or not num_blocked:
+        console.print(table if left else "Nothing is left to do.")
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
