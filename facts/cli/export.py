@@ -59,7 +59,9 @@ def export(
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
     format = format or FORMATS.get(out.suffix, "onnx")  # type: ignore[assignment]
-    if int8 and (format != "openvino" or not data):
+    if format == "openvino" and out.suffix != ".xml":
+        raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml as --out, not {out.name}")
+    if (int8 or data) and not (int8 and data and format == "openvino"):
         raise ValueError("--int8 is for OpenVINO, calibrated on images: name an .xml as --out, and a folder as --data")
     if format != "pt2":
         refuse_without_onnx()

@@ -86,13 +86,13 @@ def openvino_call(file: Path | str) -> Callable[[Tensor], Tensor]:
 
 
 def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
-    """The first samples `[1, ...]`. Raises `ValueError` if there are none, or none of the example's shape."""
+    """The first samples `[1, ...]`. Raises `ValueError` if there are none, or one is not of the example's shape."""
     inputs = (batch for batch, _ in as_batches(data, model) or ())
     samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
     if not samples:
         raise ValueError("the data to calibrate int8 on are empty: give some images")
-    if samples[0].shape[1:] != example.shape[1:]:
-        shapes = f"{list(samples[0].shape[1:])}, and the example is {list(example.shape[1:])}"
+    if others := [sample for sample in samples if sample.shape[1:] != example.shape[1:]]:
+        shapes = f"{list(others[0].shape[1:])}, and the example is {list(example.shape[1:])}"
         raise ValueError(f"a sample to calibrate int8 on is {shapes}: they must be alike")
     return samples
 
@@ -100,15 +100,16 @@ def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[T
 def _in_own_process(*files: Path) -> None:
     """Quantize in a new process: NNCF changes logging for all, and processes that fork after its import may crash.
 
-    Raises `RuntimeError` with NNCF's last line.
+    `files` are those of `quantize`. Raises `RuntimeError` with NNCF's last line.
     """
     done = subprocess.run([sys.executable, "-m", __name__, *map(str, files)], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"NNCF could not quantize the network: {done.stderr.strip().splitlines()[-1]}")
+        reasons = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, often for lack of memory"]
+        raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
 
 
 def quantize(file: str, inputs: str, out: str) -> None:
-    """Quantize the network of an ONNX file, calibrated on an array of inputs."""
+    """Quantize the network of an ONNX file, calibrated on the array `[N, ...]` of inputs; write OpenVINO's files."""
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry of NNCF's either
     openvino, nncf = import_openvino(), import_module("nncf")
     samples = np.load(inputs)

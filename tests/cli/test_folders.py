@@ -168,7 +168,14 @@ class TestExport:
         assert 0 < error < 0.1
         assert sorted(path.name for path in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
         message = "--int8 is for OpenVINO, calibrated on images"
-        assert message in run("export", compressed[1], "--out", tmp_path / "vit.onnx", "--int8", code=1).output
+        for name, options in (
+            ("vit.onnx", ["--int8", "--data", photos]),
+            ("a.xml", ["--int8"]),
+            ("a.xml", ["--data", photos]),
+        ):
+            assert message in run("export", compressed[1], "--out", tmp_path / name, *options, code=1).output
+        options = ("--out", tmp_path / "vit.bin", "--format", "openvino")
+        assert "name the .xml as --out, not vit.bin" in run("export", compressed[1], *options, code=1).output
 
     @pytest.mark.system
     def test_a_program_for_pytorch(self, run, compressed, tmp_path):

@@ -37,7 +37,11 @@ def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     for int8, path, message in (
         (None, tmp_path / "vit.onnx", "name the .xml, not vit.onnx"),
         ([], out, "the data to calibrate int8 on are empty"),
-        ([torch.randn(4, 3, 8, 8)], out, r"is \[3, 8, 8\], and the example is \[3, 16, 16\]: they must be alike"),
+        (
+            [torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)],
+            out,
+            r"is \[3, 8, 8\], and the example is \[3, 16, 16\]: they must be alike",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             facts.export_openvino(model, example, path, int8=int8)
