@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 $(RUN)
-PYTEST := pytest -n 2 --dist loadfile
+PYTEST := pytest -n 2 --dist loadfile --max-worker-restart 0 # else a crash waits for ever
 
 .PHONY: reproduce reproduce-all check test lint docs wheel install-detection install-llm
 

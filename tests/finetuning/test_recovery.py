@@ -71,14 +71,18 @@ def test_labels_are_not_read():
 @pytest.mark.parametrize("form", ["plain", "pivoted"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_never_ends_further_from_the_original(form, dtype):
-    """At a rate that destroys the network, it is handed back as it came; in half precision up to a lucky rounding."""
+    """At a rate that destroys the network, it is handed back as it came, or with a lucky rounding.
+
+    New pivots are chosen after training, and half precision is computed in float32: both round.
+    """
     batches = image_batches(SIZES, dtype=dtype)
     result = facts.compress(original(dtype), batches, ratio=0.4, form=form)
     recovered = facts.recover(result, batches, **{**RECIPE, "learning_rate": 10.0})
     course = recovered.summary.recovery
     as_it_came = same_weights(recovered.model, result.model) and recovered.model is not result.model
-    assert as_it_came if dtype == torch.float32 else as_it_came or course.after < course.before
-    assert course.after > 0.9 * course.before
+    is_exact = form == "plain" and dtype == torch.float32
+    assert as_it_came if is_exact else as_it_came or course.after < course.before
+    assert course.after > (0.9 if dtype == torch.bfloat16 else 0.999) * course.before
 
 
 def test_what_is_held_back_is_not_trained_on():
