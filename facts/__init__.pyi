@@ -38,6 +38,7 @@ from .saving.export import export_program as export_program
 from .saving.hub import push_to_hub as push_to_hub
 from .saving.load import load_compressed as load_compressed
 from .saving.openvino_ir import export_openvino as export_openvino
+from .saving.runtimes import benchmark as benchmark
 from .saving.save import save_compressed as save_compressed
 
 __version__: str

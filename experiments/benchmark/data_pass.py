@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import facts
-from experiments.benchmark.setting import Setting, add_setting, write_results
+from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS
@@ -34,6 +34,7 @@ PASSES = (PLAIN, *DATA_PASSES)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
+    add_precision(command)
     add_setting(command, ["deit_b", "swin_b", "convnext_b", "mambavision_b"])
 
 

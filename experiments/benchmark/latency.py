@@ -4,7 +4,7 @@ import argparse
 
 import pandas as pd
 
-from experiments.benchmark.setting import Setting, add_setting, write_results
+from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.calibration.execution import Execution
 from facts.compression.budget import Budget
 from facts.compression.compress import compress
@@ -17,6 +17,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ratios", nargs="+", type=float, default=[0.7], help="of the original's latency")
     command.add_argument("--search", default="memvit", help="random weights: one that runs no network saves time")
     command.add_argument("--predicted", action="store_true", help="by device times, without correction by measuring")
+    add_precision(command)
     add_setting(command, ["deit_b", "swin_b"])
 
 

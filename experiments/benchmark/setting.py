@@ -59,9 +59,12 @@ def add_setting(command: argparse.ArgumentParser, models: Sequence[str]) -> None
     command.add_argument("--profile", default="paper", choices=["paper", "mini"], help="full size, or its stand-in")
     command.add_argument("--device", default="cuda" if cuda else "cpu")
     command.add_argument("--batch-size", type=int, default=64 if cuda else 16)
-    command.add_argument("--precision", default="float32", choices=PRECISIONS, help="autocast type of the passes")
     command.add_argument("--matmul-precision", default="high" if cuda else "highest", choices=MATMUL_PRECISIONS)
     command.add_argument("--results", default="results", help="the tables go to benchmarks/<device> in this folder")
+
+
+def add_precision(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--precision", default="float32", choices=PRECISIONS, help="autocast type of the passes")
 
 
 def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Namespace) -> None:
@@ -71,9 +74,7 @@ def write_results(name: str, table: pd.DataFrame, text: str, args: argparse.Name
         "device": device,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "batch_size": args.batch_size,
-        "precision": args.precision,
-        "matmul_precision": args.matmul_precision,
+        **{name: getattr(args, name) for name in ("batch_size", "precision", "matmul_precision") if name in args},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     title, command = f"# Benchmark `{name}`", name.replace("_predicted", " --predicted")

@@ -12,6 +12,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 from typer.core import TyperGroup
 
+from facts.cli.benchmark import benchmark
 from facts.cli.compress import compress
 from facts.cli.evaluate import evaluate
 from facts.cli.export import export
@@ -54,7 +55,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for command in (compress, evaluate, export, inspect, measure, pareto, push, quantize, recover):
+for command in (benchmark, compress, evaluate, export, inspect, measure, pareto, push, quantize, recover):
     app.command()(command)
 app.command("list")(list_choices)
 

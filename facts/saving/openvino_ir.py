@@ -78,9 +78,13 @@ def import_openvino(int8: bool = False) -> Any:
         return import_module("openvino")
 
 
-def openvino_call(file: Path | str) -> Callable[[Tensor], Tensor]:
-    """Load a file as a function of a batch on the CPU, with torch's number of threads, in no less than float32."""
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
+    """Load a file as a function of a batch on the CPU, with torch's number of threads.
+
+    What is no integer in the file is computed in that precision, or in float32 on a CPU without bfloat16.
+    """
+    hint = "bf16" if precision == torch.bfloat16 else "f32"
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
     compiled = import_openvino().Core().compile_model(file, "CPU", settings)
     return lambda batch: torch.from_numpy(next(iter(compiled(batch.numpy()).values())).copy())
 

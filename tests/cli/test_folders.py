@@ -1,5 +1,6 @@
-"""`facts inspect`, `facts evaluate` and `facts export` on folders that `facts compress` wrote."""
+"""`facts inspect`, `evaluate`, `recover`, `export` and `benchmark` on folders that `facts compress` wrote."""
 
+import csv
 import json
 import re
 import shutil
@@ -188,3 +189,24 @@ class TestExport:
         assert "is no folder: give one that save_compressed wrote" in run("export", *options, code=1).output
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         assert "ONNX export needs onnxruntime: pip install -e '.[export]'" in run("export", *options, code=1).output
+
+
+class TestBenchmark:
+    def test_a_table_and_its_file(self, run, compressed, tmp_path):
+        network, out = "timm/test_vit", tmp_path / "speeds.csv"
+        options = ("--runtime", "PyTorch, float32", "--batch-size", 2, "--turns", 2)
+        result = run("benchmark", network, compressed[1], *options, "--out", out)
+        with out.open() as file:
+            rows = list(csv.DictReader(file))
+        assert [row["network"] for row in rows] == [network, str(compressed[1])]
+        assert float(rows[0]["speed_up"]) == 1 and rows[0]["batch_size"] == "2"
+        for row in rows:
+            (line,) = (line for line in result.stdout.splitlines() if line.startswith(row["network"]))
+            assert float(line.split()[-1]) == pytest.approx(float(row["speed_up"]), abs=0.01)
+
+    def test_refusals(self, run, compressed, photos, monkeypatch):
+        message = "no runtime 'TensorRT' here: choose of PyTorch, float32"
+        assert message in run("benchmark", compressed[1], "--runtime", "TensorRT", code=1).output
+        monkeypatch.setitem(sys.modules, "nncf", None)
+        result = run("benchmark", compressed[1], "--data", photos, code=1)
+        assert "OpenVINO export needs nncf" in result.output

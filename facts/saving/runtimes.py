@@ -1,0 +1,107 @@
+"""Speed of networks in the runtimes and number formats of their device."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from facts.cost.onnx_times import onnx_call
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.modules.linear_calls import copy_with
+from facts.modules.networks import run
+from facts.saving.export import export_onnx
+from facts.saving.openvino_ir import export_openvino, openvino_call
+
+Call = Callable[[Tensor], Any]
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPILERS = {"PyTorch": None, "PyTorch compiled": "default", "CUDA graph": "reduce-overhead"}  # modes of torch.compile
+
+
+@dataclass(frozen=True)
+class RuntimeSpeed:
+    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for one sample alone."""
+
+    network: str
+    runtime: str
+    throughput: float
+    spread: float
+    latency: float
+
+
+def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
+    """Names of the runtimes that are installed, with their number formats; in int8 only for calibration data."""
+    if device.type != "cpu":
+        return [f"{kind}, {name}" for kind in COMPILERS for name in FORMATS]
+    found = [f"{kind}, {name}" for kind in list(COMPILERS)[:2] for name in list(FORMATS)[:2]]
+    if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        found.append("ONNX Runtime, float32")
+        if find_spec("openvino"):
+            found += ["OpenVINO, float32", "OpenVINO, bfloat16"]
+            found += ["OpenVINO, int8"] if int8 and find_spec("nncf") else []
+    return found
+
+
+def benchmark(
+    networks: Mapping[str, nn.Module],
+    batch: Tensor,
+    *,
+    runtimes: Iterable[str] | None = None,
+    int8: Iterable[Any] | None = None,
+    timing: TimingPolicy = DEFAULT_TIMING,
+) -> list[RuntimeSpeed]:
+    """Time networks on a batch `[N, ...]` and on its first sample; all networks and runtimes take turns.
+
+    `runtimes` are names of `runtimes_of`, by default all; int8 is calibrated on the data `int8`. Raises `ValueError`
+    for another name, or for a network that cannot be exported.
+    """
+    known = runtimes_of(batch.device, int8=int8 is not None)
+    chosen = known if runtimes is None else list(runtimes)
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"there is no runtime {unknown[0]!r} here: choose of {'; '.join(known)}")
+    calls: dict[str, Call] = {}
+    with TemporaryDirectory() as temporary:
+        for runtime, (name, network) in product(chosen, networks.items()):
+            folder = Path(temporary, str(list(networks).index(name)))
+            calls[f"{runtime}: {name}"] = _load(network, runtime, batch, folder, int8)
+        whole, single = (
+            timing.times({key: partial(call, inputs) for key, call in calls.items()}) for inputs in (batch, batch[:1])
+        )
+    return [
+        RuntimeSpeed(name, runtime, len(batch) / whole[key].median, whole[key].spread, single[key].median)
+        for (runtime, name), key in zip(product(chosen, networks), calls, strict=True)
+    ]
+
+
+def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
+    """The network as a function of a batch in one runtime and format; its files are made in the folder, once."""
+    kind, _, number_format = runtime.partition(", ")
+    if kind in COMPILERS:
+        return _in_pytorch(network, FORMATS[number_format], COMPILERS[kind])
+    folder.mkdir(exist_ok=True)
+    if kind == "ONNX Runtime":
+        export_onnx(network, batch[:1], folder / "model.onnx")
+        return onnx_call(folder / "model.onnx")
+    is_int8 = number_format == "int8"
+    file = folder / ("int8.xml" if is_int8 else "float32.xml")
+    if not file.exists():
+        export_openvino(network, batch[:1], file, int8=int8 if is_int8 else None)
+    return openvino_call(file, torch.bfloat16 if number_format == "bfloat16" else torch.float32)
+
+
+def _in_pytorch(network: nn.Module, dtype: torch.dtype, mode: str | None) -> Call:
+    """The network with weights and images in that type, compiled if there is a mode."""
+    model: Any = copy_with(network).to(dtype).eval()
+    model = torch.compile(model, dynamic=False, mode=mode) if mode else model
+
+    @torch.inference_mode()
+    def call(batch: Tensor) -> Any:
+        return run(model, batch.to(dtype) if batch.is_floating_point() else batch)
+
+    return call

@@ -1,0 +1,45 @@
+"""Networks timed in the runtimes of this machine: each computes the network; how fast any is, is not tested."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import facts
+from facts.cost.timing import TimingPolicy
+from facts.saving import runtimes
+from tests.networks import make_vit
+
+CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
+IMAGES = torch.randn(4, 3, 16, 16)
+
+
+@pytest.mark.system
+def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
+    """In float32 to rounding; in bfloat16 and int8 to their own."""
+    network, outputs = make_vit().float(), {}
+    load = runtimes._load
+
+    def recorded(model, runtime, *arguments):
+        call = load(model, runtime, *arguments)
+        outputs[runtime] = call(IMAGES)
+        return call
+
+    monkeypatch.setattr(runtimes, "_load", recorded)
+    chosen = [name for name in runtimes.runtimes_of(CPU, int8=True) if "compiled" not in name]
+    found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen, int8=[IMAGES], timing=QUICK)
+    assert [each.runtime for each in found] == chosen and all(each.network == "own" for each in found)
+    assert min(min(each.throughput, each.latency) for each in found) > 0
+    with torch.no_grad():
+        expected = network.eval()(IMAGES)
+    for runtime, output in outputs.items():
+        tolerance = 1e-4 if "float32" in runtime else 0.1
+        assert (output.float() - expected).norm() < tolerance * expected.norm(), runtime
+
+
+def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
+    assert runtimes.runtimes_of(torch.device("cuda"))[-1] == "CUDA graph, float16"
+    monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
+    assert runtimes.runtimes_of(CPU, int8=True)[3:] == ["PyTorch compiled, bfloat16", "ONNX Runtime, float32"]
+    with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose of PyTorch, float32; PyTorch, b"):
+        facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
