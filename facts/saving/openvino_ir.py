@@ -81,12 +81,18 @@ def import_openvino(int8: bool = False) -> Any:
 def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """Load a file as a function of a batch on the CPU, with torch's number of threads.
 
-    What is no integer in the file is computed in that precision, or in float32 on a CPU without bfloat16.
+    What is no integer in the file is computed in that precision; `openvino_formats` has those of this CPU.
     """
     hint = "bf16" if precision == torch.bfloat16 else "f32"
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
     compiled = import_openvino().Core().compile_model(file, "CPU", settings)
     return lambda batch: torch.from_numpy(next(iter(compiled(batch.numpy()).values())).copy())
+
+
+def openvino_formats() -> list[str]:
+    """The floating-point formats that OpenVINO computes in on this CPU."""
+    able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
 
 
 def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import run
 from facts.saving.export import export_onnx
-from facts.saving.openvino_ir import export_openvino, openvino_call
+from facts.saving.openvino_ir import export_openvino, openvino_call, openvino_formats
 
 Call = Callable[[Tensor], Any]
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,7 +43,7 @@ def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
     if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         found.append("ONNX Runtime, float32")
         if find_spec("openvino"):
-            found += ["OpenVINO, float32", "OpenVINO, bfloat16"]
+            found += [f"OpenVINO, {name}" for name in openvino_formats()]
             found += ["OpenVINO, int8"] if int8 and find_spec("nncf") else []
     return found
 
