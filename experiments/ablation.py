@@ -18,14 +18,14 @@ from experiments.composition import compose, given_overrides
 from experiments.config import Experiment
 from experiments.instantiation import plain
 
-# Keys of a whole run: no axis, and no part of an ablation's name.
+# Keys of a whole run: neither an axis nor part of an ablation's name.
 OF_RUN = {"axis", "deep", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
 OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet"}  # places
 MOST_CHARACTERS = 100  # in a name
 
 
 def with_rows(experiment: Experiment) -> Experiment:
-    """Give an experiment with an axis a row for each of its values; another stays as it is."""
+    """Give an experiment with an axis a row for each of its values; leave others as they are."""
     if not experiment.axis:
         return experiment
     experiment = copy.deepcopy(experiment)
@@ -34,7 +34,7 @@ def with_rows(experiment: Experiment) -> Experiment:
 
 
 def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
-    """Make the overrides of each value by its label; for a list of fields, a value is a list of as many settings."""
+    """Make the overrides of each value, by label; for a list of fields, a value is a list with a setting for each."""
     if not isinstance(values, list | dict) or not values:
         raise ValueError(f"values must be a list such as values=[0,0.3,0.7], or a mapping of labels, got {values!r}")
     fields, rows = axis if isinstance(axis, list) else [axis], {}
@@ -98,20 +98,20 @@ def check_field(field: str, config: DictConfig) -> None:
     apart = {*OF_RUN, "experiment", "hydra", *set(PROFILES) - {config.profile.name}}
     known = [name for name in names if not apart & set(re.split("[./]", name)) and name != "model"]
     if field not in known:
-        nearest = ", ".join(get_close_matches(field, known, cutoff=0.5)) or "none is like it"
+        nearest = ", ".join(get_close_matches(field, known, cutoff=0.5)) or "none is similar"
         raise ValueError(f"rows cannot vary axis={field}; the nearest that they can: {nearest}; --cfg job prints all")
 
 
 def check_values(overrides: list[str]) -> None:
     """Raise `ValueError` for a value that its field refuses."""
     try:
-        Cell.of(compose("hardware.device=cpu", *overrides))  # whether there is a GPU does not matter here
+        Cell.of(compose("hardware.device=cpu", *overrides))  # it does not matter here whether there is a GPU
     except HydraException as error:
         raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
 
 
 def name_of(parts: list[str]) -> str:
-    """Make a name for files of an axis, its values, and other choices; a long one is cut and ends with a hash."""
+    """Make a file name from an axis, its values, and other choices; a long one is cut and ends with a hash."""
     line = "_".join(["ablation", *parts])
     name = re.sub(r"[^\w-]+", "-", line)
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}_{crc32(line.encode()):08x}"

@@ -1,4 +1,4 @@
-"""Checks that a run can succeed: packages, device, data, weights, memory and disk, and trials in small."""
+"""Checks that a run can succeed: packages, device, data, weights, memory, disk, and small trials."""
 
 import copy
 import importlib.metadata
@@ -54,14 +54,14 @@ class Finding(NamedTuple):
 
 
 def look_first(config: DictConfig, grid: Iterable[GridCell], console: Console) -> None:
-    """Print the problems of a run that is about to start. Raises `SystemExit` if there are any, unless with `force`."""
+    """Print the problems of a run that is about to start. Raises `SystemExit` if there are any, unless `force`."""
     found = (finding for finding in examine(config, grid) if finding.level != "fine")
     if show_findings(found, console) and not config.force:
         raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
 
 
 def show_findings(findings: Iterable[Finding], console: Console) -> bool:
-    """Print each finding when it comes. Returns whether there was a problem."""
+    """Print each finding as it comes. Returns whether there was a problem."""
     problems = 0
     for what, level, detail, advice in findings:
         problems += level == "problem"
@@ -72,7 +72,7 @@ def show_findings(findings: Iterable[Finding], console: Console) -> bool:
 
 
 def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
-    """Check the machine, and then all that these cells need; with `deep`, try one cell of each kind in small."""
+    """Check the machine, then everything these cells need; with `deep`, try one small cell of each kind."""
     yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
     on_gpu = config.hardware.device.startswith("cuda")
     device = torch.cuda.get_device_name if on_gpu else lambda: f"{torch.get_num_threads()} CPU threads"
@@ -92,7 +92,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
 
 
 def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
-    """Check what a cell needs and no cell before it did; these are `seen`."""
+    """Check what a cell needs that no earlier cell did (`seen`)."""
     for extra in extras_of(config):
         if (what := f"packages of the extra {extra}") not in seen:
             on_gpu = config.hardware.device.startswith("cuda")
@@ -107,7 +107,7 @@ def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
             seen.add(what)
     if (what := f"weights of {name}") not in seen:
         recipe = instantiate(config.model[profile])
-        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+        advice = "put the file there, or set checkpoints, or the model's weights, to its place"
         yield check(what, partial(weights, recipe), advice + sources(name, recipe))
         if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
             yield check(f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice)
@@ -134,7 +134,7 @@ def extras_of(config: DictConfig) -> list[str]:
 
 
 def installed(extra: str, on_gpu: bool) -> str:
-    """Raises `ImportError` for packages that are missing, or that were built without CUDA and are to run on a GPU."""
+    """Raises `ImportError` for packages that are missing, or that lack CUDA when they must run on a GPU."""
     if missing := missing_packages(extra):
         raise ImportError(f"{', '.join(missing)} missing")
     if extra == "detection" and on_gpu:
@@ -162,7 +162,7 @@ def weights(recipe: Recipe) -> str:
 
 
 def sources(name: str, recipe: Recipe) -> str:
-    """Advice on the source of a detector's or segmenter's weights, empty for other networks."""
+    """Advice on where to get a detector's or segmenter's weights, empty for other networks."""
     if not isinstance(recipe, OpenMMLabModel):
         return ""
     training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"
@@ -186,7 +186,7 @@ def memory(on_gpu: bool, needed: int) -> Finding:
 
 
 def disk(config: DictConfig, needed: int) -> str:
-    """Room in the results folder. Raises an `OSError` if what the cache needs, less what it holds, does not fit."""
+    """Room in the results folder. Raises `OSError` if what the cache still needs does not fit."""
     folder = writable_folder(results_folder(config))
     held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free
@@ -204,7 +204,7 @@ def kind_of(config: DictConfig) -> tuple[str, ...]:
 
 
 def trial(config: DictConfig) -> str:
-    """Make a cell's network in small. Raises `ValueError` if its outputs are not those on the CPU in float32."""
+    """Make a small version of a cell's network. Raises `ValueError` if outputs differ from the CPU's in float32."""
     start = time.perf_counter()
     with TemporaryDirectory() as folder:
         small = in_small(OmegaConf.to_container(config, resolve=True)) | {"cache": False, "results": folder}

@@ -1,4 +1,4 @@
-"""Composition of configurations, with the overrides of the command line or without them."""
+"""Composition of configurations, with or without the overrides of the command line."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def compose(*overrides: str) -> DictConfig:
     try:
         return hydra.compose("run", overrides=[*given, *overrides])
     except MissingConfigException as error:
-        raise ValueError(f"{error.missing_cfg_file} is none of {', '.join(error.options or ())}") from error
+        raise ValueError(f"{error.missing_cfg_file} is not one of {', '.join(error.options or ())}") from error
 
 
 def refuse_hidden_files() -> None:
-    """Raises `ValueError` if a folder of the user's has a file that the package has too, which Hydra reads instead."""
+    """Raises `ValueError` if a user's folder has a file that the package has too, which Hydra reads instead."""
     for source in HydraConfig.get().runtime.config_sources:
         if source.schema == "file" and source.provider != "main":
             folder = Path(source.path)

@@ -7,13 +7,13 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it lies beside the packages
+PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
 
 
 @dataclass
 class ByProfile:
-    """A choice with one target a profile: that of the paper, and its stand-in."""
+    """A choice with one target per profile: the paper's, and its stand-in."""
 
     name: str = MISSING
     title: str = ""
@@ -29,7 +29,7 @@ class Profile:
 
 @dataclass
 class Hardware:
-    """`memory` has the fields of `facts.moments.memory.MemoryPolicy`, `timing` those of `TimingPolicy`."""
+    """`memory` has the fields of `facts.moments.memory.MemoryPolicy`, `timing` has those of `TimingPolicy`."""
 
     device: str = MISSING
     precision: str = MISSING
@@ -43,7 +43,7 @@ class Hardware:
 
 @dataclass
 class Tracking:
-    """`group` is what W&B shows the runs under: a sweep's overrides, unless another is given."""
+    """`group` is the name under which W&B shows the runs, by default a sweep's overrides."""
 
     mode: str = MISSING
     project: str = "facts"

@@ -26,5 +26,5 @@ def how_to_install(extra: str) -> str:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its package is not installed
+    except ModuleNotFoundError:  # its parent package is not installed
         return False

@@ -56,7 +56,7 @@ class GridCell:
 
     @property
     def data(self) -> str:
-        """Network, choice of layers, data and labels, as text: what cells that share a data pass have in common."""
+        """Network, choice of layers, data and labels, as text: what cells with the same data pass share."""
         config = self.known_config
         parts = (config[group][config.profile.name] for group in ("model", "task"))
         layers = list(config.excluded_names)
@@ -69,9 +69,9 @@ class GridCell:
 
 
 def grid_of(experiment: Experiment) -> list[GridCell]:
-    """Make a cell for every row and column, and for every draw if there is a table of what does not depend on a device.
+    """Make a cell for every row and column, and for every draw of a table that does not depend on a device.
 
-    Raises `ValueError` for a row or column with a choice that no group has.
+    Raises `ValueError` for a row or column whose choice is in no group.
     """
     cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
     num_draws = experiment.seeds if experiment.metrics and not experiment.by_device else 1
@@ -111,7 +111,7 @@ def by_data(cells: Iterable[GridCell]) -> list[list[GridCell]]:
 def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
     """Make a cell for each choice of network, task and method: enough to see what a run needs.
 
-    Composing takes a tenth of a second, so a choice is composed once, and the other cells are put together from those.
+    Composing takes a tenth of a second, so each choice is composed once, and the other cells are assembled from those.
     """
     composed: dict[tuple, DictConfig] = {}
     for experiment in experiments:
@@ -142,13 +142,13 @@ def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
 
 
 def named_experiments(config: DictConfig) -> Iterator[Experiment]:
-    """The experiments of `experiment=`: one, a list, or those of a collection that the installed packages allow."""
+    """The experiments of `experiment=`: one, a list, or the ones in a collection that installed packages allow."""
     given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"] or [MAIN]
     names = given[-1] if isinstance(given[-1], list) else given[-1:]  # Hydra would merge the files of a list into one
     ablates = bool(config.experiment.option)
     if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(
-            "axis and values are of the experiment ablation, which needs both and is run alone: "
+            "axis and values belong to the experiment ablation, which needs both and is run alone: "
             "experiment=ablation axis=estimator.shrinkage_row values=[0,0.3,0.7]"
         )
     if ablates:
@@ -165,14 +165,14 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
 
 
 def every_experiment() -> list[Experiment]:
-    """Every experiment of `conf/experiment`: those of the main job in its order, then the others by name."""
+    """Every experiment in `conf/experiment`: the main job's in its order, then the others by name."""
     options = GlobalHydra.instance().config_loader().get_group_options("experiment")
     own = {}
     for name in options:
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
                 own[name] = experiment_of(name)
-            except Exception as error:  # whatever is wrong with a file, the others have their report
+            except Exception as error:  # one broken file must not keep the others out of the report
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
     return [own[name] for name in names if not own[name].experiments]
@@ -187,7 +187,7 @@ def experiment_of(name: str) -> Experiment:
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:
-    """Complete an experiment by its rows. Raises `ValueError` for one that would make nothing, or another's table."""
+    """Add an experiment's rows. Raises `ValueError` for one that would make nothing, or overwrite another's table."""
     place = f"experiment/{name}.yaml"
     if experiment.name != name:
         raise ValueError(f"{place}: results go under the name, which must be the file's, {name}, not {experiment.name}")
@@ -203,7 +203,7 @@ def checked(experiment: Experiment, name: str) -> Experiment:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would make nothing")
     overrides = chain(experiment.overrides, experiment.mini, *experiment.rows.values(), *experiment.columns.values())
     if of_hydra := [override for override in overrides if override.lstrip("+").startswith("hydra")]:
-        raise ValueError(f"{place}: {of_hydra[0]} is for the command line alone; a table would not obey it")
+        raise ValueError(f"{place}: {of_hydra[0]} is for the command line alone; a table would ignore it")
     if experiment.metrics and experiment.ranked_by not in experiment.metrics:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
     known = COSTS + "|" + METRICS.get(experiment.task, ".*")

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
-    """Build a node's `_target_`; fields out of range and targets that do not exist are a `ValueError` of one line."""
+    """Build a node's `_target_`. Raises a one-line `ValueError` for fields out of range and unknown targets."""
     check_is_group(node)
     try:
         return hydra.utils.instantiate(node, _convert_="all")
@@ -36,7 +36,7 @@ def check_is_group(node: Any) -> None:
 
 
 def checked(kind: Callable[..., T], node: DictConfig) -> T:
-    """Build an object of the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
+    """Build an object from the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
     check_is_group(node)
     try:
         return kind(**{str(name): value for name, value in node.items()})
@@ -45,7 +45,7 @@ def checked(kind: Callable[..., T], node: DictConfig) -> T:
 
 
 def out_of_range(error: ValidationError, key: str) -> ValueError:
-    """The same error in one line: each field with its value, and what is allowed."""
+    """The same error in one line: each field with its value and what is allowed."""
     fields = (
         f"{'.'.join(map(str, (key, *each['loc'])))}={each['input']}: {each['msg'][0].lower()}{each['msg'][1:]}"
         for each in error.errors()

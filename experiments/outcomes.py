@@ -1,4 +1,4 @@
-"""Outcomes of single test samples: how a record holds them, and which methods they tell apart."""
+"""Outcomes of single test samples: how a record stores them, and which methods they distinguish."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -12,7 +12,7 @@ APART = 2.0  # standard errors
 
 
 def packed(outcomes: Tensor) -> str:
-    """Pack whether each sample counts `[N]` into hexadecimal digits; the first bit only marks the beginning."""
+    """Pack whether each sample counts `[N]` into hexadecimal digits; the first bit only marks the start."""
     return f"{int('1' + ''.join('01'[outcome] for outcome in outcomes.tolist()), 2):x}"
 
 
@@ -31,9 +31,9 @@ def standard_error(outcomes: np.ndarray) -> float:
 
 
 def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
-    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in its standard errors.
+    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in standard errors.
 
-    That is the error over the samples (paired bootstrap) or, of several draws, that over the draws if it is larger.
+    The error is over the samples (paired bootstrap) or, for several draws, over the draws if that is larger.
     """
     difference = np.atleast_2d(better.astype(float) - worse)
     over = [difference.mean(axis=axis) for axis in range(1 + (len(difference) > 1))]

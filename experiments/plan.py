@@ -43,14 +43,14 @@ METHOD = ("estimator", "search", "refit", "pruning", "finetuning", "stages", "an
 
 
 def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
-    """Show the state of every cell and the needs of open ones; `plan=sample` first runs one of each unknown network."""
+    """Show the state of every cell and the needs of open ones; `plan=sample` first runs one per unknown network."""
     folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
     records = latest_records(folder / "records")
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
     left = [cell for cell in grid if states[id(cell)] in OPEN]
     for name, experiment in tables.items():
         own = [cell for cell in grid if cell.experiment == name]
-        own.sort(key=lambda cell: states[id(cell)] != "done")  # of several draws, one that is not done is shown
+        own.sort(key=lambda cell: states[id(cell)] != "done")  # if any of several draws is not done, it is shown
         shown = {(cell.row, cell.column): states[id(cell)] for cell in own}
         table = Table("", *experiment.columns, title=experiment.title)
         for row in experiment.rows:
@@ -71,13 +71,13 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
             memory, disk = needs_of(columns, workers_of(config))
             table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
     if num_blocked := sum(state.startswith("blocked") for state in states.values()):
-        console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says by what.")
+        console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says why.")
     if left or not num_blocked:
         console.print(table if left else "Nothing is left to do.")
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
-    """`done`, `failed`, `to do`, or why it cannot run, by identity and weights; changed data show only in the run."""
+    """`done`, `failed`, `to do`, or why it cannot run, by identity and weights; changed data shows only in the run."""
     try:
         cell = Cell.of(config)
         if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
@@ -108,7 +108,7 @@ def choices(config: Mapping[Any, Any], groups: Iterable[str]) -> tuple[str, ...]
 
 
 def times_of(folder: Path, experiments: Iterable[str]) -> dict[tuple[str, ...], list[float]]:
-    """Seconds of cells by network and method, and by network alone, from own records and from published ones."""
+    """Seconds of cells by network and method, and by network alone, from our own and published records."""
     times = defaultdict(list)
     for record in chain(read_records(folder / "records"), *(published_records(name, folder) for name in experiments)):
         for groups in (NETWORK + METHOD, NETWORK) if record.status == "done" else ():
@@ -139,7 +139,7 @@ def needs_of(columns: Iterable[list[DictConfig]], num_workers: int = 1) -> tuple
 
 
 def _needs_of(configs: list[DictConfig]) -> tuple[int, int, int]:
-    """Bytes on the device, on disk for good, and on disk until they have served."""
+    """Bytes on the device, on disk permanently, and on disk temporarily."""
     first, profile = configs[0], configs[0].profile.name
     task, memory = instantiate(first.task[profile]), MemoryPolicy(**first.hardware.memory)
     layers, num_params, kept = sizes_of(as_json(first.model[profile]), task, memory, tuple(first.excluded_names))
@@ -163,7 +163,7 @@ def _needs_of(configs: list[DictConfig]) -> tuple[int, int, int]:
 def sizes_of(
     recipe: str, task: Task, memory: MemoryPolicy, excluded_names: tuple[str, ...]
 ) -> tuple[list[tuple[int, int]], int, int]:
-    """Measure the network of a recipe in JSON: `(d_in, d_out)` of its layers, parameters, bytes kept of a sample."""
+    """Measure the network of a recipe in JSON: `(d_in, d_out)` of its layers, parameters, bytes kept per sample."""
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     example = meta_input(model, task.input_shape(model))
@@ -175,8 +175,8 @@ def sizes_of(
 
 
 def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()) -> int:
-    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest all tensors."""
-    kept: list[dict[int, torch.UntypedStorage]] = []  # outside of blocks, then within each
+    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest keeps all."""
+    kept: list[dict[int, torch.UntypedStorage]] = []  # outside blocks, then within each
     current: list[int] = [0]
 
     def keep(tensor: Tensor) -> Tensor:

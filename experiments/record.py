@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "refit", "pruning", "finetuning")
-# Names in `values`, as regular expressions: of costs, and of metrics by task. Those of analyses are not here.
+# Names in `values`, as regular expressions: costs, and metrics by task, without the metrics of analyses.
 COSTS = "gflops|gflops_budget|mparams|(predicted|measured)_latency|(search|total)_minutes"
 METRICS = {"classification": "top1", "coco": "(box|mask)_.*", "ade20k": "miou", "language": ".*perplexity|accuracy.*"}
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "scikit-learn", "hydra-core", "pydantic", "safetensors")
@@ -67,8 +67,8 @@ class Record:
     """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
     The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `outcomes` holds, packed,
-    which test samples count in a metric (`experiments.outcomes`). `summary` is of the compression, None without one;
-    `seconds` are of all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds the
+    which test samples count in a metric (`experiments.outcomes`). `summary` is the compression's, None without one;
+    `seconds` covers all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds the
     file of the network's weights, with its SHA-256.
     """
 
@@ -124,7 +124,7 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write records, each once, for readers elsewhere: without megabytes of analyses and the place of the results."""
+    """Write records, each once, for readers elsewhere: without megabytes of analyses or the results folder."""
     by_fingerprint = {record.fingerprint: record for record in records}
     with replacing(path) as temporary, temporary.open("w") as file:
         for record in by_fingerprint.values():
@@ -133,7 +133,7 @@ def write_records(records: Iterable[Record], path: Path) -> None:
 
 
 def without_place(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration as if its results lay in the folder `results`."""
+    """The same configuration as if its results were in the folder `results`."""
     if "results" not in config:
         return config
     start = f"{config['results']}/"
@@ -142,7 +142,7 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
-    """The records that `write_records` wrote with an experiment's table, perhaps elsewhere."""
+    """The records that `write_records` wrote with an experiment's table, possibly elsewhere."""
     path = folder / "tables" / f"{experiment}.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -157,7 +157,7 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
     try:
         record = RECORD.validate_json(path.read_bytes())
         if record.fingerprint != fingerprint or (record.status == "done" and not record.metrics):
-            raise ValueError(f"it is of the cell {record.fingerprint}, with {len(record.metrics)} metrics")
+            raise ValueError(f"it belongs to the cell {record.fingerprint}, with {len(record.metrics)} metrics")
         return record
     except FileNotFoundError:
         return None

@@ -34,7 +34,7 @@ def reproduce(config: DictConfig) -> None:
         return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
     if has_launcher() and distributed.size() > 1:
         raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
-    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a look at what they need"))
+    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a check of what they need"))
     on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
     cells = []
     num_workers, device = workers_of(config), config.hardware.device

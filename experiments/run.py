@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="run")
 def main(config: DictConfig) -> None:
-    # Imported here, since PyTorch takes seconds to load: completion, and a sweep that submits its jobs, need not wait.
+    # Imported here: PyTorch takes seconds to load, and completion and sweeps that submit jobs need not wait.
     from experiments.runner import open_cell, run_cell, started
 
     with started():

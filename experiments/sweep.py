@@ -12,7 +12,7 @@ MOST_CHARACTERS = 128  # in the name of a group of W&B
 
 
 class GroupRuns(Callback):
-    """Name the group of a sweep after its overrides. A sweep that is started again joins its earlier runs."""
+    """Name the group of a sweep after its overrides. A restarted sweep joins its earlier runs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         overrides = config.hydra.overrides
@@ -21,7 +21,7 @@ class GroupRuns(Callback):
 
 
 def group_of(overrides: list[str]) -> str:
-    """The overrides of a sweep in one line, without what Hydra or W&B would read as more than text."""
+    """The overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
     line = " ".join(override for override in overrides if not override.startswith(OF_PLACES))
     plain = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
     if len(plain) <= MOST_CHARACTERS:

@@ -30,7 +30,7 @@ def main(config: DictConfig) -> None:
 
 
 def train(config: DictConfig) -> None:
-    """Train the network and write its weights where its recipe looks for them; an interrupted training continues."""
+    """Train the network and write its weights where its recipe looks for them; interrupted training continues."""
     cell = Cell.of(config)
     recipe, schedule = cell.recipe, cell.finetuning
     if not (isinstance(recipe, OpenMMLabModel) and recipe.classifier and isinstance(schedule, Finetuning)):

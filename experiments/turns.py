@@ -15,9 +15,9 @@ _shared: ReadWriteLock | None = None
 
 @contextmanager
 def beside_others(folder: Path) -> Iterator[None]:
-    """Run the block beside those of this machine's other processes, but not beside their measurements.
+    """Run the block alongside this machine's other processes, but not during their measurements.
 
-    Processes of torchrun are one worker, which has no others.
+    All processes of torchrun are one worker, without others.
     """
     global _shared
     if distributed.size() > 1:
@@ -33,7 +33,7 @@ def beside_others(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Run a part of such a block when no other process is within its own; at once outside of one, or within itself."""
+    """Run part of such a block while no other process is in its own; at once outside a block, or when nested."""
     global _shared
     if _shared is None:
         yield

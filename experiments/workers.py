@@ -35,7 +35,7 @@ from facts.utils.stopwatch import hide_displays
 
 log = logging.getLogger(__name__)
 
-# Code that is not the user's own: this package's, that of others, and code without a file.
+# Code that is not the user's own: this package's, other packages', and code without a file.
 OTHERS = (str(ROOT / "facts"), str(ROOT / "experiments"), sysconfig.get_path("stdlib"), sys.prefix, "<")
 
 Grid = list[GridCell]
@@ -52,10 +52,10 @@ def run_part(part: Part) -> Part:
 
 
 def share_data_pass(part: Part) -> None:
-    """Put into the cache what the estimators of the unfinished cells need. A failure leaves each cell its own pass."""
+    """Cache what the estimators of the unfinished cells need. After a failure, each cell runs its own pass."""
     cells = []
     for grid_cell in part:
-        with suppress(Exception):  # it will fail when it runs
+        with suppress(Exception):  # it fails again when it runs
             cells.append(open_cell(grid_cell.known_config))
     try:
         collect_moments(cells)
@@ -66,7 +66,7 @@ def share_data_pass(part: Part) -> None:
 def run_cells(part: Part) -> None:
     """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last.
 
-    No turn is taken while it is waited for: the other process may wait for its turn to measure.
+    While waiting, it takes no turn: the other process may be waiting for its turn to measure.
     """
     elsewhere = []
     for cell in part:
@@ -106,7 +106,7 @@ def workers_of(config: DictConfig) -> int:
 
 
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
-    """Run all cells of experiments; yield each's as it is done. If a worker dies, new ones do what is left, once."""
+    """Run all cells of experiments; yield each's as it is done. If a worker dies, new ones finish the work, once."""
     left = {experiment.name: experiment for experiment in experiments}
     for has_died in (False, True):
         try:
@@ -117,9 +117,9 @@ def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -
             return
         except BrokenExecutor as error:
             if has_died:
-                advice = "start again, with fewer workers=; what is done is kept"
+                advice = "start again with fewer workers=; finished work is kept"
                 raise SystemExit(f"a worker died again, often for lack of memory ({error}): {advice}") from error
-            log.error("a worker died (%s): new ones do what is left", error)
+            log.error("a worker died (%s): new ones finish the work", error)
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
@@ -152,7 +152,7 @@ def take_over(part: Part, done: Part, grid: Grid) -> list[Grid]:
 
 
 class ThisProcess(Executor):
-    """A worker that does its work when it is submitted, in this process."""
+    """A worker that does its work on submission, in this process."""
 
     def submit(self, task: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
         future: Future = Future()
@@ -178,7 +178,7 @@ def visible_gpus() -> list[str]:
 
 
 def _begin(logging_config: Any, folder: Path, gpus: SimpleQueue) -> None:
-    """Prepare a process: it ends with its parent, has a GPU of its own, and logs and sees paths as its parent does."""
+    """Prepare a process: it ends with its parent, has its own GPU, and logs and resolves paths as its parent does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if gpu := gpus.get():
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is initialised

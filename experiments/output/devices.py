@@ -9,12 +9,12 @@ from experiments.grid import GridCell
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_records
 
-# Including the code, since not every machine is at hand when it changes.
+# The code too, since not every machine is at hand when it changes.
 OWN_TO_A_DEVICE = ("machine", "num_threads", "code")
 
 
 def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:
-    """Add a row for each other device: the latest record of a cell there, or what the paper has of it."""
+    """Add a row for each other device: the latest record of a cell there, or the paper's values."""
     own = [cell for cell in grid if cell.record]
     found: dict[tuple[str, str], GridCell] = {}
     known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are whole
@@ -29,7 +29,7 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
 
 
 def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[Record]:
-    """Collect records for the table's file: of its cells, and earlier ones of other work or other devices."""
+    """Collect records for the table's file: its cells' and earlier ones of other work or devices."""
     records = [cell.record for cell in grid if cell.record]
     here = {(work_of(record), device_of(record)) for record in records}
     earlier = published_records(experiment.name, folder)
@@ -37,7 +37,7 @@ def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> 
 
 
 def work_of(record: Record) -> str:
-    """Make a key of the work of a record, the same on every device."""
+    """Make a key for a record's work, the same on every device."""
     identity: dict[str, Any] = {name: record.identity[name] for name in record.identity if name not in OWN_TO_A_DEVICE}
     return json.dumps([identity, record.model_hash, record.data_hash], sort_keys=True)
 

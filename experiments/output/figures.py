@@ -17,7 +17,7 @@ from experiments.output.plots.style import STYLE, Drawing
 from experiments.output.plots.throughput import throughput
 from facts.utils.files import replacing
 
-logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph that it leaves out of a PDF
+logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
 CHARACTERS_PER_INCH = 15  # of a title
 
@@ -27,7 +27,7 @@ DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_AC
 
 
 def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
-    """Draw the experiment's figure and return the path of the PNG; missing measurements are noted in their place."""
+    """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
     records = {(cell.row, cell.column): cell.record for cell in grid}
     with matplotlib.rc_context(STYLE):
         figure, values = DRAWINGS[experiment.figure](experiment, records)

@@ -45,13 +45,13 @@ def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: Dic
 
 
 def update_report(folder: Path, console: Console) -> None:
-    """Write the report anew, unless it is of the tables and figures that are in `folder` now."""
+    """Rewrite the report, unless it already shows the tables and figures in `folder`."""
     shown = chain((folder / "tables").glob("*"), (folder / "figures").glob("*.png"))
     hashes = {str(path.relative_to(folder)): content_key(path.read_bytes()) for path in shown}
     seen = folder / "cache" / "report.json"
     before = json.loads(seen.read_text()) if seen.exists() and (folder / "report.html").exists() else {}
     if changed := {Path(name).stem for name in hashes if hashes[name] != before.get(name)}:
-        console.print(f"changed tables and figures: {len(changed)}; the report is made anew")
+        console.print(f"changed tables and figures: {len(changed)}; rewriting the report")
         report_on_all(folder)
         with replacing(seen) as path:
             path.write_text(json.dumps(hashes))

@@ -43,9 +43,9 @@ Properties = Mapping[str, Mapping[str, str]]
 class Entry:
     """One value of a table; `difference` is ours minus the published one, only on the same data.
 
-    Of several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` that of the first. For a
-    share of test samples there are its standard error and, for methods, how far the best of the column is ahead, in
-    standard errors of the difference. A rank correlation has the number of methods and its p-value.
+    For several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` the first's. A share
+    of test samples has a standard error and, for methods, `behind`: how far the column's best is ahead, in standard
+    errors of the difference. A rank correlation has the number of methods and its p-value.
     """
 
     row: str
@@ -69,7 +69,7 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
-    """Make the long table: every metric of every cell; last, the rank correlations and the pairs apart."""
+    """Make the long table: every metric of every cell, then the rank correlations and the pairs apart."""
     paper, entries = paper_values(experiment.name), []
     places: dict[tuple[str, str], list[GridCell]] = defaultdict(list)
     for cell in grid:
@@ -107,7 +107,7 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
 
 
 def outcomes_of(draws: Iterable[GridCell], metric: str) -> np.ndarray | None:
-    """Unpack which test samples count in a metric `[draws, N]`; None if it is no share of samples."""
+    """Unpack which test samples count in a metric `[draws, N]`; None if it is not a share of samples."""
     packed = [cell.record.outcomes.get(metric) if cell.record else None for cell in draws]
     return None if None in packed else np.stack([unpacked(each) for each in packed if each is not None])
 
@@ -187,7 +187,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def wide_table(experiment: Experiment, entries: list[Entry], properties: Properties) -> pd.DataFrame:
-    """Make one line a row, with headings in one level."""
+    """Make one line per row, with one level of headings."""
     table = arrange(experiment, entries, properties, as_text).reset_index()
     heads = ((column, title, source and f"({source})") for column, title, source in table.columns)
     table.columns = pd.Index([" ".join(filter(None, head)) for head in heads])
@@ -202,7 +202,7 @@ def arrange(
 ) -> pd.DataFrame:
     """Arrange entries by row, and by column, metric and source.
 
-    FLOPs of small networks are in MFLOPs, and published ones do not stand beside them.
+    FLOPs of small networks are in MFLOPs, without the published ones.
     """
     flops = {entry: entry.ours for entry in entries if entry.metric.startswith("gflops") and entry.ours is not None}
     unit, per_gflop = flops_unit(flops.values())
@@ -230,12 +230,12 @@ def arrange(
 
 
 def flops_unit(gflops: Iterable[float]) -> tuple[str, int]:
-    """Choose a unit, MFLOPs if all of these are below a GFLOP, and how many of it make a GFLOP."""
+    """Choose a unit, MFLOPs if all values are below a GFLOP, and return how many make a GFLOP."""
     return ("GFLOPs", 1) if max(gflops, default=1) >= 1 else ("MFLOPs", 1000)
 
 
 def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
-    """Make a table of the ranked metric alone, ours and in brackets the published one: narrow enough for a terminal."""
+    """Make a table of only the ranked metric, ours and the published one in brackets: narrow enough for a terminal."""
     ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
     by_place = {(entry.row, entry.column): entry for entry in ranked}
     brackets = f", in brackets the {experiment.published_in}'s" if in_paper(entries) else ""
@@ -251,7 +251,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 
 
 def as_text(entry: Entry | None, source: str = "ours") -> str:
-    """Write a value: ours with its error, or what the rows below the methods say, or the status of a cell not done."""
+    """Write a value: ours with its error, the text of a row below the methods, or the status of an unfinished cell."""
     if entry is None or source != "ours":
         return number(getattr(entry, source, None))
     if entry.status != "done":
@@ -262,12 +262,12 @@ def as_text(entry: Entry | None, source: str = "ours") -> str:
         return f"{entry.ours:.0f} of {entry.count}"
     errors = (entry.standard_error, entry.deviation or None)
     error = "".join(f" ± {each:.1f}" for each in errors if each is not None)
-    is_level = entry.behind is not None and entry.behind <= APART  # the best of its column, or not apart from it
+    is_level = entry.behind is not None and entry.behind <= APART  # the column's best, or not apart from it
     return number(entry.ours) + error + LEVEL * is_level
 
 
 def notes_of(experiment: Experiment, entries: Iterable[Entry]) -> list[str]:
-    """List the notes below a table, with one on its errors if it has any."""
+    """List the notes below a table, including one on errors if it has any."""
     entries = list(entries)
     errors = [ERRORS] * any(entry.standard_error is not None for entry in entries)
     draws = [DEVIATIONS.format(experiment.seeds)] * any(entry.deviation is not None for entry in entries)

@@ -47,6 +47,6 @@ def _start(tracking: Tracking, folder: Path, run_id: str, init: dict[str, Any]) 
 def _guarded(what: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # whatever fails here, the record is still written
+    except Exception as error:  # a failure here must not lose the record
         log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
         return None

@@ -33,7 +33,7 @@ class Commands(TyperGroup):
     """Commands that print an error as one red line; with `--traceback`, in full."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
-        """Print into nothing where the caller closed an output (`>&-`), and `?` for what its encoding lacks."""
+        """Discard output that the caller closed (`>&-`), and print `?` for characters its encoding lacks."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open to the end
             stream.reconfigure(errors="replace")
@@ -68,7 +68,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Make a pretrained network smaller: a network, some data and a budget in, a smaller network out.
@@ -91,9 +93,9 @@ def main(
 
 
 def return_freed_memory() -> None:
-    """Make large tensors give their memory back as soon as they are freed, and use large pages.
+    """Return the memory of large tensors as soon as they are freed, and use large pages.
 
-    By default glibc keeps blocks of less than 32 MB for itself, in pieces: a sixth of the peak of a DeiT-Tiny.
+    By default glibc keeps blocks of less than 32 MB, fragmented: a sixth of the peak for a DeiT-Tiny.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # which PyTorch reads at its first large tensor
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):

@@ -16,23 +16,23 @@ ROW = "{network}|{runtime}|{throughput:.4g}|{spread:.0%}|{milliseconds:.4g} ms|{
 def benchmark(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Networks, the first to compare with, or compressed folders."),
+        typer.Argument(metavar="MODEL...", help="Networks or compressed folders; the first is the baseline."),
     ],
     runtime: Annotated[
-        list[str] | None, typer.Option(help='As "OpenVINO, int8"; repeat it for several. Default: all that are here.')
+        list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
     ] = None,
     data: Annotated[
         str | None,
-        option(DATA, "Images as `facts compress` takes them, to calibrate int8 of OpenVINO.", metavar="FOLDER"),
+        option(DATA, "Images, as for `facts compress`, to calibrate OpenVINO's int8.", metavar="FOLDER"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
-    turns: Annotated[int, typer.Option(min=2, help="Turns of each, of which the median counts.")] = 7,
+    turns: Annotated[int, typer.Option(min=2, help="Timed turns of each; the median counts.")] = 7,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A CSV file to write.")] = None,
     architecture: options.Architecture = None,
     sequence_length: options.SequenceLength = None,
     device: options.Device = None,
 ) -> None:
-    """Time networks of the same inputs in each runtime and number format: which is fastest here?
+    """Time networks with the same inputs in each runtime and number format: which is fastest here?
 
     [bold]Examples[/]
 
@@ -41,8 +41,8 @@ def benchmark(
         OMP_NUM_THREADS=4 facts benchmark deit_half --batch-size 1 --out board.csv
 
     PyTorch, as it is and compiled; on a CPU also ONNX Runtime and OpenVINO where they are installed, on a GPU CUDA
-    graphs. Named networks get random weights, on which times do not depend: nothing is downloaded but a configuration.
-    All take turns; the speed-up is over the first row.
+    graphs. Named networks get random weights, which do not affect times: only a configuration is downloaded.
+    All take turns; speed-ups are relative to the first row.
     """
     import torch
     from tabulate import tabulate

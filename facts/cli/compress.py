@@ -8,7 +8,7 @@ import typer
 from facts.cli import options
 from facts.cli.options import METHOD, option
 
-BUDGET = "Budget: half of the layers' FLOPs by default; several must all hold"
+BUDGET = "Budget: half of the layers' FLOPs by default; several budgets must all hold"
 
 
 def compress(
@@ -22,11 +22,11 @@ def compress(
         float | None, option(BUDGET, "Milliseconds of a batch, here or on the device of `--device-times`.")
     ] = None,
     device_times: Annotated[
-        Path | None, option(BUDGET, "The target device's file by `facts measure`, to predict latency.", metavar="FILE")
+        Path | None, option(BUDGET, "File from `facts measure` on the target device, to predict from.", metavar="FILE")
     ] = None,
     error: Annotated[
         float | None,
-        option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of the outputs, 0.05."),
+        option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of its outputs: 0.05."),
     ] = None,
     estimator: options.EstimatorName = None,
     search: options.SearchName = None,
@@ -36,7 +36,7 @@ def compress(
     refit: options.RefitName = None,
     recover: Annotated[
         float | None,
-        option(METHOD, "Let the original teach the result for so long, without labels.", metavar="MINUTES", min=0.01),
+        option(METHOD, "Let the original teach the result for this long, without labels.", metavar="MINUTES", min=0.01),
     ] = None,
     convolutions: options.Convolutions = None,
     evaluate: Annotated[
@@ -73,7 +73,7 @@ def compress(
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
     `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
-    and lets one that was killed continue. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
+    and lets a killed one resume. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
     measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
     import torch
@@ -114,7 +114,7 @@ def compress(
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored)
     print(result)
-    facts.save_compressed(result, out, dtype=stored)  # what took so long is not lost if the evaluation fails
+    facts.save_compressed(result, out, dtype=stored)  # before the evaluation, which may fail
     print(
         f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
     )

@@ -20,7 +20,7 @@ Data = ImageFolder | Corpus
 def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
-    """Images or a text for a network; options that are None stay at their defaults. Refuses a text without a window."""
+    """Images or a text for a network; an option of None is its default. Refuses a text shorter than a window."""
     if not data:
         raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
@@ -28,7 +28,7 @@ def data_of(
         return image_data(data, **options)
     options.pop("num_workers", None)  # windows of tokens are in memory
     if not options.pop("whole", True):
-        raise ValueError("--unseen is for images: all of a text is measured, so name another one than for calibration")
+        raise ValueError("--unseen is for images: all of a text is measured, so name one not used to calibrate")
     if sequence_length:
         options["sequence_length"] = sequence_length
     texts = Corpus(training_text=data, evaluation_text=evaluation_text or data, **options)
@@ -51,7 +51,7 @@ def task_of(
     num_sensitivity: int | None = None,
     **options: Any,
 ) -> Data:
-    """Data to calibrate on: so many images or windows of text; without a number, all there are, up to a bound."""
+    """Calibration data: this many images or windows of text; without a number, all of them, up to a bound."""
     options |= {"num_calibration": num_calibration, "num_sensitivity": num_sensitivity}
     task = data_of(model, data, evaluation_text, **options)
     if isinstance(task, ImageFolder):
@@ -82,7 +82,7 @@ def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
     """Reason why nothing can be measured after a compression, or None."""
     if isinstance(task, Corpus):
         same = task.evaluation_text == task.training_text
-        return "give --evaluation-text, another text than the one to calibrate on" if same else None
+        return "give --evaluation-text, a different text than the one to calibrate on" if same else None
     if task.labels(model) is None:
         return f"the {len(task.classes)} classes at {task.root} are not the network's {num_classes(model)} classes"
     return None

@@ -44,7 +44,7 @@ def table(points: pd.DataFrame, cost: str, metric: str) -> Table:
 
 
 def draw(points: pd.DataFrame, cost: str, metric: str, files: list[Path]) -> None:
-    """Draw a line a method, the original dashed, rings around the points that no other beats. Write all `files`."""
+    """Draw one line per method, the original dashed, and rings around points that no other beats. Write `files`."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=TITLES[cost], ylabel=TITLES[metric], yscale="log" if metric in LOWER_IS_BETTER else "linear")
@@ -53,7 +53,7 @@ def draw(points: pd.DataFrame, cost: str, metric: str, files: list[Path]) -> Non
     original = points[points.estimator == ORIGINAL]
     axes.axhline(original[metric].item(), color="grey", linestyle="--", linewidth=0.9, label=ORIGINAL)
     methods = points.drop(original.index).groupby(["estimator", "search", "form"], sort=False)
-    formats = itertools.product(MARKERS, COLOURS)  # after all colours, another marker
+    formats = itertools.product(MARKERS, COLOURS)  # after all colours, the next marker
     for (method, own), (marker, colour) in zip(methods, formats, strict=False):
         own = own.sort_values(cost)
         axes.plot(own[cost], own[metric], marker=marker, color=colour, markersize=4, label=", ".join(method))

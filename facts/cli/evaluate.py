@@ -33,7 +33,7 @@ def evaluate(
 
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
-    the length of the windows: give the same `--sequence-length` as to `facts compress`.
+    the window length: give the same `--sequence-length` as for `facts compress`.
     """
     import torch
     from tabulate import tabulate

@@ -18,12 +18,12 @@ def export(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     format: Annotated[
         Literal["onnx", "openvino", "pt2"] | None,
-        typer.Option(help="Default: pt2 for a FILE of this ending, openvino for .xml, else onnx."),
+        typer.Option(help="Default: pt2 or openvino if FILE ends in .pt2 or .xml, else onnx."),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="OpenVINO in int8, weights and activations.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
     data: Annotated[
         str | None,
-        option(DATA, "For --int8: images as `facts compress` takes them, of which 300 calibrate.", metavar="FOLDER"),
+        option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 1,
     architecture: options.Architecture = None,
@@ -39,8 +39,8 @@ def export(
         OMP_NUM_THREADS=4 facts export deit_half --batch-size 16 --out deit_half.onnx
 
     The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. Otherwise the original is
-    exported too, with random weights, on which times do not depend, and not kept; for int8 the compressed network in
-    float32 as well. All take turns.
+    exported too, with random weights, which do not affect times, but not kept; for int8, so is the compressed network
+    in float32. All take turns.
     """
     import torch
     from tabulate import tabulate
@@ -49,6 +49,7 @@ def export(
     from facts.cli.data import data_of
     from facts.cli.models import input_shape, load_result
     from facts.cost.count import meta_input
+    from facts.cost.onnx_times import onnx_call
     from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import noise, reads_tokens
     from facts.saving.export import refuse_without_onnx
@@ -61,8 +62,8 @@ def export(
     format = format or FORMATS.get(out.suffix, "onnx")  # type: ignore[assignment]
     if format == "openvino" and out.suffix != ".xml":
         raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml as --out, not {out.name}")
-    if (int8 or data) and not (int8 and data and format == "openvino"):
-        raise ValueError("--int8 is for OpenVINO, calibrated on images: name an .xml as --out, and a folder as --data")
+    if (int8 or data) and not (int8 and data and format != "pt2"):
+        raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
     if format != "pt2":
         refuse_without_onnx()
     if format == "openvino":
@@ -78,24 +79,20 @@ def export(
         print(f"saved to {out}")
         return
     original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
+    runtime, write, load = (
+        ("OpenVINO", facts.export_openvino, openvino_call)
+        if format == "openvino"
+        else ("ONNX Runtime", facts.export_onnx, onnx_call)
+    )
     with TemporaryDirectory() as temporary:
-        files = {"original": Path(temporary, f"original{out.suffix}"), "compressed": out}
-        if format == "onnx":
-            for network, file in zip((original, compressed), files.values(), strict=True):
-                facts.export_onnx(network, batch, file)
-            times = facts.onnx_times(files, batch)
-        else:
-            if int8:
-                files |= {"compressed": Path(temporary, "compressed.xml"), "in int8": out}
-            facts.export_openvino(original, batch, files["original"])
-            error = facts.export_openvino(compressed, batch, files["compressed"])
-            if int8:
-                error = facts.export_openvino(compressed, batch, out, int8=calibration)
-            calls = {name: openvino_call(file) for name, file in files.items()}
-            times = DEFAULT_TIMING.times({name: partial(call, batch) for name, call in calls.items()})
+        files = {name: Path(temporary, f"{name}{out.suffix}") for name in ("original", "compressed")}
+        files["in int8" if int8 else "compressed"] = out
+        write(original, batch, files["original"])
+        write(compressed, batch, files["compressed"])
+        error = write(compressed, batch, out, int8=calibration) if int8 else 0.0
+        times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
     before = times["original"]
     rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
-    runtime = "OpenVINO" if format == "openvino" else "ONNX Runtime"
     headers = f"{runtime}, batch of {batch_size}", "latency", "remaining"
     print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
     if int8:

@@ -56,12 +56,12 @@ def inspect(
 
 
 def literal(text: str) -> Text:
-    """Text from somebody else, verbatim: without markup, and without characters that steer terminals or turn lines."""
+    """Text from someone else, verbatim: without markup, and without characters that control terminals or direction."""
     return Text("".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C"))
 
 
 def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Table:
-    """Table of the plan, one row a layer or unit."""
+    """Table of the plan, one row per layer or unit."""
     table = Table("part", "shape", "rank", "share", "", title="plan", title_justify="left", box=None)
     for name, rank in manifest.plan.items():
         width = manifest.summary.widths.get(name)
@@ -75,13 +75,13 @@ def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Tabl
 
 
 def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
-    """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is no safetensors file."""
+    """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is not a safetensors file."""
     import torch
 
     from facts.saving.structure import read_header
 
     if not file.is_file():
-        raise ValueError(f"{file} cannot be read (there is none); save or fetch it again")
+        raise ValueError(f"{file} is missing; save or fetch it again")
     found = {}
     for name, tensor in read_header(file).items():
         *others, columns = tensor.shape or (1,)

@@ -21,11 +21,11 @@ def list_choices(
         typer.Argument(metavar="KIND", help="One of these."),
     ],
     part: Annotated[
-        str, typer.Argument(metavar="PART", help="Only names with this part; for models, `*` is any letters.")
+        str, typer.Argument(metavar="PART", help="Only names that contain this; for models, `*` matches anything.")
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """List what there is to choose from: models, estimators, searches, refits, or forms.
+    """List the available models, estimators, searches, refits, or forms.
 
     [bold]Examples[/]
 
@@ -34,7 +34,7 @@ def list_choices(
         facts list searches --json
 
     The models are torchvision's, and timm's with the tags of their published weights: timm/NAME.TAG; without a tag, the
-    first is taken. Language models and image classifiers at huggingface.co are called transformers/OWNER/NAME.
+    first is used. Language models and image classifiers at huggingface.co are called transformers/OWNER/NAME.
     """
     found: Mapping[str, str | list[str]]
     found = models(part) if kind == "models" else {name: text for name, text in METHODS[kind].items() if part in name}
@@ -51,7 +51,7 @@ def list_choices(
 
 
 def models(part: str) -> dict[str, list[str]]:
-    """Names of networks that have a part, and the tags of each of timm's published weights, its default first."""
+    """Names of networks that contain `part`, and the tags of timm's published weights for each, the default first."""
     import timm
 
     from facts.models.from_torchvision import classifiers

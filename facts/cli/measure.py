@@ -27,8 +27,8 @@ def measure(
         OMP_NUM_THREADS=2 facts measure timm/convnext_tiny --batch-size 8 --out board.json
         facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --device-times board.json --out deit
 
-    The network gets random weights, on which times do not depend: nothing is downloaded but a configuration. Form and
-    precision must be those of the compression, and so must the number of classes and the length of texts.
+    The network gets random weights, which do not affect times: only a configuration is downloaded. Form, precision,
+    number of classes and text length must match the compression.
     """
     import torch
 

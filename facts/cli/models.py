@@ -40,7 +40,7 @@ def load(
     """`build` a network, or load a folder that `facts compress` wrote, on a network that `architecture` makes."""
     if not (Path(name) / MANIFEST).is_file():
         if architecture:
-            raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is none")
+            raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
     if weights or num_classes:
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
@@ -52,7 +52,7 @@ def load_result(folder: Path | str, architecture: str | None = None) -> tuple[Co
     result = load_compressed(folder, architecture=architecture)
     dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
     result.model.float()
-    return replace(result, summary=replace(result.summary, seconds={})), dtype  # they were another command's
+    return replace(result, summary=replace(result.summary, seconds={})), dtype  # those are another command's
 
 
 def stored_type(network: nn.Module) -> torch.dtype:
@@ -72,14 +72,14 @@ def build(name: str, weights: str | None, num_classes: int | None, device: str |
     torch.manual_seed(0)  # random weights are the same in every run
     network = _recipe(name, weights, num_classes).build()
     if isinstance(network.recipe, TransformersModel) and vars(network).keys().isdisjoint(PROCESSORS):
-        read_processors(network, Path(name).expanduser())  # its weights are random, or in another place
+        read_processors(network, Path(name).expanduser())  # its weights are random, or elsewhere
     return network.to(place)
 
 
 def original_of(compressed: nn.Module, weights: str | None, device: str | None) -> nn.Module:
     """Rebuild the network that a loaded one was made from, and move both to a device.
 
-    Raises `ValueError` if its weights are not published, and for weights that are others than it was made from.
+    Raises `ValueError` if its weights are not published, and for weights other than the ones it was made from.
     """
     place, recipe = _device(device), vars(compressed)["recipe"]
     known: dict[str, str] = vars(compressed)["provenance"] or {}
@@ -87,11 +87,11 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
         weights = str(fetch(known["repository"]))
     if weights is None and not isinstance(recipe, TorchvisionModel):
         source = known.get("source", "not known")
-        raise ValueError(f"the original's weights ({source}) are not published ones: give them as --weights FILE")
+        raise ValueError(f"the original's weights ({source}) are not published: give them as --weights FILE")
     torch.manual_seed(0)  # as `build` does
     original = replace(recipe, weights=weights or "pretrained").build()
     if known.get("sha256") not in (None, original.recipe.provenance().get("sha256")):
-        raise ValueError(f"the folder was made from other weights ({known['source']}): give these as --weights FILE")
+        raise ValueError(f"the folder was made from other weights ({known['source']}): give those as --weights FILE")
     compressed.to(place)
     return original.to(place)
 
@@ -105,7 +105,7 @@ def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple
 
 def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
     if (Path(name) / MANIFEST).is_file():
-        raise ValueError(f"{name} is compressed already: name the network that it was made of, and a smaller budget")
+        raise ValueError(f"{name} is compressed already: name the network it was made from, and a smaller budget")
     chosen = weights or "pretrained"
     arguments: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
     for prefix, (recipe, is_known, names) in NAMED.items():
@@ -143,7 +143,7 @@ def _kind(configuration: dict, name: str) -> type[CausalLM] | type[ImageClassifi
         if kind in recipe.classes():
             return recipe
     raise ValueError(
-        f"{name} is a {kind!r} of transformers, neither a language model (AutoModelForCausalLM) nor an image "
+        f"{name} is a transformers {kind!r}, neither a language model (AutoModelForCausalLM) nor an image "
         "classifier (AutoModelForImageClassification)"
     )
 
@@ -154,7 +154,7 @@ def _meant(tag: str, names: list[str]) -> str:
     for name in names:
         known.setdefault(re.split(r"_(?:patch|window)?\d", name)[0], name)
     near = dict.fromkeys(known[match] for match in get_close_matches(tag, known))
-    return f"is it {' or '.join(near)}?" if near else "`facts list models` has them"
+    return f"is it {' or '.join(near)}?" if near else "`facts list models` lists them"
 
 
 def _device(name: str | None) -> torch.device:

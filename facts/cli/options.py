@@ -28,7 +28,7 @@ FORMS = {
 
 
 def networks_after(incomplete: str) -> list[str]:
-    """Complete a network's name from those of timm, published weights included, and of torchvision."""
+    """Complete a network's name from the names in timm, published weights included, and torchvision."""
     if not incomplete.startswith((TIMM, TORCHVISION)):
         return [kind for kind in (TIMM, TORCHVISION, TRANSFORMERS) if kind.startswith(incomplete)]
     import timm
@@ -41,7 +41,7 @@ def networks_after(incomplete: str) -> list[str]:
 
 
 def explained(choices: Mapping[str, str]) -> str:
-    """Format the choices for the help, one a line."""
+    """Format the choices for the help, one per line."""
     return "\n\n".join(f"[bold]{name}[/]: {text}" for name, text in choices.items())
 
 
@@ -50,7 +50,7 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     names = dict.fromkeys(value.strip() for value in values.split(","))
     for name in names:
         if name not in choices:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(choices)}")
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(choices)}")
     return list(names)
 
 
@@ -72,7 +72,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
-        "network of transformers: a language model, or an image classifier.",
+        "transformers network: a language model, or an image classifier.",
         autocompletion=networks_after,
     ),
 ]
@@ -81,7 +81,7 @@ Weights = Annotated[
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
 NumClasses = Annotated[
-    int | None, option(None, "Classes of a network of timm or torchvision with your own classifier.", min=1)
+    int | None, option(None, "Number of classes of a timm or torchvision network with your own classifier.", min=1)
 ]
 Architecture = Annotated[
     str | None,
@@ -89,18 +89,18 @@ Architecture = Annotated[
 ]
 Json = Annotated[bool, option(None, "Print JSON, for other programs.", "--json")]
 Folder = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote, or OWNER/NAME at Hugging Face.")
+    str, typer.Argument(metavar="FOLDER", help="The folder that `facts compress` wrote, or OWNER/NAME on Hugging Face.")
 ]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or an older result's.")]
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder, or one with an older result.")]
 
 Images = Annotated[
     str,
     option(
         DATA,
-        "Images: a folder of class folders, or of [bold]train[/] and [bold]val[/] with such; without these, `facts "
-        "compress` keeps half of the images for evaluation. Class folders have the names of ImageNet's synsets or of "
-        "the network's classes, or stand in their order; otherwise the network draws the labels. Or a data set of "
-        "Hugging Face: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder written "
+        "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
+        "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
+        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a Hugging "
+        "Face data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
@@ -116,11 +116,11 @@ NumSensitivity = Annotated[
     int | None, option(DATA, "Images or windows on which a search compares outputs; default: up to 512 or 16.", min=1)
 ]
 CutMix = Annotated[
-    bool, option(DATA, "Put a rectangle of another image into each; labels are the shares of pixels.", "--cutmix")
+    bool, option(DATA, "Paste a rectangle of another image into each; labels are mixed by area.", "--cutmix")
 ]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
-Seed = Annotated[int, option(DATA, "Seed of the choice of calibration data.")]
+Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.")]
 
 NumWorkers = Annotated[int, option(MACHINE, "Processes that read images.", min=0, max=MOST_WORKERS)]
 Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...; default: the GPU, if there is one.")]
@@ -133,18 +133,18 @@ DType = Annotated[
 ]
 Cache = Annotated[
     Path | None,
-    option(MACHINE, "Folder for gigabytes of intermediate results, which make another run quick.", metavar="FOLDER"),
+    option(MACHINE, "Folder for gigabytes of intermediate results, which speed up the next run.", metavar="FOLDER"),
 ]
 Moments = Annotated[
     Literal["auto", "device", "host"],
-    option(MEMORY, "Where moments grow: on the device (auto: until it is half full), or in main memory."),
+    option(MEMORY, "Where moments are kept: on the device (auto: until it is half full), or in main memory."),
 ]
 CheckpointBlocks = Annotated[
     Literal["auto", "on", "off"],
     option(MEMORY, "Compute activations in blocks twice: half the memory, a fifth more time. Auto: on a CPU."),
 ]
 LayersAtOnce = Annotated[
-    int | None, option(MEMORY, "Layers with moments in memory at a time, a data pass each. Default: all.", min=1)
+    int | None, option(MEMORY, "Layers with moments in memory at a time, one data pass each time. Default: all.", min=1)
 ]
 
 Convolutions = Annotated[
@@ -170,7 +170,7 @@ EstimatorName = Annotated[
     Literal[*ESTIMATORS] | None,  # type: ignore[valid-type]
     option(
         METHOD,
-        "Method that weighs the directions of each part; default: facts.\n\n" + explained(ESTIMATORS),
+        "Method that weights the directions of each part; default: facts.\n\n" + explained(ESTIMATORS),
         metavar="NAME",
         autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
     ),
@@ -179,8 +179,8 @@ RefitName = Annotated[
     Literal[*REFITS] | None,  # type: ignore[valid-type]
     option(
         METHOD,
-        "Then fit the layers to the outputs of the compressed ones before them, in one data pass for each layer or "
-        "block, by:\n\n" + explained(REFITS),
+        "Then refit the layers to the outputs of the compressed ones before them, with one data pass per layer or "
+        "block:\n\n" + explained(REFITS),
         metavar="NAME",
     ),
 ]
@@ -202,7 +202,7 @@ def execution_of(
     layers_at_once: LayersAtOnce,
     cache: Path | None,
 ) -> "Execution":
-    """The settings of passes that these options choose."""
+    """The settings of passes that these options select."""
     import torch
 
     from facts.calibration.execution import Execution

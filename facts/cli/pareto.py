@@ -28,7 +28,7 @@ def pareto(
     out: Annotated[Path, option(None, "Where the table and the figure go.", metavar="FOLDER")],
     estimators: Annotated[str, several(ESTIMATORS, "`facts compress --help` explains them.")] = "facts,svd_llm,pela",
     searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
-    forms: Annotated[str | None, several(FORMS, "They are how low-rank layers are stored.")] = None,
+    forms: Annotated[str | None, several(FORMS, "They set how low-rank layers are stored.")] = None,
     parts: options.PartsName = None,
     ratios: Annotated[
         str, typer.Option(metavar="RATIO,RATIO", help="Fractions of the compressed layers' cost that remain.")
@@ -71,7 +71,7 @@ def pareto(
     try:
         fractions = [float(part) for part in ratios.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"--ratios takes numbers with commas between them, 0.3,0.5: {error}") from error
+        raise typer.BadParameter(f"--ratios takes comma-separated numbers such as 0.3,0.5: {error}") from error
 
     from rich.console import Console
 
@@ -105,7 +105,7 @@ def pareto(
         evaluation_key=task.content_key(network),
     )
     if len(points) < 2:
-        raise ValueError("no method got as far as a compressed network: see the errors above")
+        raise ValueError("no method produced a compressed network: see the errors above")
     metric = "perplexity" if "perplexity" in points else "top1"
     points = with_best(points, COLUMNS[cost], metric)
     Console().print(table(points, COLUMNS[cost], metric))

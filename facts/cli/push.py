@@ -20,7 +20,7 @@ def push(
         facts push deit_half me/deit-half
         facts push deit_half me/deit-half --private
 
-    The card is written anew, unless the one in the repository was edited. `facts.load_compressed("OWNER/NAME")` loads
+    The card is rewritten, unless the one in the repository was edited. `facts.load_compressed("OWNER/NAME")` loads
     the network from there.
     """
     from pathlib import Path

@@ -10,9 +10,9 @@ from facts.cli import options
 def quantize(
     folder: options.Folder,
     out: options.Out,
-    weights: Annotated[Literal["int8", "int4"], typer.Option(help="One byte a weight, or half of one.")] = "int8",
+    weights: Annotated[Literal["int8", "int4"], typer.Option(help="One byte per weight, or half a byte.")] = "int8",
     group_size: Annotated[
-        int | None, typer.Option(min=2, help="Neighbours with a common scale; default: a row for int8, 32 for int4.")
+        int | None, typer.Option(min=2, help="Neighbours that share a scale; default: a row for int8, 32 for int4.")
     ] = None,
     architecture: options.Architecture = None,
 ) -> None:
@@ -23,7 +23,7 @@ def quantize(
         facts quantize deit_half --out deit_int8
         facts quantize deit_half --weights int4 --group-size 64 --out deit_int4
 
-    Recover first and quantize last: the result cannot be trained. `facts evaluate` measures what it lost.
+    Recover first and quantize last: the result cannot be trained. `facts evaluate` measures the loss.
     """
     import facts
     from facts.cli.models import load_result

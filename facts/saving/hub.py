@@ -1,4 +1,4 @@
-"""Compressed networks at Hugging Face's hub: pushed from here, pulled by `load_compressed`."""
+"""Compressed networks on Hugging Face's hub: pushed from here, pulled by `load_compressed`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -28,11 +28,11 @@ def push_to_hub(
     """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
 
     `metrics` is as in `save_compressed`; `revision` is a branch, created if necessary; `token` needs write access
-    (default: the one of `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for a name of
-    another form, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
+    (default: the one of `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for any other
+    form of name, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
     """
     if not REPOSITORY.fullmatch(repository):
-        raise ValueError(f"{repository!r} is no repository: name it as OWNER/NAME")
+        raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
     if not answers():
         raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed until then")
     hub = HfApi(token=token)

@@ -1,4 +1,4 @@
-"""Loading of a compressed network from a folder of JSON and safetensors, none of which is run."""
+"""Load a compressed network from a folder of JSON and safetensors, none of which is run."""
 
 import pkgutil
 from operator import attrgetter
@@ -35,7 +35,7 @@ def load_compressed(
 ) -> CompressionResult:
     """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
-    `source` is a folder, or a repository `OWNER/NAME` at Hugging Face, with `revision` (branch, tag or commit) and
+    `source` is a folder, or a repository `OWNER/NAME` on Hugging Face, with `revision` (branch, tag or commit) and
     `token`. Without a recipe in it, give the dense network as `model`, whose tensors the result takes over, or a
     function that builds it as `architecture`, `package.module:function`. Only data are read: raises `FileNotFoundError`
     or `ValueError`, before anything is built, for a folder that is incomplete, holds code or does not fit.
@@ -59,12 +59,12 @@ def load_compressed(
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
         raise ValueError(
-            f"{weights} is not the file that {MANIFEST} describes (other SHA-256): save or fetch both again"
+            f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
     model = build_recipe(recipe) if model is None else model
     model = with_plan(model, manifest.plan, manifest.layouts, manifest.quantization)
     convert(model, tensors, manifest.buffers)
-    for parameter in model.parameters():  # a part of a larger tensor, as of PyTorch's attention, safetensors refuses
+    for parameter in model.parameters():  # safetensors refuses parts of a larger tensor, as in PyTorch's attention
         if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:
             parameter.data = parameter.data.clone()
     load_model(model, weights)
@@ -76,7 +76,7 @@ def load_compressed(
 
 
 def built_by(architecture: str) -> nn.Module:
-    """Build the network by a function named as `package.module:function`. Raises `ValueError`."""
+    """Build the network with a function named as `package.module:function`. Raises `ValueError`."""
     try:
         build = pkgutil.resolve_name(architecture)
     except (ValueError, ImportError, AttributeError) as error:
@@ -93,16 +93,16 @@ def _refuse_wrong_values(model: nn.Module, path: Path) -> None:
     for name, module in model.named_modules():
         order = module.order if isinstance(module, PivotedLinear) else None
         if order is not None and not order.sort().values.equal(torch.arange(len(order))):
-            raise ValueError(f"{path}: {name}.order is no permutation; save or fetch the network again")
+            raise ValueError(f"{path}: {name}.order is not a permutation; save or fetch the network again")
 
 
 def _folder(source: Path | str, revision: str | None, token: str | None) -> Path:
     if revision is None and Path(source).is_dir():
         return Path(source)
     if not REPOSITORY.fullmatch(str(source)):
-        raise FileNotFoundError(f"{source} is no folder: give one that save_compressed wrote, or OWNER/NAME")
+        raise FileNotFoundError(f"{source} is not a folder: give one that save_compressed wrote, or OWNER/NAME")
     try:
         return pull(str(source), revision, token)
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{source} is no folder, and no repository could be read: {reason}") from error
+        raise FileNotFoundError(f"{source} is not a folder, and no repository could be read: {reason}") from error

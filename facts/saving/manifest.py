@@ -57,7 +57,7 @@ class Manifest:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
         if (known := manifest.checksum) and known != hashlib.sha256(data.replace(known.encode(), b"")).hexdigest():
             raise ValueError(
-                f"{path} is damaged (other SHA-256); save or fetch it again, or delete its `checksum` if you edited it"
+                f"{path} is damaged (different SHA-256); save or fetch it again, or delete `checksum` if you edited it"
             )
         theirs = manifest.versions.get("facts", __version__)
         if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):

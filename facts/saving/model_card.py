@@ -32,7 +32,7 @@ def _mark(text: bytes) -> bytes:
 def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> str:
     """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out.
 
-    `alone` says that the folder has code that loads the network without facts.
+    `alone`: the folder has code that loads the network without facts.
     """
     summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])

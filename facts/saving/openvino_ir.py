@@ -1,4 +1,4 @@
-"""Export to OpenVINO's two files, in float32 or in int8, and runs of such files."""
+"""Export to OpenVINO's two files, in float32 or int8, and run such files."""
 
 import os
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,15 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from facts.calibration.data import as_batches
 from facts.result import CompressionResult
-from facts.saving.export import compare, export_onnx, on_cpu, refuse_without_onnx
+from facts.saving.comparison import checked
+from facts.saving.export import export_onnx, on_cpu, refuse_without_onnx
+from facts.saving.int8 import samples_of
 from facts.utils.extras import needing
 from facts.utils.files import staging
-
-NUM_SAMPLES = 300  # NNCF's default
-NUM_COMPARED = 32
-USELESS = 1.0  # relative squared error: that of zeros
 
 
 def export_openvino(
@@ -31,9 +27,9 @@ def export_openvino(
 ) -> float:
     """Write the network as `<path>.xml` and `<path>.bin`: in float32, or in int8, calibrated on the first 300 samples.
 
-    `int8` are data as `facts.prepare` takes them, inputs shaped as `example`. NNCF's post-training quantization rounds
-    weights and activations, by its scheme for transformers. Returns the relative squared error of the outputs on 32 of
-    the samples (0 in float32). In float32 outputs are compared as in `export_onnx`. Raises `ModuleNotFoundError`
+    `int8` is data as for `facts.prepare`, with inputs shaped as `example`. NNCF's post-training quantization rounds
+    weights and activations, with its scheme for transformers. Returns the relative squared error of the outputs on 32
+    samples (0 in float32). In float32 outputs are compared as in `export_onnx`. Raises `ModuleNotFoundError`
     without `facts[openvino]`, and `ValueError` for unfit data, or if the outputs in int8 are no better than zeros.
     """
     path = Path(path)
@@ -52,21 +48,7 @@ def export_openvino(
                 _in_own_process(file, inputs, staged)
             else:
                 openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
-            return _checked(model, openvino_call(staged), example, samples)
-
-
-def _checked(model: nn.Module, call: Callable[[Tensor], Tensor], example: Tensor, samples: list[Tensor]) -> float:
-    """The error in int8, or 0 after a comparison in float32. Raises `ValueError` if outputs are too far off."""
-    if not samples:
-        compare(model, call, example)
-        return 0.0
-    error = _relative_error(model, call, samples[:NUM_COMPARED])
-    if not error < USELESS:
-        raise ValueError(
-            f"in int8 the outputs of {type(model).__name__} are no better than zeros (relative squared error "
-            f"{error:.3g}); nothing was written: export in float32, or give calibration data like those in use"
-        )
-    return error
+            return checked(model, openvino_call(staged), example, samples)
 
 
 def import_openvino(int8: bool = False) -> Any:
@@ -81,7 +63,7 @@ def import_openvino(int8: bool = False) -> Any:
 def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """Load a file as a function of a batch on the CPU, with torch's number of threads.
 
-    What is no integer in the file is computed in that precision; `openvino_formats` has those of this CPU.
+    Everything but the integers in the file is computed in that precision; `openvino_formats` lists this CPU's.
     """
     hint = "bf16" if precision == torch.bfloat16 else "f32"
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
@@ -95,22 +77,10 @@ def openvino_formats() -> list[str]:
     return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
 
 
-def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
-    """The first samples `[1, ...]`. Raises `ValueError` if there are none, or one is not of the example's shape."""
-    inputs = (batch for batch, _ in as_batches(data, model) or ())
-    samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
-    if not samples:
-        raise ValueError("the data to calibrate int8 on are empty: give some images")
-    if others := [sample for sample in samples if sample.shape[1:] != example.shape[1:]]:
-        shapes = f"{list(others[0].shape[1:])}, and the example is {list(example.shape[1:])}"
-        raise ValueError(f"a sample to calibrate int8 on is {shapes}: they must be alike")
-    return samples
-
-
 def _in_own_process(*files: Path) -> None:
     """Quantize in a new process: NNCF changes logging for all, and processes that fork after its import may crash.
 
-    `files` are those of `quantize`. Raises `RuntimeError` with NNCF's last line.
+    `files` are the arguments of `quantize`. Raises `RuntimeError` with NNCF's last line.
     """
     done = subprocess.run([sys.executable, "-m", __name__, *map(str, files)], capture_output=True, text=True)
     if done.returncode:
@@ -120,7 +90,7 @@ def _in_own_process(*files: Path) -> None:
 
 def quantize(file: str, inputs: str, out: str) -> None:
     """Quantize the network of an ONNX file, calibrated on the array `[N, ...]` of inputs; write OpenVINO's files."""
-    os.environ.setdefault("NNCF_CI", "1")  # no telemetry of NNCF's either
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry from NNCF either
     openvino, nncf = import_openvino(), import_module("nncf")
     samples = np.load(inputs)
     network = nncf.quantize(
@@ -131,14 +101,6 @@ def quantize(file: str, inputs: str, out: str) -> None:
         subset_size=len(samples),
     )
     openvino.save_model(network, out, compress_to_fp16=False)
-
-
-@torch.no_grad()
-def _relative_error(model: nn.Module, call: Callable[[Tensor], Tensor], samples: list[Tensor]) -> float:
-    """‖changed - original‖² / ‖original‖² over all samples, in float64."""
-    batch = torch.cat(samples)
-    original, changed = model(batch).double(), call(batch).double()
-    return ((changed - original).square().sum() / original.square().sum()).item()
 
 
 if __name__ == "__main__":

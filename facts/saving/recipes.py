@@ -1,4 +1,4 @@
-"""Recipes of saved networks, from a network or from a folder of somebody else, and the provenance of weights."""
+"""Recipes of saved networks, from a network or from someone else's folder, and the provenance of weights."""
 
 import logging
 from dataclasses import asdict
@@ -131,7 +131,7 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
         origin = {"name": recipe.name, **({"repository": repository} if repository else {})}
         try:
             return {**origin, **recipe.provenance()}
-        except FileNotFoundError:  # the file was removed since
+        except FileNotFoundError:  # the file has been removed since
             return {**origin, "source": Path(recipe.weights).name}
     if is_transformers(model):
         name = model.config.name_or_path

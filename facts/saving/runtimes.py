@@ -21,7 +21,12 @@ from facts.saving.openvino_ir import export_openvino, openvino_call, openvino_fo
 
 Call = Callable[[Tensor], Any]
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-COMPILERS = {"PyTorch": None, "PyTorch compiled": "default", "CUDA graph": "reduce-overhead"}  # modes of torch.compile
+COMPILERS: dict[str, dict[str, Any] | None] = {  # arguments of torch.compile
+    "PyTorch": None,
+    "PyTorch compiled": {},
+    "CUDA graph": {"mode": "reduce-overhead"},
+    "PyTorch fused": {"options": {"b2b_gemm_pass": True}},  # a low-rank layer's two products in one kernel of Triton
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
         return [f"{kind}, {name}" for kind in COMPILERS for name in FORMATS]
     found = [f"{kind}, {name}" for kind in list(COMPILERS)[:2] for name in list(FORMATS)[:2]]
     if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
-        found.append("ONNX Runtime, float32")
+        found += ["ONNX Runtime, float32", *(["ONNX Runtime, int8"] if int8 else [])]
         if find_spec("openvino"):
             found += [f"OpenVINO, {name}" for name in openvino_formats()]
             found += ["OpenVINO, int8"] if int8 and find_spec("nncf") else []
@@ -64,12 +69,13 @@ def benchmark(
     known = runtimes_of(batch.device, int8=int8 is not None)
     chosen = known if runtimes is None else list(runtimes)
     if unknown := [name for name in chosen if name not in known]:
-        raise ValueError(f"there is no runtime {unknown[0]!r} here: choose of {'; '.join(known)}")
-    calls: dict[str, Call] = {}
+        raise ValueError(f"there is no runtime {unknown[0]!r} here: choose from {'; '.join(known)}")
     with TemporaryDirectory() as temporary:
-        for runtime, (name, network) in product(chosen, networks.items()):
-            folder = Path(temporary, str(list(networks).index(name)))
-            calls[f"{runtime}: {name}"] = _load(network, runtime, batch, folder, int8)
+        folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
+        calls = {
+            f"{runtime}: {name}": _load(networks[name], runtime, batch, folder, int8)
+            for runtime, (name, folder) in product(chosen, folders.items())
+        }
         whole, single = (
             timing.times({key: partial(call, inputs) for key, call in calls.items()}) for inputs in (batch, batch[:1])
         )
@@ -85,20 +91,21 @@ def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: I
     if kind in COMPILERS:
         return _in_pytorch(network, FORMATS[number_format], COMPILERS[kind])
     folder.mkdir(exist_ok=True)
+    calibration = int8 if number_format == "int8" else None
     if kind == "ONNX Runtime":
-        export_onnx(network, batch[:1], folder / "model.onnx")
-        return onnx_call(folder / "model.onnx")
-    is_int8 = number_format == "int8"
-    file = folder / ("int8.xml" if is_int8 else "float32.xml")
+        file = folder / f"{number_format}.onnx"
+        export_onnx(network, batch[:1], file, int8=calibration)
+        return onnx_call(file)
+    file = folder / ("int8.xml" if number_format == "int8" else "float32.xml")
     if not file.exists():
-        export_openvino(network, batch[:1], file, int8=int8 if is_int8 else None)
+        export_openvino(network, batch[:1], file, int8=calibration)
     return openvino_call(file, torch.bfloat16 if number_format == "bfloat16" else torch.float32)
 
 
-def _in_pytorch(network: nn.Module, dtype: torch.dtype, mode: str | None) -> Call:
-    """The network with weights and images in that type, compiled if there is a mode."""
+def _in_pytorch(network: nn.Module, dtype: torch.dtype, compiler: dict[str, Any] | None) -> Call:
+    """The network with weights and images in that type, compiled if there are arguments for it."""
     model: Any = copy_with(network).to(dtype).eval()
-    model = torch.compile(model, dynamic=False, mode=mode) if mode else model
+    model = model if compiler is None else torch.compile(model, dynamic=False, **compiler)
 
     @torch.inference_mode()
     def call(batch: Tensor) -> Any:

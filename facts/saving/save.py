@@ -1,4 +1,4 @@
-"""Writing of a compressed network to a folder of JSON and safetensors."""
+"""Write a compressed network to a folder of JSON and safetensors."""
 
 from dataclasses import replace
 from importlib.metadata import version
@@ -30,10 +30,10 @@ def save_compressed(
 ) -> None:
     """Write `model.safetensors`, `compression.json` (recipe, plan, summary, provenance) and `README.md` into `folder`.
 
-    Processors and settings of a network of transformers are written too; for a vision transformer of timm of which only
-    units are compressed, code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe rebuilds
+    Processors and settings of a transformers network are written too; for a timm vision transformer with only units
+    compressed, also code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe rebuilds
     the network, a warning is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1,
-    "compressed": 70.3}}`, are for the model card, which is renewed unless it was edited. Values are stored as `dtype`
+    "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values are stored as `dtype`
     (default: as they are). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a
     folder that holds something else.
     """
@@ -42,7 +42,7 @@ def save_compressed(
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))
-        fingerprint = sha256(path)  # under the final name may soon be the file of another save
+        fingerprint = sha256(path)  # another save may soon replace the file with the final name
     libraries = ["torch", "timm"]
     if is_transformers(model):
         libraries.append("transformers")
@@ -65,7 +65,7 @@ def save_compressed(
 
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
-    """Write the text of `standalone.py` if it loads the network, else remove what an earlier save wrote."""
+    """Write the text of `standalone.py` if it can load the network, else remove one from an earlier save."""
     others = any(isinstance(module, LowRankLayer | QuantizedWeight) for module in model.modules())
     if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
         with replacing(folder / LOADER) as path:
@@ -87,9 +87,9 @@ def _describe(folder: Path, manifest: Manifest) -> None:
 
 
 def target_folder(path: Path) -> Path:
-    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds other files than a saved network.
+    """Create `path` if necessary. Raises `OSError` if it cannot be written, or holds anything but a saved network.
 
-    A model card, as `push_to_hub` fetches it, and hidden files may be there before.
+    A model card, as fetched by `push_to_hub`, and hidden files may be there already.
     """
     is_new = path.is_dir() and not (path / MANIFEST).is_file()
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):

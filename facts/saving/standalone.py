@@ -12,13 +12,13 @@ from torch.nn.functional import pad
 
 
 def padded(heads, widths, layer, inputs, output):
-    """Fill queries, keys and values of other widths up with zeros."""
+    """Pad queries, keys and values to one width with zeros."""
     parts = [part.unflatten(-1, (heads, -1)) for part in output.split([heads * width for width in widths], -1)]
     return torch.cat([pad(part, (0, max(widths) - part.shape[-1])).flatten(-2) for part in parts], -1)
 
 
 def leading(heads, width, layer, inputs):
-    """Leave out what values were filled up with."""
+    """Drop the padding of the values."""
     return inputs[0].unflatten(-1, (heads, -1))[..., :width].flatten(-2)
 
 

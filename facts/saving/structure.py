@@ -27,7 +27,7 @@ def with_plan(
 ) -> nn.Module:
     """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, under all names of each layer.
 
-    Layers with one of the `layouts` are pivoted, the others plain. Weights are quantized last. Raises `ValueError` for
+    Layers in `layouts` are pivoted, the others plain. Weights are quantized last. Raises `ValueError` for
     a layer or weight that is missing or not linear, and for a rank that it cannot have.
     """
     modules = dict(dense.named_modules())
@@ -47,8 +47,8 @@ def with_plan(
             continue
         layer = modules.get(name)
         if not isinstance(layer, nn.Linear):
-            found = type(layer).__name__ if layer else "not there"
-            raise ValueError(_unfit(model, f"{name!r} is {found}, and no linear layer or unit"))
+            found = f"{type(layer).__name__}, not a linear layer or unit" if layer else "missing"
+            raise ValueError(_unfit(model, f"{name!r} is {found}"))
         d_out, d_in = layer.weight.shape
         if rank is not None and rank > min(d_out, d_in):
             raise ValueError(_unfit(model, f"{name!r} is {d_out} x {d_in}, and its rank {rank}"))
@@ -60,7 +60,7 @@ def with_plan(
 
 
 def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
-    """The width of the unit of that name, None if it is none."""
+    """The width of the unit of that name, None if there is none."""
     owner, _, kind = name.rpartition(".")
     if name in modules:
         made = HiddenRoles.of(modules[name])
@@ -108,11 +108,11 @@ def read_header(path: Path) -> dict[str, Tensor]:
             sizes = {name: (part.get_shape(), DTYPES[part.get_dtype()]) for name, part in slices}
             return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in sizes.items()}
     except (SafetensorError, RuntimeError, KeyError) as error:  # the second if it cannot be mapped into memory
-        raise ValueError(f"{path} is no whole safetensors file ({error}); save or fetch it again") from error
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); save or fetch it again") from error
 
 
 def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
-    """List the differences in names, shapes and types between a file and a network. All floats stand for each other.
+    """List the differences in names, shapes and types between a file and a network. All float types count as equal.
 
     Of a shared tensor, the file holds one copy under any of its names.
     """

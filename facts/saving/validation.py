@@ -1,4 +1,4 @@
-"""Validation of a folder from somebody else: only data, and nothing that leads out of it."""
+"""Validation of a folder from someone else: only data, and nothing that leads out of it."""
 
 import itertools
 import json
@@ -22,8 +22,8 @@ HIDDEN = (".git", ".cache")  # folders of git and of Hugging Face's hub, which a
 CODE = re.compile(b"\x80[\x02-\x05]|PK\x03\x04|\x7fELF")  # how pickles, archives (PyTorch's pickles) and programs begin
 SETTINGS = ("config.json", "map.json")  # endings of the files that transformers reads
 REFERENCES = re.compile("auto_map|custom_generate|init_inputs|fast_tokenizer_files|.*_(file|path|dir)")  # in these
-MOST_PARSED = 2**22  # bytes of a JSON file that is parsed here, which takes thirteen times as many
-MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of it
+MOST_PARSED = 2**22  # bytes of a JSON file that is parsed here, which takes thirteen times as much memory
+MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of that
 MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, in addition to as many as the file has
 
 
@@ -38,7 +38,7 @@ def refuse_what_is_not_data(folder: Path) -> None:
 
 def _link(path: Path, folder: Path) -> str | None:
     """Where a path leads out of the folder; links of Hugging Face's cache to the repository's blobs are fine."""
-    home, target = folder.resolve(), Path(os.path.realpath(path))  # which takes circles of links as they are
+    home, target = folder.resolve(), Path(os.path.realpath(path))  # which leaves circular links as they are
     cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
     if not path.is_symlink() or target.is_relative_to(home) or cached:
         return None
@@ -49,7 +49,7 @@ def _more_than_data(path: Path) -> str | None:
     if path.is_dir():
         return None
     if not path.is_file():
-        return "is no file with content: remove it"
+        return "is not a regular file: remove it"
     most = MOST_PARSED if path.name.endswith((MANIFEST, *SETTINGS)) else MOST_JSON
     if path.suffix.lower() == ".json" and path.stat().st_size > most:
         return f"has {path.stat().st_size:,} bytes, and {most:,} are allowed: fetch it again"
@@ -70,9 +70,9 @@ def _reference(path: Path) -> str | None:
     try:
         settings = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        return f"is no JSON ({error}): save or fetch it again"
+        return f"is not JSON ({error}): save or fetch it again"
     if not isinstance(settings, dict):
-        return "is no JSON object: save or fetch it again"
+        return "is not a JSON object: save or fetch it again"
     named = [name for name, value in settings.items() if value is not None and REFERENCES.fullmatch(name)]
     return f"sets {named[0]}, which would read other files or run code: remove it" if named else None
 

@@ -126,7 +126,7 @@ def test_device_times(run, photos, tmp_path):
     [
         (["timm/test_vt"], [], "there is no network 'timm/test_vt': is it test_vit"),
         (["timm/deit_tinyy"], [], "there is no network 'timm/deit_tinyy': is it deit_tiny_patch16_224"),
-        (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` has them"),
+        (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` lists them"),
         (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it resnet50"),
         (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
         (["resnet50"], [], "there is no network 'resnet50': name one as timm/NAME, torchvision/NAME"),

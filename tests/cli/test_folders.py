@@ -55,9 +55,9 @@ class TestInspect:
         assert "holds no compression.json" in run("inspect", tmp_path, code=1).output
         folder = shutil.copytree(compressed[1], tmp_path / "vit")
         (folder / "model.safetensors").write_text("nothing")
-        assert "model.safetensors is no whole safetensors file" in run("inspect", folder, code=1).output
+        assert "model.safetensors is not a whole safetensors file" in run("inspect", folder, code=1).output
         (folder / "model.safetensors").unlink()
-        assert "model.safetensors cannot be read" in run("inspect", folder, code=1).output
+        assert "model.safetensors is missing; save or fetch it again" in run("inspect", folder, code=1).output
 
 
 class TestEvaluate:
@@ -95,7 +95,7 @@ class TestEvaluate:
         ):
             assert message in run("evaluate", *arguments, "--data", photos, code=1).output
         result = run("compress", compressed[1], "--data", photos, "--out", tmp_path / "vit", code=1)
-        assert "is compressed already: name the network that it was made of" in result.output
+        assert "is compressed already: name the network it was made from" in result.output
 
 
 class TestRecover:
@@ -116,8 +116,8 @@ class TestRecover:
         )
         recover = ("recover", small, "--data", photos, *self.MINUTES, "--out", tmp_path / "better")
         for options, message in (
-            ((), "weights (own.safetensors) are not published ones: give them as --weights FILE"),
-            (("--weights", other), "was made from other weights (own.safetensors): give these as"),
+            ((), "weights (own.safetensors) are not published: give them as --weights FILE"),
+            (("--weights", other), "was made from other weights (own.safetensors): give those as"),
         ):
             assert message in run(*recover, *options, code=1).output
         better = run(*recover, "--weights", own).output
@@ -160,18 +160,29 @@ class TestExport:
         assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
 
     @pytest.mark.system
-    @pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
-    def test_openvino_in_int8(self, run, compressed, photos, tmp_path):
-        out = tmp_path / "vit.xml"
+    @pytest.mark.parametrize(
+        "files",
+        [
+            ["vit.onnx"],
+            pytest.param(
+                ["vit.bin", "vit.xml"],
+                marks=pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed"),
+            ),
+        ],
+    )
+    def test_in_int8(self, run, compressed, photos, tmp_path, files):
+        out = tmp_path / files[-1]
         result = run("export", compressed[1], "--out", out, "--int8", "--data", photos, *OWN_CLASS)
         assert latencies(result).keys() == {"original", "compressed", "in int8"}
         error = float(re.search(r"outputs in int8: (\S+)", result.stdout)[1])
         assert 0 < error < 0.1
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
-        message = "--int8 is for OpenVINO, calibrated on images"
+        assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+    def test_what_is_not_possible_in_int8(self, run, compressed, photos, tmp_path):
+        message = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
         for name, options in (
-            ("vit.onnx", ["--int8", "--data", photos]),
-            ("a.xml", ["--int8"]),
+            ("vit.pt2", ["--int8", "--data", photos]),
+            ("a.onnx", ["--int8"]),
             ("a.xml", ["--data", photos]),
         ):
             assert message in run("export", compressed[1], "--out", tmp_path / name, *options, code=1).output
@@ -186,7 +197,7 @@ class TestExport:
 
     def test_what_is_missing_is_told_before_any_work(self, run, tmp_path, monkeypatch):
         options = (tmp_path / "absent", "--out", tmp_path / "vit.onnx")
-        assert "is no folder: give one that save_compressed wrote" in run("export", *options, code=1).output
+        assert "is not a folder: give one that save_compressed wrote" in run("export", *options, code=1).output
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         assert "ONNX export needs onnxruntime: pip install -e '.[export]'" in run("export", *options, code=1).output
 
@@ -205,7 +216,7 @@ class TestBenchmark:
             assert float(line.split()[-1]) == pytest.approx(float(row["speed_up"]), abs=0.01)
 
     def test_refusals(self, run, compressed, photos, monkeypatch):
-        message = "no runtime 'TensorRT' here: choose of PyTorch, float32"
+        message = "no runtime 'TensorRT' here: choose from PyTorch, float32"
         assert message in run("benchmark", compressed[1], "--runtime", "TensorRT", code=1).output
         monkeypatch.setitem(sys.modules, "nncf", None)
         result = run("benchmark", compressed[1], "--data", photos, code=1)

@@ -35,4 +35,4 @@ def test_nothing_to_compare(run, photos, tmp_path):
     assert "there is nothing to compare by: the 3 classes" in result.output
     options = ("--estimators", "pela", "--searches", "cors", "--ratios", "0.000001")
     result = run("pareto", *VIT, "--data", photos, *options, "--out", tmp_path / "out", code=1)
-    assert "no method got as far as a compressed network" in result.output
+    assert "no method produced a compressed network" in result.output

@@ -27,7 +27,7 @@ def test_data_pass_and_throughput(benchmark):
     assert list(table["pass"]) == ["forward + backward", *(f"data pass {name}" for name in passes)]
     assert (table["seconds per 1,000 images"] > 0).all() and (table["peak memory [GiB]"] > 0).all()
     assert (table.batch_size == 4).all()
-    table = benchmark("throughput", "--models", "deit_b", "--runtimes", "PyTorch, float32", "ONNX Runtime, float32")
+    table = benchmark("throughput", "--models", "deit_b", "--runtimes", "PyTorch, float32", "PyTorch, bfloat16")
     assert len(table) == 12 and table["speed-up"][0] == table["speed-up"][6] == 1
     assert (table["images per second"] > 0).all()
 

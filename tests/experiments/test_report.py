@@ -166,7 +166,7 @@ def test_a_run_makes_the_report_anew_for_what_has_changed(tmp_path, monkeypatch,
     monkeypatch.setattr("experiments.output.results.report_on_all", lambda folder: written(folder))
     for changed, rewritten in ((3, "demo_40"), (1, None), (0, None)):
         update_report(tmp_path, Console(width=200))
-        line = f"changed tables and figures: {changed}; the report is made anew\n"
+        line = f"changed tables and figures: {changed}; rewriting the report\n"
         assert capsys.readouterr().out == line * (changed > 0)
         if rewritten:
             (tmp_path / f"tables/{rewritten}.md").write_text(f"{changed}")

@@ -1,10 +1,12 @@
 """Two published networks and real photos: units at several ratios, in float32, bfloat16 and int8 of OpenVINO.
 
-`pytest tests/photos/test_stacking.py --write-results` measures for half an hour and writes `results/photos/stacking`.
+`pytest tests/photos/test_stacking.py --write-results` measures for half an hour and writes `results/photos/stacking`; a
+network that is in it already is not measured again.
 """
 
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
@@ -12,11 +14,11 @@ import facts
 from facts.cost.timing import TimingPolicy
 from facts.saving.openvino_ir import openvino_call, openvino_formats
 from facts.utils.processors import device_name
-from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
+from tests.photos.data import NETWORKS, load_network, load_photos, rows_of, top1, write_table
 
 pytestmark = pytest.mark.external
 
-RATIOS, BATCH, TURNS = (1.0, 0.8, 0.7, 0.5), 16, 9
+FILE, RATIOS, BATCH, TURNS = "photos/stacking", (1.0, 0.8, 0.7, 0.5), 16, 9
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 COLUMNS = {
     "network": "", "ratio": ".1f", "format": "", "MB": ".2f", "top1": ".1f", "ms": ".1f", "ms for one": ".2f",
@@ -35,8 +37,8 @@ TEXT = (
 
 
 def test_int8_stacks_on_units(tmp_path):
-    rows, policy = [], TimingPolicy(num_turns=TURNS)
-    for network in NETWORKS:
+    rows, policy = rows_of(FILE), TimingPolicy(num_turns=TURNS)
+    for network in sorted(NETWORKS.keys() - {row[0] for row in rows}):
         model, calibration = load_network(network), load_photos("calibration", network=network)
         validation, calls, sizes = load_photos("validation", network=network), {}, {}
         photos = validation[0][0][:BATCH]
@@ -59,8 +61,9 @@ def test_int8_stacks_on_units(tmp_path):
             speed_up = 1 / many[key].ratio(many[1.0, "float32"])
             times = 1000 * many[key].median, 1000 * one[key].median
             rows.append([network, *key, sizes[key], top1(call, validation), *times, speed_up])
-    text = TEXT.format(threads=torch.get_num_threads(), device=device_name(torch.device("cpu")))
-    found = write_table(rows, COLUMNS, "photos/stacking", text).set_index(["network", "ratio", "format"])
+        text = TEXT.format(threads=torch.get_num_threads(), device=device_name(torch.device("cpu")))
+        write_table(rows, COLUMNS, FILE, text)
+    found = pd.DataFrame(rows, columns=list(COLUMNS)).set_index(["network", "ratio", "format"])
     for network in NETWORKS:
         for ratio in (1.0, 0.7):
             assert found.top1[network, ratio, "int8"] > found.top1[network, ratio, "float32"] - 1

@@ -38,8 +38,23 @@ def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
 
 
 def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
-    assert runtimes.runtimes_of(torch.device("cuda"))[-1] == "CUDA graph, float16"
+    assert runtimes.runtimes_of(torch.device("cuda"))[-1] == "PyTorch fused, float16"
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
-    assert runtimes.runtimes_of(CPU, int8=True)[3:] == ["PyTorch compiled, bfloat16", "ONNX Runtime, float32"]
-    with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose of PyTorch, float32; PyTorch, b"):
+    assert runtimes.runtimes_of(CPU, int8=True)[4:] == ["ONNX Runtime, float32", "ONNX Runtime, int8"]
+    with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose from PyTorch, float32; PyTorch"):
         facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
+
+
+def compiled_outputs():
+    """Of a network with low-rank layers: as it is, and with the arguments of each compiler."""
+    network = facts.compress(make_vit().float(), [IMAGES], estimator="pela", search="uniform", form="plain").model
+    calls = (runtimes._in_pytorch(network, torch.float32, each) for each in runtimes.COMPILERS.values())
+    return [call(IMAGES) for call in calls]
+
+
+@pytest.mark.system
+def test_compilers_compute_the_network(unprobed):
+    """Seen on a CPU, where neither CUDA graphs nor kernels of Triton run."""
+    expected, *found = unprobed(compiled_outputs)
+    for outputs in found:
+        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)

@@ -103,6 +103,24 @@ def test_weights_beyond_one_file_lie_beside_it(tmp_path, monkeypatch):
     assert_same(tmp_path / "model.onnx", model, (24,))
 
 
+@pytest.mark.parametrize("in_two_files", [False, True])
+def test_int8_is_smaller_and_near(in_two_files, tmp_path, monkeypatch):
+    if in_two_files:
+        monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 0)
+    model, data = perceptron().eval(), [torch.randn(8, 24) for _ in range(6)]
+    assert facts.export_onnx(model, EXAMPLE, tmp_path / "exact.onnx") == 0
+    error = facts.export_onnx(model, EXAMPLE, tmp_path / "small.onnx", int8=data)
+    samples = torch.cat(data)[:32]
+    with torch.no_grad():
+        original, changed = model(samples), run_onnx(tmp_path / "small.onnx", samples)
+    assert error == pytest.approx(((changed - original).norm() / original.norm()).square().item(), rel=1e-3)
+    assert 0 < error < 0.01
+    sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}.onnx*")) for name in ("small", "exact")]
+    assert sizes[0] < 0.35 * sizes[1]
+    with pytest.raises(ValueError, match="there is no data to calibrate int8 on"):
+        facts.export_onnx(model, EXAMPLE, tmp_path / "none.onnx", int8=[])
+
+
 class Noisy(nn.Module):
     def forward(self, x):
         return x + torch.randn_like(x)
@@ -117,9 +135,9 @@ class Pair(nn.Module):
 def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     export, path = EXPORTS[kind][0], tmp_path / f"model.{kind}"
     path.write_text("before")
-    with pytest.raises(ValueError, match=r"gives other outputs than the network: .* nothing was written"):
+    with pytest.raises(ValueError, match=r"differ from the network's by up to .* nothing was written"):
         export(Noisy(), EXAMPLE, path)
-    with pytest.raises(ValueError, match="Pair gives a tuple, and only what gives one tensor can be exported: wrap"):
+    with pytest.raises(ValueError, match="Pair returns a tuple, and only a network that returns one tensor can be"):
         facts.export_program(Pair(), EXAMPLE, path)
     with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
         export(perceptron(), EXAMPLE, path)

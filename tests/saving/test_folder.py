@@ -83,7 +83,7 @@ def test_places_that_cannot_be_read_or_written(saved, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write to the folder"):
         facts.save_compressed(saved[0], tmp_path / "file")
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no folder: give one that save_compressed wrote"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder: give one that save_compressed wrote"):
         facts.load_compressed(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match="holds something other than a compressed network: give a new or empty"):
         facts.save_compressed(saved[0], tmp_path)

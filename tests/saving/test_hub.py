@@ -86,15 +86,15 @@ def test_only_data_is_fetched_and_it_is_validated(hub, result, tmp_path):
 
 
 def test_what_the_hub_or_its_absence_refuses(hub, result, tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"a/b is no folder, and no repository could be read: 404.* Not Found"):
+    with pytest.raises(FileNotFoundError, match=r"a/b is not a folder, and no repository could be read: 404.* Found"):
         facts.load_compressed("a/b")
     with pytest.raises(OSError, match="401"):
         facts.push_to_hub(result, NAME, token="hf_wrong")
     for name in ("small-vit", "a/b/c", "../up", "/a/b"):
-        with pytest.raises(ValueError, match="is no repository: name it as OWNER/NAME"):
+        with pytest.raises(ValueError, match="is not a repository: name it as OWNER/NAME"):
             facts.push_to_hub(result, name, token=TOKEN)
     use("http://127.0.0.1:9", tmp_path, monkeypatch)
     with pytest.raises(ConnectionError, match="does not answer: save the network with save_compressed"):
         facts.push_to_hub(result, NAME, token=TOKEN)
-    with pytest.raises(FileNotFoundError, match=r"a/b is no folder, and no repository could be read: .* snapshot"):
+    with pytest.raises(FileNotFoundError, match=r"a/b is not a folder, and no repository could be read: .* snapshot"):
         facts.load_compressed("a/b")

@@ -36,11 +36,11 @@ def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
     for int8, path, message in (
         (None, tmp_path / "vit.onnx", "name the .xml, not vit.onnx"),
-        ([], out, "the data to calibrate int8 on are empty"),
+        ([], out, "there is no data to calibrate int8 on"),
         (
             [torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)],
             out,
-            r"is \[3, 8, 8\], and the example is \[3, 16, 16\]: they must be alike",
+            r"is \[3, 8, 8\], and the example is \[3, 16, 16\]: their shapes must match",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -68,9 +68,9 @@ def test_saved_and_loaded(units, tmp_path):
         (SCORES, 17, "'blocks.0.attn.scores' is 16 wide, and its rank 17"),
         (OUTPUTS, 17, "'blocks.0.attn.outputs' is 16 wide, and its rank 17"),
         (HIDDEN, 193, "'blocks.0.mlp' is 192 wide, and its rank 193"),
-        ("blocks.2.attn.scores", 1, "'blocks.2.attn.scores' is not there, and no linear layer or unit"),
-        ("blocks.0.mlp.scores", 1, "'blocks.0.mlp.scores' is not there, and no linear layer or unit"),
-        ("blocks.0.attn", 1, "'blocks.0.attn' is Attention, and no linear layer or unit"),
+        ("blocks.2.attn.scores", 1, "'blocks.2.attn.scores' is missing"),
+        ("blocks.0.mlp.scores", 1, "'blocks.0.mlp.scores' is missing"),
+        ("blocks.0.attn", 1, "'blocks.0.attn' is Attention, not a linear layer or unit"),
         (HIDDEN, 3, "tensors differ"),
     ],
 )

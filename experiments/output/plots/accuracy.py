@@ -15,16 +15,16 @@ from experiments.output.plots.style import WIDTH, Records, metrics_of, panels, s
 from experiments.output.tables import flops_unit
 
 CHARACTERS_OF_LABEL = 10  # in a line
-CHARACTERS_OF_AXIS = 50  # if labels of one width take more, they are turned
+CHARACTERS_OF_AXIS = 50  # labels that take more than this at equal width are turned
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 LEAST_SPAN = 5  # points of an axis of shares, so that noise looks like noise
-BESIDE = 0.1  # between the curves at a value, so that error bars do not hide each other
+BESIDE = 0.1  # between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 
 
 def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the ranked metric of every row, one curve a column; a share of test images with its standard error."""
+    """Plot the ranked metric of every row, one curve per column; shares of test images have standard errors."""
     metric = experiment.ranked_by
     figure, (axes,) = panels(1, 3.0, width=WIDTH / 2)
     axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error")
@@ -51,7 +51,7 @@ def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataF
 
 
 def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot top-1 against FLOPs by network, a curve a method; methods that are not ranked are a line across."""
+    """Plot top-1 against FLOPs by network, one curve per method; unranked methods are a horizontal line."""
     points = metrics_of(records, "gflops", "top1").dropna()
     points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
     points = points.rename(columns={"row": "method"})
@@ -77,7 +77,7 @@ def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFram
 
 
 def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot top-1 against FLOPs, and against measured time where it was measured; a curve a method and form."""
+    """Plot top-1 against FLOPs, and against time where measured, with one curve per method and form."""
     lines = [
         (row.removesuffix(PIVOTED), *(record.config[key] for key in ("form", "ratio")), *_costs(record.metrics))
         for (row, _), record in records.items()

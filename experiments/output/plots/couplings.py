@@ -23,7 +23,7 @@ KINDS = {
 
 
 def token_couplings(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot, for each column, the cross-token map above and the distance correlations of its tokens below."""
+    """Plot for each column the cross-token map, and below it the distance correlations of its tokens."""
     (row,) = experiment.rows
     figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     maps, tokens = (
@@ -47,7 +47,7 @@ def motivation(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
 
 
 def cross_moments(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel a network."""
+    """Plot the ratio of the cross-token to the token-local part over the layers in order, one panel per network."""
     (row,) = experiment.rows
     num_rows = 1 + (len(experiment.columns) > 2)
     figure, every = panels(-(-len(experiment.columns) // num_rows), 0.8 + 1.8 * num_rows, num_rows)

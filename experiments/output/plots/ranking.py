@@ -20,8 +20,8 @@ COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minu
 def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
-    Intervals of ranks, 95 %, are of a bootstrap over test images, the same for all methods and for columns of one size.
-    Blue are the best, and those whose difference in rank may be zero; the line joins methods that none beats in both.
+    95 % intervals of ranks come from a bootstrap over test images, the same for all methods and columns of one size.
+    Blue marks the best and those whose rank difference may be zero; the line joins methods that none beats in both.
     """
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
@@ -42,7 +42,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     left.margins(y=0.02)
     front = methods[methods.on_front].sort_values("minutes")
     right.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
-    sides = cycle((("right", "bottom"), ("left", "top")))  # in turn, since neighbours may be close
+    sides = cycle((("right", "bottom"), ("left", "top")))  # alternating, since neighbours may be close
     for place, method, (ha, va) in zip(front.index + 1, front.itertuples(), sides, strict=False):
         right.annotate(f" {place} ", (method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
     return figure, methods

@@ -45,7 +45,7 @@ def sensitivity_interpolation(experiment: Experiment, records: Records) -> tuple
 
 
 def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot errors predicted to second order against measured ones, one point a layer and ratio."""
+    """Plot errors predicted to second order against measured ones, one point per layer and ratio."""
     truth, *predictions = experiment.rows
     figure, every = panels(len(experiment.columns), 3.2)
     points = []

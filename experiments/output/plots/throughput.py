@@ -30,7 +30,7 @@ PUBLISHED = "///"  # hatching of the paper's bars
 
 
 def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
-    """Plot a panel a network and bars a device, each with its ratio to the original; the paper's bars are hatched."""
+    """Plot a panel per network with bars by device, each with its ratio to the original; the paper's are hatched."""
     columns = dict.fromkeys(column for _, column in records)
     places = [(row, column) for column in columns for row, own in records if own == column]
     bars = pd.DataFrame([bar for place in places for bar in _bars(experiment, *place, records[place])], columns=COLUMNS)
@@ -56,10 +56,10 @@ def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.Dat
 
 
 def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> Iterable[dict[str, Any]]:
-    """List the speeds of a device's networks with their ratios; those that it cannot run have none."""
+    """List the speeds of a device's networks with their ratios; networks that it cannot run have none."""
     if record and "speeds" in record.analysis:
         speeds = record.analysis["speeds"]
-    else:  # published, or of a record that came without the values of its analysis
+    else:  # published, or from a record without the values of its analysis
         paper = {
             metric: value for (*place, metric), value in paper_values(experiment.name).items() if place == [row, column]
         }
@@ -77,7 +77,7 @@ def _bars(experiment: Experiment, row: str, column: str, record: Record | None) 
 
 
 def _draw(axes: Axes, place: int, bars: pd.DataFrame, hatch: str | None) -> None:
-    """Draw the group of one device, bars side by side."""
+    """Draw one device's group, bars side by side."""
     width = 0.8 / len(bars)
     for number, bar in enumerate(bars.fillna({"spread": 0}).itertuples()):
         left = place + (number - (len(bars) - 1) / 2) * width

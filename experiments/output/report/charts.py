@@ -23,19 +23,19 @@ CHARTS |= {"lines.linewidth": 1.3, "lines.markersize": 4, "figure.constrained_la
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Render the SVG element, reproducibly; `name` keeps its inner names distinct from those of other charts."""
+    """Render the SVG element reproducibly; `name` keeps its inner names distinct from other charts'."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=unnamed)
-    svg = re.sub(r'<g id="[^"]*"', "<g", file.getvalue())  # names such as figure_1, alike in all charts
+    svg = re.sub(r'<g id="[^"]*"', "<g", file.getvalue())  # names such as figure_1, the same in all charts
     svg = re.sub(r"(\d\.\d)\d{2,}", r"\1", svg)  # tenths of a point, in half the bytes
     return svg[svg.index("<svg") :].replace(INK, "currentColor")
 
 
 @matplotlib.rc_context(CHARTS)
 def pareto_charts(results: list[Result]) -> dict[str, str]:
-    """Draw by network the ranked metric against FLOPs, over the tables that differ only in their budget."""
+    """Draw the ranked metric against FLOPs by network, over the tables that differ only in their budget."""
     alike: dict[tuple, list[Result]] = defaultdict(list)
     for result in results:
         experiment = result.experiment
@@ -47,7 +47,7 @@ def pareto_charts(results: list[Result]) -> dict[str, str]:
 
 
 def _pareto(group: list[Result], column: str) -> Figure:
-    """Draw a curve a method, and a dotted line across for the original."""
+    """Draw a curve per method, and a dotted horizontal line for the original."""
     experiment = group[0].experiment
     figure = Figure(figsize=(4.5, 3.7))
     for axes, (source, line) in zip(figure.subplots(1, 2), (("ours", "-"), ("paper", "--")), strict=True):
@@ -73,7 +73,7 @@ def _pareto(group: list[Result], column: str) -> Figure:
 
 @matplotlib.rc_context(CHARTS)
 def sensitivity_charts(results: list[Result]) -> dict[str, str]:
-    """Draw for each network and search the first sensitivity profile that an integer program used."""
+    """Draw, for each network and search, the first sensitivity profile that an integer program used."""
     profiles: dict[tuple[str, str], tuple[str, dict]] = {}
     for result in results:
         for (row, column), record in result.records.items():
@@ -84,7 +84,7 @@ def sensitivity_charts(results: list[Result]) -> dict[str, str]:
 
 
 def _draw_profile(profile: dict[str, list[list[float]]]) -> Figure:
-    """Draw one thin line a layer; the three with the largest geometric mean of errors stand out."""
+    """Draw one thin line per layer; the three with the largest geometric mean of errors stand out."""
     figure = Figure(figsize=(4.5, 3.3))
     axes = figure.subplots()
     axes.set(xlabel="rank, in units of the full rank", ylabel="error", yscale="log")

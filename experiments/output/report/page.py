@@ -33,7 +33,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
-    """Write both files in `folder`, and take in its neighbour `photos`; `properties` are of a table, by its name."""
+    """Write both files in `folder`, including its sibling `photos`; `properties` are by table name."""
     results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
     loader, escaping = PackageLoader("experiments.output.report"), select_autoescape()
     environment = Environment(
@@ -117,7 +117,7 @@ def _bar(share: float, text: str) -> Markup:
 
 
 def picture(path: Path) -> str:
-    """Put a PNG into a URL, as WebP: without loss, in a third of the bytes."""
+    """Put a PNG into a URL, as lossless WebP: a third of the bytes."""
     file = io.BytesIO()
     Image.open(path).save(file, "WEBP", lossless=True)
     return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"

@@ -19,7 +19,7 @@ from experiments.record import Record, published_records, read_record
 
 @dataclass(frozen=True)
 class Result:
-    """One experiment. `entries` are by row, column and metric; `records`, those that exist, by row and column."""
+    """One experiment. `entries` are by row, column and metric; existing `records` by row and column."""
 
     experiment: Experiment
     properties: Properties
@@ -36,7 +36,7 @@ class Result:
 
 
 def read_result(experiment: Experiment, properties: Properties, folder: Path) -> Result:
-    """Read an experiment's table and records, the published ones where a cell did not run here."""
+    """Read an experiment's table and records, using published ones where a cell did not run here."""
     entries, paper = {}, paper_values(experiment.name)
     for row, column, metric in product(experiment.rows, experiment.columns, experiment.metrics):
         status: Status = "n.a." if column in experiment.not_applicable.get(row, {}) else "missing"
@@ -53,7 +53,7 @@ def read_result(experiment: Experiment, properties: Properties, folder: Path) ->
 
 
 def read_page(path: Path) -> tuple[str, pd.DataFrame, list[str]]:
-    """Read a page in Markdown: its title, its table as it is written, and the texts around that."""
+    """Read a Markdown page: its title, its table as written, and the text around it."""
     title, *lines = filter(None, path.read_text().splitlines())
     heads, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[0] == "|"]
     texts = [line.removeprefix("- ") for line in lines if line[0] != "|"]
@@ -93,12 +93,12 @@ def _code_today(record: Record) -> str:
     config = {name: node for name, node in record.config.items() if name not in ("model", "task")}  # large, not read
     try:
         return code_of_results(method_of(OmegaConf.create(config)))
-    except (AttributeError, KeyError, ValueError):  # it has an option that is gone, or lacks one
+    except (AttributeError, KeyError, ValueError):  # it has an option that is gone, or lacks a new one
         return ""
 
 
 def provenance(records: list[Record]) -> pd.DataFrame:
-    """Describe the machine and the versions of the latest record, and the commits of all."""
+    """Describe the latest record's machine and versions, and the commits of all records."""
     states = (record.git for record in records)
     commits = {f"{git.get('sha', 'unknown')[:12]}{' (changed)' if git.get('dirty') else ''}" for git in states}
     earlier = f"{len(of_earlier_code(records))} of {len(records)} records"

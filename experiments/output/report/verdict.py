@@ -16,7 +16,7 @@ PLACE = ["table", "column", "metric"]
 
 
 def verdict(paper: list[Result], photos: Path, comparable: bool) -> list[str]:
-    """Judge by the paper's tables, and by one of photos if it exists; empty before methods are measured and ranked."""
+    """Judge by the paper's tables, and the one of photos if it exists; empty until methods are measured and ranked."""
     entries, others = _joined(result.entries.values() for result in paper), _joined([read_entries(photos)])
     pairs, orders = (entries[entries.row == row].dropna(subset="ours") for row in (PAIRS_APART, RANK_CORRELATION))
     if pairs.empty or orders.empty:
@@ -39,7 +39,7 @@ def verdict(paper: list[Result], photos: Path, comparable: bool) -> list[str]:
 
 
 def _leading(entries: pd.DataFrame) -> str:
-    """Name the methods that are level with the best in most columns, and what the first of them loses."""
+    """Name the methods most often level with the best in a column, and what the first of them loses."""
     shares = entries.dropna(subset="standard_error")
     originals = shares[shares.behind.isna()].groupby(PLACE).ours.max().rename("original")
     methods = shares.dropna(subset="behind").join(originals, on=PLACE)

@@ -1,0 +1,55 @@
+"""Eight-bit weights and activations of an ONNX file, and the samples that calibrate them."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from facts.calibration.data import as_batches
+from facts.utils.silence import silence
+
+NUM_SAMPLES = 300  # NNCF's default
+
+
+class Reader:
+    """Inputs as ONNX Runtime's calibration asks for them: one after the other, then None."""
+
+    def __init__(self, samples: Iterable[Tensor]):
+        self.inputs: Iterator[dict[str, Any]] = iter([{"input": sample.numpy()} for sample in samples])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.inputs, None)
+
+
+def quantize_onnx(file: Path, samples: Iterable[Tensor], out: Path) -> None:
+    """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
+
+    Attention's products and all else stay in float32. By ONNX Runtime's static quantization in its default format.
+    """
+    from onnxruntime.quantization import quantize_static
+
+    with silence():  # it asks for steps that change nothing in such a file
+        quantize_static(
+            file,
+            out,
+            Reader(samples),
+            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+            per_channel=True,
+            reduce_range=True,  # to seven bits: without VNNI a CPU adds two products in sixteen, which eight overflow
+            use_external_data_format=file.with_name(f"{file.name}.data").exists(),
+            extra_options={"MatMulConstBOnly": True},
+        )
+
+
+def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
+    """The first 300 samples `[1, ...]`. Raises `ValueError` if there are none, or shapes differ from the example's."""
+    inputs = (batch for batch, _ in as_batches(data, model) or ())
+    samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
+    if not samples:
+        raise ValueError("there is no data to calibrate int8 on: give some images")
+    if others := [sample for sample in samples if sample.shape[1:] != example.shape[1:]]:
+        shapes = f"{list(others[0].shape[1:])}, and the example is {list(example.shape[1:])}"
+        raise ValueError(f"a sample to calibrate int8 on is {shapes}: their shapes must match")
+    return samples
