@@ -86,19 +86,21 @@ def benchmark(
 
 
 def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
-    """The network as a function of a batch in one runtime and format; its files are made in the folder, once."""
+    """The network as a function of a batch in one runtime and format; its files are in the folder."""
     kind, _, number_format = runtime.partition(", ")
     if kind in COMPILERS:
         return _in_pytorch(network, FORMATS[number_format], COMPILERS[kind])
     folder.mkdir(exist_ok=True)
-    calibration = int8 if number_format == "int8" else None
+    if number_format != "int8":
+        file = folder / "float32.onnx"
+        if not file.exists():
+            export_onnx(network, batch[:1], file)
+    elif kind == "ONNX Runtime":
+        export_onnx(network, batch[:1], file := folder / "int8.onnx", int8=int8)
+    else:
+        export_openvino(network, batch[:1], file := folder / "int8.xml", int8=int8)
     if kind == "ONNX Runtime":
-        file = folder / f"{number_format}.onnx"
-        export_onnx(network, batch[:1], file, int8=calibration)
         return onnx_call(file)
-    file = folder / ("int8.xml" if number_format == "int8" else "float32.xml")
-    if not file.exists():
-        export_openvino(network, batch[:1], file, int8=calibration)
     return openvino_call(file, torch.bfloat16 if number_format == "bfloat16" else torch.float32)
 
 
