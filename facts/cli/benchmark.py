@@ -10,8 +10,6 @@ import typer
 from facts.cli import options
 from facts.cli.options import DATA, option
 
-ROW = "{network}|{runtime}|{throughput:.4g}|{spread:.0%}|{milliseconds:.4g} ms|{speed_up:.2f}"
-
 
 def benchmark(
     models: Annotated[
@@ -23,7 +21,7 @@ def benchmark(
     ] = None,
     data: Annotated[
         str | None,
-        option(DATA, "Images, as for `facts compress`, to calibrate OpenVINO's int8.", metavar="FOLDER"),
+        option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
     turns: Annotated[int, typer.Option(min=2, help="Timed turns of each; the median counts.")] = 7,
@@ -54,12 +52,9 @@ def benchmark(
     from facts.cost.timing import TimingPolicy
     from facts.modules.networks import noise
     from facts.saving.manifest import MANIFEST
-    from facts.saving.openvino_ir import import_openvino
     from facts.utils.files import replacing
     from facts.utils.processors import device_name
 
-    if data:
-        import_openvino(int8=True)
     folders = {name: (Path(name) / MANIFEST).is_file() for name in models}
     networks = {
         name: load(name, None if saved else "random", None, device, architecture if saved else None)
@@ -78,8 +73,11 @@ def benchmark(
         "torch": torch.__version__,
     }
     table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
-    rows = [ROW.format(**row | {"milliseconds": 1000 * row["latency"]}).split("|") for row in table]
     headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
+    formats = {"throughput": "{:.4g}", "spread": "{:.0%}", "latency": "{:.4g} s", "speed_up": "{:.2f}"}
+    rows = [
+        [row["network"], row["runtime"], *(text.format(row[name]) for name, text in formats.items())] for row in table
+    ]
     print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
     where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"
     print(where.format(**conditions, turns=turns))

@@ -8,7 +8,7 @@ import torch
 import facts
 from facts.cost.timing import TimingPolicy
 from facts.saving import runtimes
-from tests.networks import make_vit
+from tests.networks import make_causal_lm, make_vit
 
 CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
 IMAGES = torch.randn(4, 3, 16, 16)
@@ -18,6 +18,10 @@ IMAGES = torch.randn(4, 3, 16, 16)
 def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
     """In float32 to rounding; in bfloat16 and int8 to their own."""
     network, outputs = make_vit().float(), {}
+    with torch.no_grad():  # larger weights, so that outputs depend on inputs
+        for module in network.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight *= 4
     load = runtimes._load
 
     def recorded(model, runtime, *arguments):
@@ -43,6 +47,10 @@ def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
     assert runtimes.runtimes_of(CPU, int8=True)[4:] == ["ONNX Runtime, float32", "ONNX Runtime, int8"]
     with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose from PyTorch, float32; PyTorch"):
         facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
+    with pytest.raises(
+        ValueError, match="no runtime 'ONNX Runtime, float32' here: choose from PyTorch, float32; PyTorch"
+    ):
+        facts.benchmark({"texts": make_causal_lm()}, torch.zeros(2, 8).long(), runtimes=["ONNX Runtime, float32"])
 
 
 def compiled_outputs():
