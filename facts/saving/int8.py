@@ -11,6 +11,7 @@ from facts.calibration.data import as_batches
 from facts.utils.silence import silence
 
 NUM_SAMPLES = 300  # NNCF's default
+LAYERS = ["Conv", "Gemm", "MatMul"]
 
 
 class Reader:
@@ -26,7 +27,8 @@ class Reader:
 def quantize_onnx(file: Path, samples: Iterable[Tensor], out: Path) -> None:
     """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
 
-    Attention's products and all else stay in float32. By ONNX Runtime's static quantization in its default format.
+    Attention's products and all else stay in float32, and so do outputs: if they are rounded too, some releases of ONNX
+    Runtime fuse layers into others that compute something else. By its static quantization in the default format.
     """
     from onnxruntime.quantization import quantize_static
 
@@ -35,11 +37,11 @@ def quantize_onnx(file: Path, samples: Iterable[Tensor], out: Path) -> None:
             file,
             out,
             Reader(samples),
-            op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+            op_types_to_quantize=LAYERS,
             per_channel=True,
             reduce_range=True,  # to seven bits: without VNNI a CPU adds two products in sixteen, which eight overflow
             use_external_data_format=file.with_name(f"{file.name}.data").exists(),
-            extra_options={"MatMulConstBOnly": True},
+            extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": LAYERS},
         )
 
 

@@ -16,7 +16,7 @@ IMAGES = torch.randn(4, 3, 16, 16)
 
 @pytest.mark.system
 def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
-    """In float32 to rounding; in bfloat16 and int8 to their own."""
+    """In float32 to rounding; in bfloat16 and int8 to their own, of which OpenVINO's includes attention's products."""
     network, outputs = make_vit().float(), {}
     with torch.no_grad():  # larger weights, so that outputs depend on inputs
         for module in network.modules():
@@ -37,7 +37,7 @@ def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
     with torch.no_grad():
         expected = network.eval()(IMAGES)
     for runtime, output in outputs.items():
-        tolerance = 1e-4 if "float32" in runtime else 0.1
+        tolerance = 1e-4 if "float32" in runtime else 0.2 if "OpenVINO, int8" in runtime else 0.05
         assert (output.float() - expected).norm() < tolerance * expected.norm(), runtime
 
 
