@@ -11,17 +11,13 @@ from facts.saving import runtimes
 from tests.networks import make_causal_lm, make_vit
 
 CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
-IMAGES = torch.randn(4, 3, 16, 16)
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.system
 def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
-    """In float32 to rounding; in bfloat16 and int8 to their own, of which OpenVINO's includes attention's products."""
+    """In float32 to rounding; in bfloat16 and int8 to their own."""
     network, outputs = make_vit().float(), {}
-    with torch.no_grad():  # larger weights, so that outputs depend on inputs
-        for module in network.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.weight *= 4
     load = runtimes._load
 
     def recorded(model, runtime, *arguments):
@@ -37,7 +33,7 @@ def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
     with torch.no_grad():
         expected = network.eval()(IMAGES)
     for runtime, output in outputs.items():
-        tolerance = 1e-4 if "float32" in runtime else 0.2 if "OpenVINO, int8" in runtime else 0.05
+        tolerance = 1e-4 if "float32" in runtime else 0.05
         assert (output.float() - expected).norm() < tolerance * expected.norm(), runtime
 
 
