@@ -15,20 +15,19 @@ from facts.modules.forms import FORMS
 from facts.refit import REFITS
 from facts.search import SEARCHES
 
-COMMANDS = [
-    "benchmark",
-    "compress",
-    "evaluate",
-    "export",
-    "inspect",
-    "measure",
-    "pareto",
-    "push",
-    "quantize",
-    "recover",
-]
-COMMANDS += ["list"]
+COMMANDS = ["benchmark", "compress", "evaluate", "export", "inspect", "measure"]
+COMMANDS += ["pareto", "push", "quantize", "recover", "list"]
 FACTS = [sys.executable, "-m", "facts"]
+LEAN = """
+import sys
+for name in ("hydra", "jinja2", "matplotlib", "omegaconf", "pandas", "sklearn", "wandb"):
+    sys.modules[name] = None
+import torch, facts
+import facts.cli.compress, facts.cli.evaluate, facts.cli.inspect, facts.tasks
+model = torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Linear(12, 3))
+facts.compress(model, [(torch.randn(8, 12), torch.randint(3, (8,)))], ratio=0.8)
+facts.pareto
+"""
 KINDS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
 
 
@@ -140,3 +139,9 @@ def test_where_pythons_encoding_is_ascii(compressed):
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     result = subprocess.run(command, capture_output=True, env=os.environ | ascii_alone)
     assert (result.returncode, result.stderr) == (0, b"") and b"?" in result.stdout
+
+
+@pytest.mark.system
+def test_a_network_is_compressed_without_what_tables_need():
+    done = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith("a comparison needs pandas: pip install -e '.[experiments]'")
