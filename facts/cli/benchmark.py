@@ -61,7 +61,11 @@ def benchmark(
         for name, saved in folders.items()
     }
     first = networks[models[0]]
-    shape = meta_input(first, input_shape(first, sequence_length)).shape[1:]
+    shapes = {name: input_shape(network, sequence_length) for name, network in networks.items()}
+    if others := [name for name in shapes if shapes[name] != shapes[models[0]]]:
+        both = f"{others[0]} reads inputs {list(shapes[others[0]])}, and {models[0]} {list(shapes[models[0]])}"
+        raise ValueError(f"{both}: time networks of other inputs in another run")
+    shape = meta_input(first, shapes[models[0]]).shape[1:]
     batch = noise(first, (batch_size, *shape), next(first.parameters()).device)
     calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
     timing = TimingPolicy(num_turns=turns)

@@ -215,6 +215,8 @@ class TestBenchmark:
             (line,) = (line for line in result.stdout.splitlines() if line.startswith(row["network"]))
             assert float(line.split()[-1]) == pytest.approx(float(row["speed_up"]), abs=0.01)
 
-    def test_a_runtime_that_is_not_here(self, run, compressed):
+    def test_refusals(self, run, compressed):
         message = "no runtime 'TensorRT' here: choose from PyTorch, float32"
         assert message in run("benchmark", compressed[1], "--runtime", "TensorRT", code=1).output
+        result = run("benchmark", "timm/test_vit", "timm/vit_tiny_patch16_224", code=1)
+        assert "reads inputs [3, 224, 224], and timm/test_vit [3, 160, 160]: time networks" in result.output

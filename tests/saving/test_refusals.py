@@ -65,7 +65,12 @@ FILES = {
     **each("file", write, UNKNOWN, "has an unknown file type"),
     **each("start", lambda data: write("a.onnx", data), CODE, "is a pickle, an archive or a program"),
     **each("setting", lambda name: write("tokenizer_config.json", b'{"%s": 1}' % name.encode()), SETTINGS, REFERENCE),
-    **each("settings", lambda text: write("generation_config.json", text), (b"{", b"[]", b"[" * 10**5), "is not.*JSON"),
+    **each(
+        "settings",
+        lambda text: write("generation_config.json", text),
+        (b"{", b"[]", b"[" * 10**5),
+        "is not (JSON|a JSON object)",
+    ),
     **each("link", lambda target: link(MANIFEST, target), ("/etc/passwd", "/dev/zero", "../secret", ".."), OUTSIDE),
     **each("link of", lambda name: link(name, "../secret"), (WEIGHTS, "notes.txt"), OUTSIDE),
     **each("link to", lambda name: link("a.txt", name), ("a.txt", "gone"), NO_CONTENT),
@@ -126,7 +131,12 @@ LAYERS = ("gone", "blocks.0.norm1", "patch_embed.proj", "patch_embed.proj.linear
 PLANS = {
     **each("rank", lambda rank: put(rank, "plan", LAYER), RANKS, rf"{DAMAGED}plan\.blocks\.0\.mlp\.fc1"),
     **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "192 x 48, and its rank"),
-    **each("layer", lambda name: put(3, "plan", name), LAYERS, "the plan does not fit .* (missing|not a linear)"),
+    **each(
+        "layer",
+        lambda name: put(3, "plan", name),
+        LAYERS,
+        "the plan does not fit .* is (missing|.*, not a linear layer)",
+    ),
     **each("other", lambda rank: put(rank, "plan", LAYER), (3, None), UNFIT),
     "another layout": (put("diagonal", "layouts", LAYER), DAMAGED + "layouts"),
     "no layout": (drop("layouts", LAYER), UNFIT),
