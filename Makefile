@@ -6,7 +6,7 @@ PIP := $(RUN) pip install --disable-pip-version-check -q -c constraints.txt
 ONE_THREAD := OMP_NUM_THREADS=1 $(RUN)
 PYTEST := pytest -n 2 --dist loadfile --max-worker-restart 0 # else a crash waits for ever
 
-.PHONY: reproduce reproduce-all check test lint docs wheel install-detection install-llm
+.PHONY: reproduce reproduce-all check test coverage lint docs wheel install-detection install-llm
 
 reproduce: $(VENV)/.base
 	$(RUN) experiments.reproduce
@@ -19,9 +19,13 @@ reproduce-all: install-detection install-llm
 check: lint
 	$(ONE_THREAD) $(PYTEST) -m 'not system and not external' --durations 5
 
-# All tests, and the share of the code that they run. What may take minutes starts first.
-test: lint
-	$(ONE_THREAD) slipcover -m $(PYTEST) --no-loadscope-reorder --durations 25
+# All tests.
+test: check
+	$(ONE_THREAD) $(PYTEST) -m 'system or external' --no-loadscope-reorder --durations 25
+
+# All tests, and the share of the code that they run. The tracer takes as long as the tests before Python 3.12.
+coverage: $(VENV)/.test
+	$(ONE_THREAD) $(PYTEST) --cov
 
 lint: $(VENV)/.test
 	$(RUN) ruff check

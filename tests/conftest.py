@@ -1,6 +1,4 @@
 import gc
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,12 +18,6 @@ def pytest_addoption(parser):
     parser.addoption("--write-results", action="store_true", help="tests/photos measure and write their results")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Run what may take minutes first, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in ("system", "external")))
-
-
 def pytest_collection_finish():
     """Exclude imports, which stay, from garbage collections, which would take half a second each otherwise."""
     gc.freeze()
@@ -43,6 +35,13 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Print how a worker of pytest-xdist ended that crashed."""
+    if error:
+        print(f"{node.gateway.id} ended with status {node.gateway._io.popen.wait(60)}")
+
+
 @pytest.fixture
 def model():
     return make_model()
@@ -57,13 +56,6 @@ def batches():
 @pytest.fixture(autouse=True)
 def one_seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="module")
-def unprobed():
-    """A call in a process of its own: `torch.compile` refuses the probes that slipcover puts into the code."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.fixture

@@ -49,16 +49,11 @@ def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
         facts.benchmark({"texts": make_causal_lm()}, torch.zeros(2, 8).long(), runtimes=["ONNX Runtime, float32"])
 
 
-def compiled_outputs():
-    """Of a network with low-rank layers: as it is, and with the arguments of each compiler."""
+@pytest.mark.system
+def test_compilers_compute_the_network():
+    """Seen on a CPU, where neither CUDA graphs nor kernels of Triton run."""
     network = facts.compress(make_vit().float(), [IMAGES], estimator="pela", search="uniform", form="plain").model
     calls = (runtimes._in_pytorch(network, torch.float32, each) for each in runtimes.COMPILERS.values())
-    return [call(IMAGES) for call in calls]
-
-
-@pytest.mark.system
-def test_compilers_compute_the_network(unprobed):
-    """Seen on a CPU, where neither CUDA graphs nor kernels of Triton run."""
-    expected, *found = unprobed(compiled_outputs)
+    expected, *found = [call(IMAGES) for call in calls]
     for outputs in found:
         torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
