@@ -121,7 +121,7 @@ def compress(
     if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
         return
-    before, after = (measured(task, each, execution.precision) for each in (network, result.model))
+    before, after = (measured(task, each, network, execution.precision) for each in (network, result.model))
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]

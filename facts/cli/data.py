@@ -1,5 +1,6 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,8 +10,9 @@ from torch import nn
 
 from facts.calibration.cutmix import CutMix
 from facts.modules.networks import reads_tokens
+from facts.tasks.classification.encoder import judge_features
 from facts.tasks.classification.image_folder import ImageFolder, image_data
-from facts.tasks.classification.preprocessing import num_classes
+from facts.tasks.classification.preprocessing import is_encoder, num_classes
 from facts.tasks.language.base import Split, losses_of_windows
 from facts.tasks.language.corpus import Corpus
 
@@ -74,6 +76,8 @@ def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix
     sensitivity = task.sensitivity(model) if num_sensitivity is not None or isinstance(task, Corpus) else None
     if not cutmix:
         return calibration, sensitivity
+    if not reads_tokens(model) and is_encoder(model):
+        raise ValueError("--cutmix mixes labels, and this network has no classes: leave it out")
     mix = partial(CutMix, num_classes=num_classes(model), seed=task.seed)
     return mix(calibration), None if sensitivity is None else mix(sensitivity)
 
@@ -83,22 +87,29 @@ def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
     if isinstance(task, Corpus):
         same = task.evaluation_text == task.training_text
         return "give --evaluation-text, a different text than the one to calibrate on" if same else None
-    if task.labels(model) is None:
+    if not is_encoder(model) and task.labels(model) is None:
         return f"the {len(task.classes)} classes at {task.root} are not the network's {num_classes(model)} classes"
     return None
 
 
-def measured(task: Data, model: nn.Module, precision: torch.dtype) -> dict[str, float]:
-    """Top-1 accuracy in percent, or perplexity, its standard error (of two or more samples), and their number."""
+def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype) -> dict[str, float]:
+    """Measure top-1 accuracy in percent, perplexity, or an encoder's features compared with the original's.
+
+    With standard errors, if there are two samples or more, and the number of samples.
+    """
     if isinstance(task, Corpus):
         losses, counts = losses_of_windows(model, task.evaluation(model), precision)
-        samples, name = losses / counts, "perplexity"
-        value = scale = samples.mean().exp().item()  # windows are equally long; d exp(x) = exp(x) dx
+        outcomes = {"perplexity": losses / counts}
+    elif is_encoder(model):
+        outcomes = judge_features(model, original, *task.for_features(model), precision)
     else:
-        judgement = task.judge(model, precision)
-        ((name, value),) = judgement.metrics.items()
-        samples, scale = judgement.outcomes[name].double(), 100
-    found = {name: value}
-    if len(samples) > 1:
-        found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
+        outcomes = {"top1": 100 * task.judge(model, precision).outcomes["top1"].double()}
+    found = {}
+    for name, samples in outcomes.items():
+        value, scale = samples.mean().item(), 1.0
+        if name == "perplexity":
+            value = scale = math.exp(value)  # windows are equally long; d exp(x) = exp(x) dx
+        found[name] = value
+        if len(samples) > 1:
+            found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
     return found | {"num_samples": len(samples)}

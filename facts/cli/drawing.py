@@ -23,6 +23,7 @@ TITLES = {
     "params": "parameters",
     "latency_ms": "latency of a batch [ms]",
     "top1": "top-1 accuracy [%]",
+    "cosine": "cosine to the original's features",
     "perplexity": "perplexity",
 }
 

@@ -1,6 +1,7 @@
 """`facts evaluate`."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 from facts.cli import options
@@ -34,19 +35,32 @@ def evaluate(
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
     the window length: give the same `--sequence-length` as for `facts compress`.
+
+    An encoder (compressed with `--num-classes 0`) is judged on unseen images: by the relative squared error and the
+    cosine of its features to the original's, whose weights `--weights` gives if they are not published; and, if the
+    images have classes, by its nearest neighbours and a linear classifier among the other images.
     """
     import torch
     from tabulate import tabulate
 
     from facts.cli.data import data_of, measured
-    from facts.cli.models import load
+    from facts.cli.models import load, original_of
     from facts.cost.count import count_cost
+    from facts.modules.networks import reads_tokens
+    from facts.saving.manifest import MANIFEST
+    from facts.tasks.classification.preprocessing import is_encoder
 
     network = load(model, weights, num_classes, device, architecture)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
-    task = data_of(network, data, None, whole=not unseen, **reading)
+    encodes = not reads_tokens(network) and is_encoder(network)  # its classes are learned from the other images
+    task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
+    compared = encodes and (Path(model) / MANIFEST).is_file()
+    original = original_of(network, weights, device) if compared else network
     cost = count_cost(network, task.input_shape(network))
-    figures = measured(task, network, getattr(torch, precision)) | {"flops": cost.flops, "params": cost.params}
+    figures = measured(task, network, original, getattr(torch, precision)) | {
+        "flops": cost.flops,
+        "params": cost.params,
+    }
     if as_json:
         print(json.dumps(figures, indent=1))
     else:

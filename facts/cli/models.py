@@ -23,7 +23,7 @@ from facts.modules.networks import reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks.classification.preprocessing import data_config
+from facts.tasks.classification.preprocessing import data_config, is_encoder
 from facts.tasks.language.corpus import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
@@ -42,9 +42,10 @@ def load(
         if architecture:
             raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
-    if weights or num_classes:
+    network = load_result(name, architecture)[0].model.to(_device(device))
+    if num_classes is not None or (weights and (reads_tokens(network) or not is_encoder(network))):
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
-    return load_result(name, architecture)[0].model.to(_device(device))
+    return network
 
 
 def load_result(folder: Path | str, architecture: str | None = None) -> tuple[CompressionResult, torch.dtype]:
@@ -107,14 +108,16 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
     if (Path(name) / MANIFEST).is_file():
         raise ValueError(f"{name} is compressed already: name the network it was made from, and a smaller budget")
     chosen = weights or "pretrained"
-    arguments: dict[str, Any] = {"num_classes": num_classes} if num_classes else {}
+    arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     for prefix, (recipe, is_known, names) in NAMED.items():
         if name.startswith(prefix):
             tag = name.removeprefix(prefix)
             if not is_known(tag):
                 raise ValueError(f"there is no network {name!r}: {_meant(tag.partition('.')[0], names())}")
+            if num_classes == 0 and recipe is not TimmModel:
+                raise ValueError(f"--num-classes 0, no classifier, is for networks of timm, not for {name}")
             return recipe(tag=tag, weights=chosen, arguments=arguments)
-    if num_classes:
+    if num_classes is not None:
         raise ValueError(f"--num-classes is for networks of timm and torchvision, not for {name}")
     if name.startswith(TRANSFORMERS):
         tag = name.removeprefix(TRANSFORMERS)

@@ -81,7 +81,12 @@ Weights = Annotated[
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),
 ]
 NumClasses = Annotated[
-    int | None, option(None, "Number of classes of a timm or torchvision network with your own classifier.", min=1)
+    int | None,
+    option(
+        None,
+        "Number of classes of a timm or torchvision network with your own classifier; 0: a timm network without one.",
+        min=0,
+    ),
 ]
 Architecture = Annotated[
     str | None,

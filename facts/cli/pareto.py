@@ -92,7 +92,7 @@ def pareto(
     points = compare(
         network,
         calibration,
-        lambda each: measured(task, each, execution.precision),
+        lambda each: measured(task, each, network, execution.precision),
         estimators=names,
         searches=allocations,
         parts=parts or "layers",
@@ -106,7 +106,7 @@ def pareto(
     )
     if len(points) < 2:
         raise ValueError("no method produced a compressed network: see the errors above")
-    metric = "perplexity" if "perplexity" in points else "top1"
+    metric = next(name for name in ("perplexity", "top1", "cosine") if name in points)
     points = with_best(points, COLUMNS[cost], metric)
     Console().print(table(points, COLUMNS[cost], metric))
     draw(points, COLUMNS[cost], metric, pictures := [out / "pareto.png", out / "pareto.svg"])

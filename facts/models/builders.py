@@ -1,4 +1,4 @@
-"""Recipes that build a network from a few plain values, so that a folder of JSON and safetensors can name one."""
+"""Recipes: a few plain values from which a network is built, so that a saved folder can hold them as JSON."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
 from facts.utils.options import options
 
-PRESCRIBED = {"input_size", "num_classes"}  # what may differ from timm's table of published weights
+PRESCRIBED = {"input_size", "num_classes"}  # settings that may differ from timm's table of published weights
 
 
 @options
@@ -24,7 +24,7 @@ class Recipe(ABC):
     """Architecture of one network and the source of its weights.
 
     `weights` is `pretrained` (at Hugging Face), `random`, a checkpoint file, or a folder with published weights of many
-    networks; a relative file is looked for in this installation first. `arguments` go to the architecture.
+    networks; a relative path is looked up in this installation first. The architecture takes the `arguments`.
     """
 
     kind: ClassVar[str]
@@ -50,7 +50,7 @@ class Recipe(ABC):
         return tensors
 
     def checkpoint(self) -> Path | None:
-        """File of the weights on this machine; None for random weights and for weights that are not fetched yet."""
+        """Find the weights' file on this machine; None for random weights and for weights that are not fetched yet."""
         if self.weights == "random":
             return None
         if self.weights == "pretrained":
@@ -59,12 +59,12 @@ class Recipe(ABC):
         return find_published(folder, self.repository) if folder.is_dir() else find_checkpoint(self.weights)
 
     def provenance(self) -> dict[str, str]:
-        """Provenance of the weights of a built network, to compare with those published."""
+        """File name and SHA-256 of a built network's weights, to compare with those published."""
         path = self.checkpoint()
         return {"source": path.name, "sha256": sha256(path)} if path else {"source": "random"}
 
     def loaded(self, path: Path) -> nn.Module:
-        """Build the network with the weights of a file. Raises `ValueError` if they do not fit."""
+        """Build the network with the weights in a file. Raises `ValueError` if they do not fit."""
         model = self.architecture()
         load_strictly(model, self.renamed(read_checkpoint(path), model), path)
         return model
@@ -79,19 +79,19 @@ class Recipe(ABC):
         return model.eval()
 
     def portable(self) -> Self:
-        """Recipe of the architecture alone, without references to this machine."""
+        """Recipe of only the architecture, without references to this machine."""
         return replace(self, weights="random")
 
     def refuse_foreign(self) -> None:
         """Raises `ValueError` if a recipe from somebody else would read, fetch or run anything."""
         if self.weights != "random":
-            raise ValueError(f"the recipe's weights are {self.weights!r}, and may only be 'random' in a saved network")
+            raise ValueError(f"the recipe's weights are {self.weights!r}, but a saved network allows only 'random'")
         refuse_references(self.arguments, "arguments")
 
 
 @options
 class TimmModel(Recipe):
-    """A model of timm by its tag, such as `swin_base_patch4_window7_224.ms_in22k_ft_in1k`."""
+    """A timm model, given by its tag, such as `swin_base_patch4_window7_224.ms_in22k_ft_in1k`."""
 
     kind: ClassVar[str] = "timm"
     tag: str
@@ -100,7 +100,7 @@ class TimmModel(Recipe):
     @classmethod
     def _of_its_own(cls, tag: str) -> str:
         if not re.fullmatch(r"\w[\w.-]*", tag):
-            raise ValueError(f"{tag!r} is no tag of timm's own, but a repository or a folder: see timm.list_models()")
+            raise ValueError(f"{tag!r} is not one of timm's tags, but a repository or a folder: see timm.list_models()")
         return tag
 
     @property
@@ -112,7 +112,7 @@ class TimmModel(Recipe):
         published = timm.get_pretrained_cfg(self.tag) if timm.models.is_model_pretrained(self.tag) else None
         if published is None or published.hf_hub_id is None:
             raise ValueError(
-                f"timm publishes no weights of {self.tag!r} (timm.list_pretrained()): set weights to a file or `random`"
+                f"timm has no weights for {self.tag!r} (timm.list_pretrained()): set weights to a file or `random`"
             )
         return published.hf_hub_id
 
@@ -128,7 +128,11 @@ class TimmModel(Recipe):
             raise ValueError(f"the recipe's arguments {', '.join(sorted(loading))} would have timm load something")
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Rename tensors as timm does, and drop buffers that older files hold and the present release does not."""
+        """Rename tensors as timm does; drop obsolete buffers, and the classifier of a network without classes."""
+        if getattr(model, "num_classes", None) == 0:
+            classifier = model.pretrained_cfg["classifier"]  # a distilled network has two
+            heads = tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(heads)}
         translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
         if translate is None:
             return tensors
@@ -136,13 +140,13 @@ class TimmModel(Recipe):
             translated = translate(tensors, model)
         except Exception:  # files of other networks can fail in any way; `load_strictly` reports the misfits
             return tensors
-        held = {tensor.data_ptr() for tensor in tensors.values()}  # timm may resample others for another image size
+        held = {tensor.data_ptr() for tensor in tensors.values()}  # timm may resample tensors for another image size
         return translated if all(tensor.data_ptr() in held for tensor in translated.values()) else tensors
 
 
 @options
 class MambaVisionModel(Recipe):
-    """A MambaVision of this package, by the name of its size."""
+    """This package's MambaVision, given by the name of its size."""
 
     kind: ClassVar[str] = "mambavision"
     variant: Literal[*VARIANTS]  # type: ignore[valid-type]
@@ -159,7 +163,7 @@ class MambaVisionModel(Recipe):
         return MambaVision.from_variant(self.variant, **self.arguments)
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Remove the prefix of the repository's file, and restore its short name for `gamma`."""
+        """Remove the prefix of names in the repository's file, and spell out its short form of `gamma`."""
         if not all(name.startswith("model.") for name in tensors):
             return tensors
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
@@ -169,7 +173,7 @@ def refuse_references(values: Any, where: str) -> None:
     """Raises `ValueError` if nested plain values contain the name of a file, an address or a repository."""
     for name, value in nested(values, where):
         if isinstance(value, str) and not {"/", "\\", ":"}.isdisjoint(value):
-            raise ValueError(f"the recipe's {name} is {value!r}, and may name no file and no address")
+            raise ValueError(f"the recipe's {name} is {value!r}, but it may not name a file or an address")
 
 
 def nested(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,9 +22,9 @@ Batch = tuple[Tensor, Tensor]
 class Classification(ClassLogits):
     """Top-1 accuracy in percent, calibrated by cross-entropy on the given labels.
 
-    `num_calibration` images give the factors; searches compare outputs on `num_sensitivity` others. Analyses take
-    `num_factors_per_class` evaluation images of each class for factors, and `num_held_out_per_class` others to compare
-    with (paper, supplement on the comparison).
+    The factors come from `num_calibration` images; searches compare outputs on `num_sensitivity` others. Analyses use
+    `num_factors_per_class` evaluation images of each class for the factors, and `num_held_out_per_class` others for the
+    comparison (paper, supplement on the comparison).
     """
 
     num_calibration: Count
@@ -50,7 +50,7 @@ class Classification(ClassLogits):
 
 
 def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> Tensor:
-    """Whether each sample's largest logit is at its label `[N]`, in the order of the data."""
+    """Check whether each sample's largest logit is at its label: `[N]`, in the order of the data."""
     device, own = next(model.parameters()).device, []
     model.eval()
     for batch in shared(batches, "evaluation"):
@@ -61,12 +61,12 @@ def are_right(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype
 
 
 def percentage(outcomes: Tensor) -> float:
-    """Share of true values `[N]`, in percent."""
+    """Percentage of true values among `outcomes` `[N]`."""
     return 100 * int(outcomes.sum()) / len(outcomes)
 
 
 def balanced(labels: Tensor, counts: Sequence[int], seed: int = 0) -> list[Tensor]:
-    """Disjoint index sets, in shuffled order, with `counts` samples of every class each.
+    """Disjoint, shuffled index sets, one per count, each with that many samples of every class.
 
     Raises `ValueError` if a class has too few.
     """

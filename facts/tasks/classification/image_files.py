@@ -1,4 +1,4 @@
-"""Encoded images with labels: in class folders, or in the rows of a data set of Hugging Face's `datasets`."""
+"""Encoded images with labels: in class folders, or in the rows of a Hugging Face data set."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -23,14 +23,14 @@ LABELS = ("label", "labels")
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(ABC):
-    """Encoded images, which can be pickled and read from several processes, with their names and `labels` [N]."""
+    """Encoded images with names and `labels` [N], which can be pickled and read from several processes."""
 
     names: list[str]
     labels: np.ndarray
 
     @abstractmethod
     def read(self, index: int) -> bytes:
-        """Read one encoded image; no bytes if there is none, which cannot be decoded."""
+        """Read one encoded image; a missing one gives empty bytes, which fail to decode."""
 
     @property
     @abstractmethod
@@ -61,14 +61,14 @@ class Files(ImageFiles):
 
 @dataclass(frozen=True, eq=False)
 class Rows(ImageFiles):
-    """Images in the only column of a data set, as they are stored, at `places` [N]."""
+    """Encoded images in the only column of a data set, at the rows `places` [N]."""
 
     rows: "Dataset"
     places: np.ndarray
 
     @classmethod
     def of(cls, data: "Dataset", split: str, image: str, label: str | None) -> Self:
-        """Images in the column `image` and their labels in the column `label`, or zeros."""
+        """Take images from the column `image` and labels from the column `label`, or zeros without one."""
         from datasets import Image
 
         return cls(
@@ -85,7 +85,7 @@ class Rows(ImageFiles):
         return image["bytes"] or Path(image["path"]).read_bytes()
 
     def paths(self) -> list[str | None]:
-        """Path of each image, as an unselected data set gives it."""
+        """Path of each image, if stored; read from the whole table, so no rows may have been selected before."""
         from pyarrow.compute import struct_field
 
         (column,) = self.rows.column_names
@@ -101,7 +101,7 @@ class Rows(ImageFiles):
 
 
 def is_dataset(source: str) -> bool:
-    """Check for a name at the hub, a folder of Parquet files, or one that `save_to_disk` wrote."""
+    """Check whether `source` is a name on the hub, a folder of Parquet files, or one written by `save_to_disk`."""
     folder = Path(source).expanduser()
     return source.startswith(HUB) or any(any(folder.glob(pattern)) for pattern in (*SAVED, *SHARDS))
 
@@ -109,7 +109,7 @@ def is_dataset(source: str) -> bool:
 def splits_of(source: str) -> "dict[str, Dataset]":
     """Open the splits of a data set by name; an unnamed one is `train`.
 
-    Raises `ValueError` for a name of another form, `OSError` if it cannot be read.
+    Raises `ValueError` for a malformed name, `OSError` if the data set cannot be read.
     """
     split = None
     if source.startswith(HUB):
@@ -128,7 +128,7 @@ def splits_of(source: str) -> "dict[str, Dataset]":
 
 
 def columns_of(data: "Dataset", source: object) -> tuple[str, str | None]:
-    """Find the columns of images and of classes, if any. Raises `ValueError` if there is not one of images."""
+    """Find the image column and the class column, if any. Raises `ValueError` without exactly one of images."""
     from datasets import ClassLabel, Image
 
     images, labels = (
@@ -139,11 +139,11 @@ def columns_of(data: "Dataset", source: object) -> tuple[str, str | None]:
         raise ValueError(f"{found}: give a data set with one (cast_column, remove_columns), and save_to_disk")
     named = [name for name in labels if name in LABELS] if len(labels) > 1 else labels
     if labels and len(named) != 1:
-        raise ValueError(f"{source} has several columns of classes, none of them called label: leave one and save it")
+        raise ValueError(f"{source} has several columns of classes, none of them called label: keep one and save it")
     return images[0], named[0] if named else None
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first three in sorted order, and whether there are more."""
+    """The first three in sorted order, with an ellipsis if there are more."""
     first, *more = sorted(names)
     return ", ".join([first, *more[:2]]) + (", ..." if more[2:] else "")

@@ -1,4 +1,4 @@
-"""Image classification on your own images: in a folder a class, or in a data set of Hugging Face's `datasets`."""
+"""Image classification on your own images: in one folder per class, or in a Hugging Face data set."""
 
 import logging
 from collections.abc import Sequence
@@ -29,20 +29,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Pictures(Files):
-    """Images identified by name, size and time of change; `labels` [N] are positions of classes."""
+    """Images identified by name, size and modification time; `labels` [N] are class indices."""
 
     @classmethod
     def within(cls, root: Path, part: Path, classes: Sequence[str]) -> Self:
         """Find images in the class folders of a part of `root`; without classes, in the part itself.
 
-        Paths that are no regular files are left out with a warning: a pipe would be read for ever.
+        Paths that are not regular files are skipped with a warning, since reading a pipe may never end.
         """
         pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
         found = [path for path in part.glob(pattern) if _is_image(path)]
         found = sorted(path for path in found if not classes or path.parent.name in positions)
         paths = [path for path in found if path.is_file()]
         if left_out := {*found} - {*paths}:
-            text = "%d of %d images are left out, mend or remove these broken links, folders or pipes: %s"
+            text = "%d of %d images are left out, repair or remove these broken links, folders or pipes: %s"
             log.warning(text, len(left_out), len(found), first_few(map(str, left_out)))
         labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
         return cls([str(path.relative_to(root)) for path in paths], labels, root)
@@ -57,13 +57,13 @@ class Pictures(Files):
 class ImageFolder(Images):
     """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
 
-    With one of these parts or none, half of the images are for evaluation, the same for every `seed`; if `whole`, all
-    of them, also those to calibrate on. A folder of such a name without folders in it, but next to others, is a class.
-    Folders without images are ignored. A label is the position of a class among the sorted ones; or among ImageNet's
-    synsets, if the network has 1,000 classes and all folders are named by them; or that of the class of this name in a
-    network of transformers that has all of them. If the numbers of classes and folders differ, images have no labels
-    and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches compare outputs
-    on images that also give the factors.
+    Unless both parts exist, half of the images are held out for evaluation, the same half for every `seed`; with
+    `whole`, all images serve both purposes. A folder named like a part is a class if it has no
+    subfolders but other folders next to it. Folders without images are ignored. A label is the index of the class in
+    sorted order; or among ImageNet's synsets, if the network has 1,000 classes and all folders are named by synset; or
+    the label of that name in a transformers model that has all the names. If the numbers of classes and folders differ,
+    images have no labels and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds;
+    searches compare outputs on images that are also used for the factors.
     """
 
     num_calibration: Count = 512
@@ -84,13 +84,16 @@ class ImageFolder(Images):
         return sorted({path.name for path in folders if any(map(_is_image, path.iterdir()))})
 
     def labels(self, model: nn.Module) -> np.ndarray | None:
-        """The network's label `[C]` for each class; None if the folders are no classes of the network."""
+        """The network's label `[C]` for each class; None if the folders are not the network's classes.
+
+        An encoder has no classes: labels are positions.
+        """
         total, by_name = num_classes(model), labels_by_name(model)
         if self.classes and total == len(synsets()) and set(self.classes) <= set(synsets()):
             return np.searchsorted(synsets(), self.classes)
         if self.classes and by_name.keys() >= set(self.classes):
             return np.array([by_name[name] for name in self.classes])
-        return np.arange(total) if self.classes and len(self.classes) == total else None
+        return np.arange(len(self.classes)) if self.classes and total in (0, len(self.classes)) else None
 
     def labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles | None:
         labels = self.labels(model)
@@ -111,7 +114,7 @@ class ImageFolder(Images):
 
     @cached_property
     def _parts(self) -> list[Path]:
-        """Find one folder, or those for training and for evaluation. Raises `FileNotFoundError`."""
+        """Find the folders for training and evaluation, or the only one. Raises `FileNotFoundError` without `root`."""
         if not self.root.is_dir():
             raise FileNotFoundError(f"no folder {self.root}: give one that holds a folder of images for each class")
         found = {path.name: path for path in _folders_in(self.root)}
@@ -130,7 +133,7 @@ class ImageFolder(Images):
         return [splits[0].selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
 
     def _found(self) -> list[ImageFiles]:
-        """Find the images of each part. Raises `ValueError` if there are none."""
+        """Find the images of each part. Raises `ValueError` if a part has none."""
         splits: list[ImageFiles] = [Pictures.within(self.root, part, self.classes) for part in self._parts]
         if empty := [part for part, images in zip(self._parts, splits, strict=True) if not len(images)]:
             raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
@@ -139,12 +142,12 @@ class ImageFolder(Images):
 
 @options
 class ImageDataset(ImageFolder):
-    """Images of `hub:OWNER/DATASET`, with `/CONFIGURATION` and `/SPLIT` if wanted, or of a folder on this machine.
+    """Images of `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`, or of a local folder.
 
-    The folder holds Parquet files, or was written by `save_to_disk`. The column of images and that of classes are found
-    by their types, `Image` and `ClassLabel`. The split `train` is for calibration, and `val`, `validation` or `test`
-    for evaluation, if it has labels; a split alone is divided as in `ImageFolder`. Classes have the labels of the
-    network's classes of the same names, if it has all of these; else their positions, if there are as many.
+    The folder holds Parquet files, or was written by `save_to_disk`. The image and class columns are found by their
+    types, `Image` and `ClassLabel`. The split `train` is for calibration, and `val`, `validation` or `test` for
+    evaluation, if it has labels; a single split is divided as in `ImageFolder`. Classes get the labels of the network's
+    classes of the same names, if it has all of them; otherwise their indices, if there are equally many.
     """
 
     @cached_property
@@ -172,7 +175,7 @@ class ImageDataset(ImageFolder):
 
 
 def image_data(source: str, **options: Any) -> ImageFolder:
-    """Images by the name of a folder, or of a data set. Raises `ValueError` or an `OSError` if there are none."""
+    """Open the images in a folder or data set. Raises `ValueError` or an `OSError` if there are none."""
     kind = ImageDataset if is_dataset(source) else ImageFolder
     images = kind(root=Path(source).expanduser(), **options)
     images.inspect()
@@ -180,7 +183,7 @@ def image_data(source: str, **options: Any) -> ImageFolder:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Folders that are not hidden."""
+    """Subfolders that are not hidden."""
     return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 

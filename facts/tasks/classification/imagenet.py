@@ -1,4 +1,4 @@
-"""ImageNet-1k, in class folders or as a data set of Hugging Face's `datasets`."""
+"""ImageNet-1k, in class folders or as a Hugging Face data set."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -24,10 +24,10 @@ UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for sp
 class ImageNet(Images):
     """ImageNet-1k in `root`: class folders in `train/` and `val/`, into which torchvision unpacks the tar files.
 
-    Or a data set of Hugging Face: a folder of Parquet files or by `save_to_disk`, or `hub:ILSVRC/imagenet-1k`. A label
-    is the position of the class among the sorted synsets. The training images, sorted by synset and file name, are
-    shuffled by a seed: the first `num_sensitivity` are for rank searches, the next `num_calibration` give the factors
-    (paper, section 5.1).
+    `root` can also be a Hugging Face data set: Parquet files, the output of `save_to_disk`, or
+    `hub:ILSVRC/imagenet-1k`. A label is the index of the class among the sorted synsets. The training images, sorted by
+    synset and file name, are shuffled by `seed`: the first `num_sensitivity` are for rank searches, the next
+    `num_calibration` for the factors (paper, section 5.1).
     """
 
     num_calibration: Count = 16384
@@ -51,14 +51,14 @@ class ImageNet(Images):
         return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
 
     def chosen_indices(self) -> dict[str, list[int]]:
-        """Positions of the images for both uses. Raises `ValueError` if there are too few."""
+        """Indices of the training images for each use. Raises `ValueError` if there are too few."""
         return chosen_indices_of(self)
 
 
 def find_images(root: Path, split: Split) -> ImageFiles:
     """Find the images of a split, sorted by `<synset>/<file>`.
 
-    Raises `FileNotFoundError` if there is no ImageNet, and `ValueError` if the classes are others.
+    Raises `FileNotFoundError` if there is no ImageNet, and `ValueError` if its classes differ.
     """
     if is_dataset(str(root)):
         return _in_rows(root, split)
@@ -86,7 +86,7 @@ def _in_rows(root: Path, split: Split) -> Rows:
 
 
 def _name(path: str | None, label: int, row: int) -> str:
-    """`<synset>/<file>`, without the synset that the hub's files append to the name of the file."""
+    """Make `<synset>/<file>`, dropping the synset that the hub appends to file names."""
     synset = synsets()[label] if label in range(len(synsets())) else f"label {label}"
     if others := set(re.findall(r"n\d{8}", path or "")) - {synset}:
         message = f"{path} has the label {label}, which is {synset} and not {first_few(others)}"
@@ -98,17 +98,17 @@ def _labels(names: Sequence[str], source: object) -> np.ndarray:
     """Label of each `<synset>/<file>`. Raises `ValueError` if a class is missing or unknown."""
     labels = {synset: label for label, synset in enumerate(synsets())}
     found = [name.split("/")[0] for name in names]
-    _refuse(set(found) - labels.keys(), f"{source} holds classes that are none of ImageNet-1k")
+    _refuse(set(found) - labels.keys(), f"{source} holds classes that are not in ImageNet-1k")
     _refuse(labels.keys() - set(found), f"{source} holds no image of classes of ImageNet-1k")
     return np.array([labels[synset] for synset in found])
 
 
 def _refuse(classes: Iterable[str], fault: str) -> None:
     if classes := set(classes):
-        raise ValueError(f"{fault}, {len(classes)} of them: {first_few(classes)}; classes are called by their synsets")
+        raise ValueError(f"{fault}, {len(classes)} of them: {first_few(classes)}; classes are named by their synsets")
 
 
 @cache
 def synsets() -> tuple[str, ...]:
-    """Synsets of ImageNet-1k, sorted: the label of a class is its position."""
+    """Synsets of ImageNet-1k, sorted: the label of a class is its index."""
     return tuple(sorted(ImageNetInfo("imagenet-1k").label_names()))

@@ -28,21 +28,23 @@ Augmentation = Literal["none", "train", "train_cutmix"]
 Transform = Literal["paper", "timm"]
 TrainingAugmentation = Literal["crop", "deit"]
 
-# DeiT's defaults, as are Mixup's below, except mmax9: at magnitude 10 timm asks Pillow for images of 0 bits.
+# DeiT's defaults, like Mixup's below, except mmax9: at magnitude 10 timm has Pillow posterize images to 0 bits.
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
+
+NUM_REFERENCE = 10_000  # a linear probe of 1,000 classes then takes a minute or two
 
 
 @options
 class Images(Classification):
     """Images at `root`, some of them for calibration and training, others for evaluation.
 
-    `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for another input size; `timm` takes
-    the evaluation transform of the checkpoint, for a network of transformers its image processor. `augmentation: train`
-    calibrates on timm's training transform instead, `train_cutmix` with `facts.CutMix` on top. `training_augmentation`
-    is for finetuning, which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes
-    images by Mixup or CutMix; `crop` crops, flips and jitters colours.
+    `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for another input size; `timm` uses
+    the checkpoint's evaluation transform or, for a transformers model, its image processor. `augmentation: train`
+    calibrates with timm's training transform instead; `train_cutmix` adds `facts.CutMix`. `training_augmentation` is
+    for finetuning, which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images
+    by Mixup or CutMix; `crop` crops, flips and jitters colours.
 
-    The loader has `num_workers` processes (default: one for each processor, up to 16).
+    The loader runs `num_workers` processes (default: one per processor, up to 16).
     """
 
     root: Path
@@ -70,7 +72,7 @@ class Images(Classification):
 
     @abstractmethod
     def chosen_indices(self) -> dict[str, list[int]]:
-        """Positions of the images for `sensitivity` and for `calibration` among the training images, in order."""
+        """Indices of the training images for `sensitivity` and for `calibration`, in order."""
 
     def labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles | None:
         """The images with the network's labels; None if it has other classes."""
@@ -111,6 +113,12 @@ class Images(Classification):
         self._with_labels(self.validation_images, model)
         return self._batches(model, self.validation_images)
 
+    def for_features(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
+        """Images to learn classes of features from, at most `NUM_REFERENCE`, and all evaluation images."""
+        images = self.training_images
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(self.seed))[:NUM_REFERENCE]
+        return self._batches(model, images, order.tolist()), self._batches(model, self.validation_images)
+
     def chosen_images(self) -> dict[str, dict[str, list]]:
         """The `indices` and `names` of the images for `sensitivity` and for `calibration`, in order."""
         chosen = self.chosen_indices()
@@ -130,7 +138,7 @@ class Images(Classification):
         indices: Sequence[int] | None = None,
         augmentation: Augmentation = "none",
     ) -> NumberedBatches:
-        """Batches of the images at `indices`, or of all; without labels if these are no classes of the network."""
+        """Batches of the images at `indices` (default: all), without labels if their classes are not the network's."""
         labelled = self.labelled(images, model)
         images = labelled or images
         how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)

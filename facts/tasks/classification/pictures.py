@@ -1,4 +1,4 @@
-"""Batches of decoded images, without those that cannot be decoded."""
+"""Batches of decoded images, skipping those that cannot be decoded."""
 
 import logging
 import warnings
@@ -16,15 +16,15 @@ from facts.tasks.classification.base import Batch
 from facts.tasks.classification.image_files import ImageFiles, first_few
 from facts.utils.random import seeded
 
-LONGEST = 100  # times the shorter side; a strip that is resized by its shorter side would take gigabytes
+LONGEST = 100  # times the shorter side; resizing a longer strip by its shorter side would take gigabytes
 log = logging.getLogger(__name__)
 
 
 def decode(data: bytes) -> Image.Image:
-    """Decode an image to RGB; grey of 16 bits keeps its shades.
+    """Decode an image to RGB; 16-bit greyscale keeps its shades.
 
     Raises `ValueError` for a broken file, too many pixels for Pillow, a strip more than 100 times as long as it is
-    wide, and pixels of unknown range, in floating point or 32 bits.
+    wide, and pixels of unknown range (floating point or 32 bits).
     """
     try:
         with warnings.catch_warnings():
@@ -34,7 +34,7 @@ def decode(data: bytes) -> Image.Image:
             raise ValueError(f"{image.width} x {image.height} pixels are a strip")
         if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these have 16 bits
             raise ValueError("the range of its pixels is not known")
-        if image.mode.startswith("I"):  # Pillow's own conversion would make white of all but the darkest
+        if image.mode.startswith("I"):  # Pillow's own conversion turns all but the darkest pixels white
             image = image.convert("I").point(lambda value: value / 257).convert("L")
         return image.convert("RGB")
     except Exception as error:  # Pillow's errors differ by format
@@ -45,8 +45,8 @@ def decode(data: bytes) -> Image.Image:
 class DecodedBatches(Dataset):
     """Batches of transformed images and their labels, each with the names of images that could not be decoded.
 
-    Random transforms, and `mixup`, depend on `seed` and the number of the batch. `for_training`, a smaller last batch
-    is left out, and one without images is a `ValueError`, since steps are counted in batches.
+    Random transforms and `mixup` depend on `seed` and the batch number. With `for_training`, a smaller last batch is
+    dropped, and a batch in which no image can be decoded raises `ValueError`, since steps are counted in batches.
     """
 
     files: ImageFiles
@@ -86,10 +86,10 @@ class DecodedBatches(Dataset):
 
 @dataclass(frozen=True)
 class Decodable:
-    """Pass on the batches of `DecodedBatches` with `total` images, without labels if these are no classes.
+    """Pass on the batches of `DecodedBatches` over `total` images, without labels unless `with_labels`.
 
-    Each image that cannot be decoded is logged once. Raises `ValueError` for more than one of them if they exceed a
-    thousandth of all; each of several processes counts its own.
+    Each image that cannot be decoded is logged once. Raises `ValueError` if there are several of them and they
+    exceed a thousandth of all images; each process counts its own.
     """
 
     total: int

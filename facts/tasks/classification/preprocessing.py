@@ -1,4 +1,4 @@
-"""Properties of image classifiers, of timm and of transformers, by which images are prepared for them."""
+"""Image preprocessing and class labels of timm's and transformers' image classifiers."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processed:
-    """The transform from a PIL image to the tensor that a network of transformers expects, by its image processor."""
+    """Transform of a PIL image into the tensor that a transformers model expects, by its image processor."""
 
     processor: "BaseImageProcessor"
 
@@ -24,7 +24,7 @@ class Processed:
 
 
 def processed_for(model: nn.Module) -> Processed | None:
-    """Transform of a network of transformers; None for others. Raises `ValueError` if it has no image processor."""
+    """Transform of a transformers model; None for other networks. Raises `ValueError` if it has no image processor."""
     if not is_transformers(model):
         return None
     if not hasattr(model, "image_processor"):
@@ -34,7 +34,7 @@ def processed_for(model: nn.Module) -> Processed | None:
 
 
 def data_config(model: nn.Module) -> dict[str, Any]:
-    """The `input_size`, `mean` and `std` of a network's images, and for timm's the rest of its data configuration."""
+    """The `input_size`, `mean` and `std` of a network's images; for timm's, also the rest of its data configuration."""
     processed = processed_for(model)
     if processed is None:
         return timm.data.resolve_model_data_config(model)
@@ -45,7 +45,7 @@ def data_config(model: nn.Module) -> dict[str, Any]:
 
 
 def preprocessing_key(model: nn.Module) -> Any:
-    """All that determines the tensors of a network's evaluation images."""
+    """Everything that determines the tensors of a network's evaluation images."""
     processed = processed_for(model)
     return data_config(model) if processed is None else repr(processed)
 
@@ -54,6 +54,11 @@ def num_classes(model: nn.Module) -> int:
     return model.config.num_labels if is_transformers(model) else model.num_classes
 
 
+def is_encoder(model: nn.Module) -> bool:
+    """Whether the outputs are features: a network of timm without its classifier."""
+    return not is_transformers(model) and model.num_classes == 0
+
+
 def labels_by_name(model: nn.Module) -> dict[str, int]:
-    """Labels of a network's classes by their names; empty if it has no names."""
+    """Labels of a network's classes by class name; empty if the classes have no names."""
     return dict(model.config.label2id or {}) if is_transformers(model) else {}

@@ -1,0 +1,88 @@
+"""Networks of timm without their classifier: compressed from images, and judged by their features."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import cosine_similarity, normalize
+
+import facts
+from facts.models import TimmModel
+from facts.tasks.classification.encoder import NUM_NEIGHBORS, TEMPERATURE, features_of, judge_features
+from facts.tasks.classification.image_folder import ImageFolder
+from tests.cli.conftest import saved
+from tests.cli.pictures import write_images
+
+NAMES = ("relative_error", "cosine", "nearest_top1", "probe_top1")
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    """Arguments that name it, with the weights of a network with a classifier."""
+    save_file(timm.create_model("test_vit", num_classes=3).state_dict(), tmp_path / "own.safetensors")
+    return "timm/test_vit", "--num-classes", 0, "--weights", tmp_path / "own.safetensors"
+
+
+@pytest.mark.parametrize("parts", ["units", "layers"])
+def test_it_is_compressed_saved_and_judged(run, encoder, photos, tmp_path, parts):
+    folder, data = tmp_path / "half", ("--data", photos, "--num-workers", 0)
+    printed = run("compress", *encoder, *data, "--parts", parts, "--ratio", 0.6, "--out", folder).output
+    description = saved(folder)
+    assert all(name in printed for name in NAMES)
+    found = json.loads(run("evaluate", folder, *encoder[3:], *data, "--json").stdout)
+    for name in NAMES:
+        assert found[name] == pytest.approx(description["metrics"][name]["compressed"], rel=1e-4)
+    assert description["metrics"]["cosine"]["original"] == pytest.approx(1, abs=1e-6)
+    assert description["metrics"]["relative_error"]["original"] == 0
+    original = timm.create_model("test_vit", num_classes=3, checkpoint_path=str(encoder[-1]))
+    original.reset_classifier(0)
+    batches = ImageFolder(root=photos, num_workers=0).for_features(original.eval())[1]
+    images = torch.cat([images for images, _ in batches])
+    with torch.inference_mode():
+        expected, features = original(images), facts.load_compressed(folder).model(images)
+    error = (features - expected).square().sum(1) / expected.square().sum(1)
+    assert found["relative_error"] == pytest.approx(error.mean().item(), rel=1e-3)
+    assert found["cosine"] == pytest.approx(cosine_similarity(features, expected).mean().item(), rel=1e-4)
+    assert found["num_samples"] == 6 and found["cosine"] > 0.5
+
+
+def test_nearest_neighbours_against_a_sum_of_weights(photos):
+    """And a probe that separates what is separable: the features of images that it was fitted to."""
+    model = timm.create_model("test_vit", num_classes=0).eval()
+    reference, evaluation = ImageFolder(root=photos, num_workers=0, batch_size=4).for_features(model)
+    (known, classes), (features, labels) = (features_of(model, each, torch.float32) for each in (reference, evaluation))
+    assert len(known) == len(features) == 6 < NUM_NEIGHBORS
+    votes = torch.zeros(6, 3, dtype=torch.float64)
+    weights = (normalize(features) @ normalize(known).T / TEMPERATURE).exp()
+    votes.index_add_(1, classes, weights)
+    right = judge_features(model, model, reference, evaluation)["nearest_top1"]
+    assert torch.equal(right, 100.0 * (votes.argmax(1) == labels).double())
+    assert judge_features(model, model, reference, reference)["probe_top1"].mean() == 100
+
+
+def test_images_without_classes_give_distances_alone(run, encoder, tmp_path):
+    (photos := tmp_path / "photos").mkdir()
+    for path in write_images(tmp_path / "classes").glob("*/*"):
+        path.rename(photos / f"{path.parent.name}{path.name}")
+    found = json.loads(run("evaluate", *encoder, "--data", photos, "--num-workers", 0, "--json").stdout)
+    assert found["relative_error"] == 0 and not {"nearest_top1", "probe_top1"} & found.keys()
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_distilled_patch16_224", "resnet18", "swin_tiny_patch4_window7_224"])
+def test_a_checkpoint_without_its_classifiers(name):
+    """A distilled network has two, and Swin's is part of a head."""
+    with torch.device("meta"):
+        names = {*timm.create_model(name, num_classes=0).state_dict()}
+        whole = timm.create_model(name)
+    left = TimmModel(tag=name).renamed(whole.state_dict(), timm.create_model(name, num_classes=0))
+    assert left.keys() == names
+
+
+def test_refusals(run, encoder, photos, tmp_path):
+    for arguments, message in (
+        (("timm/test_vit", *encoder[1:], "--cutmix"), "--cutmix mixes labels, and this network has no classes"),
+        (("torchvision/resnet18", "--num-classes", 0, "--weights", "random"), "no classifier, is for networks of timm"),
+    ):
+        assert message in run("compress", *arguments, "--data", photos, "--out", tmp_path / "none", code=1).output
