@@ -1,4 +1,4 @@
-"""Ablations: experiments whose rows are the values of an axis, one field or several together."""
+"""Ablations: experiments whose rows are the values of an axis: one field, or several that vary together."""
 
 import copy
 import json
@@ -18,14 +18,14 @@ from experiments.composition import compose, given_overrides
 from experiments.config import Experiment
 from experiments.instantiation import plain
 
-# Keys of a whole run: neither an axis nor part of an ablation's name.
+# Keys that concern a whole run: they cannot be an axis and do not enter an ablation's name.
 OF_RUN = {"axis", "deep", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
-OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet"}  # places
+OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet"}  # folders
 MOST_CHARACTERS = 100  # in a name
 
 
 def with_rows(experiment: Experiment) -> Experiment:
-    """Give an experiment with an axis a row for each of its values; leave others as they are."""
+    """Give an experiment with an axis one row per value; return others unchanged."""
     if not experiment.axis:
         return experiment
     experiment = copy.deepcopy(experiment)
@@ -34,7 +34,7 @@ def with_rows(experiment: Experiment) -> Experiment:
 
 
 def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
-    """Make the overrides of each value, by label; for a list of fields, a value is a list with a setting for each."""
+    """Make each value's overrides, by label; for a list of fields, a value is a list with one setting per field."""
     if not isinstance(values, list | dict) or not values:
         raise ValueError(f"values must be a list such as values=[0,0.3,0.7], or a mapping of labels, got {values!r}")
     fields, rows = axis if isinstance(axis, list) else [axis], {}
@@ -42,7 +42,7 @@ def rows_of(axis: str | list[str], values: Any) -> dict[str, list[str]]:
         settings = value if isinstance(axis, list) else [value]
         if not isinstance(settings, list) or len(settings) != len(fields):
             names = ", ".join(map(str, fields))
-            raise ValueError(f"each value must be a list of {len(fields)} settings, of {names}, got {value!r}")
+            raise ValueError(f"each value must be a list of {len(fields)} settings ({names}), got {value!r}")
         rows[str(label)] = [f"{field}={as_override(setting)}" for field, setting in zip(fields, settings, strict=True)]
     return rows
 
@@ -58,7 +58,7 @@ def as_override(value: Any) -> str:
 
 
 def ablation_of(config: DictConfig) -> Experiment:
-    """Complete the experiment `ablation` from the command line, whose model, if given, makes the only column."""
+    """Complete the experiment `ablation` from the command line; a model given there becomes the only column."""
     experiment = with_rows(config.experiment)
     axis = plain(experiment.axis)
     fields = [str(field) for field in (axis if isinstance(axis, list) else [axis])]
@@ -77,7 +77,7 @@ def ablation_of(config: DictConfig) -> Experiment:
         check_field(field, next(iter(columns.values())))
     for overrides in experiment.rows.values():
         check_values([*start, *next(iter(experiment.columns.values())), *overrides])
-    choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no places
+    choices = [line for override in given if "/" not in (line := str(override.input_line))]  # no paths
     if experiment.name == experiment.option:
         values = [override.partition("=")[2] for overrides in experiment.rows.values() for override in overrides]
         experiment.name = name_of([*(field.replace(".", "_") for field in fields), *values, *choices])
@@ -99,26 +99,26 @@ def check_field(field: str, config: DictConfig) -> None:
     known = [name for name in names if not apart & set(re.split("[./]", name)) and name != "model"]
     if field not in known:
         nearest = ", ".join(get_close_matches(field, known, cutoff=0.5)) or "none is similar"
-        raise ValueError(f"rows cannot vary axis={field}; the nearest that they can: {nearest}; --cfg job prints all")
+        raise ValueError(f"rows cannot vary axis={field}; the nearest they can vary: {nearest}; --cfg job prints all")
 
 
 def check_values(overrides: list[str]) -> None:
-    """Raise `ValueError` for a value that its field refuses."""
+    """Raise `ValueError` for a value that its field rejects."""
     try:
-        Cell.of(compose("hardware.device=cpu", *overrides))  # it does not matter here whether there is a GPU
+        Cell.of(compose("hardware.device=cpu", *overrides))  # this check does not need the GPU
     except HydraException as error:
         raise ValueError(f"{error}: {error.__cause__}".partition("\n")[0]) from error
 
 
 def name_of(parts: list[str]) -> str:
-    """Make a file name from an axis, its values, and other choices; a long one is cut and ends with a hash."""
+    """Make a file name from an axis, its values, and other choices; a long name is cut and ends with a hash."""
     line = "_".join(["ablation", *parts])
     name = re.sub(r"[^\w-]+", "-", line)
     return name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}_{crc32(line.encode()):08x}"
 
 
 def default_of(field: str, columns: dict[str, DictConfig]) -> str:
-    """Find the value of a field without the ablation, by column where columns differ."""
+    """Find a field's value without the ablation; list it by column if columns differ."""
     choices = HydraConfig.get().runtime.choices
     values = {title: choices.get(field, plain(OmegaConf.select(config, field))) for title, config in columns.items()}
     if len({*map(label_of, values.values())}) == 1:

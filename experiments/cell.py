@@ -1,4 +1,4 @@
-"""One cell: a checked configuration, its parts, and the fingerprint of all that its result depends on."""
+"""One cell: a checked configuration, its parts, and the fingerprint of everything that its result depends on."""
 
 import re
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ def code_of_results(method: Method) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A configuration whose parts exist and are within range. The network is built at its first use."""
+    """A configuration whose parts exist and are within range. The network is built on first use."""
 
     config: DictConfig
     recipe: Recipe
@@ -58,7 +58,7 @@ class Cell:
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
-        """Build all parts but the network. Raises `ValueError` or an `OSError` that says what to change."""
+        """Build all parts except the network. Raises `ValueError` or an `OSError` that says what to change."""
         check(config)
         profile = config.profile.name
         analysis, finetuning = (
@@ -83,7 +83,7 @@ class Cell:
         return prepare(
             self.model,
             self.task.calibration(self.model),
-            held_out=(),  # the task judges, on data of its own
+            held_out=(),  # the task evaluates on its own data
             loss=self.loss,
             output_error=self.task.output_error,
             execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),
@@ -103,12 +103,12 @@ class Cell:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all that the result depends on; no cell runs twice."""
+        """Hash of everything that the result depends on, so that no cell runs twice."""
         return content_key(self.identity, self.model_hash, self.data_hash)
 
     @property
     def words(self) -> str:
-        """The cell in words: its network, method and ratio, and what follows."""
+        """The cell in words: its network, method and ratio, and any later steps."""
         names: dict[type, str] = {
             kind: name for kinds in (ESTIMATORS, SEARCHES, REFITS, PRUNERS) for name, kind in kinds.items()
         }
@@ -122,7 +122,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Settings that a result depends on: not tracking and paths, and the device only if something is timed."""
+        """Settings that a result depends on: no tracking or paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
             "code": code_of_results(self.method),
@@ -143,12 +143,12 @@ class Cell:
 
     @property
     def depends_on_device(self) -> bool:
-        """Whether something is timed, or ends by the clock."""
+        """Whether something is timed or has a time limit."""
         return bool(self.analysis and self.analysis.depends_on_device) or self.is_timed_throughout
 
     @property
     def is_timed_throughout(self) -> bool:
-        """Whether more is timed than an analysis of the finished network."""
+        """Whether anything besides an analysis of the finished network is timed."""
         by_clock = self.finetuning and self.finetuning.minutes is not None
         return bool(by_clock or self.method.depends_on_device)
 
@@ -165,7 +165,7 @@ class Cell:
 
     @property
     def loss(self) -> Loss:
-        """The loss that gradients are taken of."""
+        """The loss whose gradients are taken."""
         return SampledLabels(self.task.loss, self.config.seed) if self.config.labels == "sampled" else self.task.loss
 
     @property
@@ -176,7 +176,7 @@ class Cell:
 
 
 def results_folder(config: DictConfig) -> Path:
-    """The folder of the records, caches, tables and figures of a configuration's profile."""
+    """Folder with the records, caches, tables and figures of a configuration's profile."""
     return Path(config.results) / config.profile.name
 
 
@@ -200,7 +200,7 @@ def check(config: DictConfig) -> None:
     checked(TimingPolicy, config.hardware.timing)
     if config.analysis and (config.fit_bias or config.parts == "units"):
         raise ValueError(
-            "an analysis is of layers and of their inputs alone: choose parts=layers, fit_bias=false with it"
+            "an analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
         )
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
@@ -210,11 +210,11 @@ def check(config: DictConfig) -> None:
 
 @lru_cache(maxsize=1)
 def load_model(recipe: str, device: str) -> nn.Module:
-    """Build the network of a recipe in JSON; the last one is kept, since the cells of a column share it."""
+    """Build the network of a JSON recipe; the last one is kept, since the cells of a column share it."""
     return instantiate(OmegaConf.create(recipe)).build().to(device)
 
 
 @lru_cache(maxsize=1)
 def load_task(recipe: str, key: str) -> Task:
-    """Build the task of a recipe in JSON, from the node `key`; the last one is kept, with its lists of files."""
+    """Build the task of a JSON recipe from the node `key`; the last one is kept, with its file lists."""
     return instantiate(OmegaConf.create(recipe), key)

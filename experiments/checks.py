@@ -36,16 +36,16 @@ from facts.utils.batches import to_device
 from facts.utils.files import writable_folder
 
 COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
-# Fields of a configuration that make a cell small.
+# Fields that are set to make a cell small.
 STEPS = ("epochs", "num_epochs", "num_steps", "steps_between", "num_batches", "num_generations", "num_trials")
 SMALL = dict.fromkeys(STEPS, 1) | {"num_calibration": 32, "num_sensitivity": 8, "num_training": 128, "minutes": 0.01}
-# Largest relative difference of outputs: ten times the rounding of a sum of a few thousand products; convolutions on a
-# GPU run in TF32 by default.
+# Largest relative difference of outputs: ten times the rounding error of a sum of a few thousand products. Convolutions
+# on a GPU run in TF32 by default.
 MOST_APART = {"float32": 2e-2, "bfloat16": 1e-1}
 
 
 class Finding(NamedTuple):
-    """One check: its subject, its outcome, and how to solve a problem."""
+    """One check: its subject, its outcome, and how to fix a problem."""
 
     what: str
     level: Literal["fine", "warning", "problem"]
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 
 
 def look_first(config: DictConfig, grid: Iterable[GridCell], console: Console) -> None:
-    """Print the problems of a run that is about to start. Raises `SystemExit` if there are any, unless `force`."""
+    """Print problems and warnings before a run starts. Raises `SystemExit` if there are problems, unless `force`."""
     found = (finding for finding in examine(config, grid) if finding.level != "fine")
     if show_findings(found, console) and not config.force:
         raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
@@ -92,7 +92,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
 
 
 def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
-    """Check what a cell needs that no earlier cell did (`seen`)."""
+    """Check what a cell needs, unless an earlier cell needed it too (`seen`)."""
     for extra in extras_of(config):
         if (what := f"packages of the extra {extra}") not in seen:
             on_gpu = config.hardware.device.startswith("cuda")
@@ -107,7 +107,7 @@ def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
             seen.add(what)
     if (what := f"weights of {name}") not in seen:
         recipe = instantiate(config.model[profile])
-        advice = "put the file there, or set checkpoints, or the model's weights, to its place"
+        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
         yield check(what, partial(weights, recipe), advice + sources(name, recipe))
         if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
             yield check(f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice)
@@ -115,7 +115,7 @@ def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
 
 
 def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
-    """Describe what `look` finds. The first line of its error is a problem."""
+    """Describe what `look` finds; if it raises an error, the first line is the problem."""
     try:
         return Finding(what, "fine", look())
     except Exception as error:
@@ -134,7 +134,7 @@ def extras_of(config: DictConfig) -> list[str]:
 
 
 def installed(extra: str, on_gpu: bool) -> str:
-    """Raises `ImportError` for packages that are missing, or that lack CUDA when they must run on a GPU."""
+    """Describe an installed extra. Raises `ImportError` if packages are missing, or lack CUDA to run on a GPU."""
     if missing := missing_packages(extra):
         raise ImportError(f"{', '.join(missing)} missing")
     if extra == "detection" and on_gpu:
@@ -169,16 +169,16 @@ def sources(name: str, recipe: Recipe) -> str:
     if url := recipe.published:
         start = Path(url).stem.rpartition("-")[2]
         return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
-    return f". Nobody publishes it: {training}"
+    return f". It is not published: {training}"
 
 
 def memory(on_gpu: bool, needed: int) -> Finding:
     """Compare free memory, if it is known, with what the largest network needs."""
-    meminfo = Path("/proc/meminfo")  # of Linux
+    meminfo = Path("/proc/meminfo")  # on Linux
     lines = meminfo.read_text().splitlines() if meminfo.exists() else []
     free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)
     free = torch.cuda.mem_get_info()[0] if on_gpu else free
-    detail = f"{decimal(free)} free, some {decimal(needed)} needed"
+    detail = f"{decimal(free)} free, about {decimal(needed)} needed"
     if needed < free:
         return Finding("memory", "fine", detail)
     advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
@@ -186,25 +186,25 @@ def memory(on_gpu: bool, needed: int) -> Finding:
 
 
 def disk(config: DictConfig, needed: int) -> str:
-    """Room in the results folder. Raises `OSError` if what the cache still needs does not fit."""
+    """Describe the space in the results folder. Raises `OSError` if what the cache still needs does not fit."""
     folder = writable_folder(results_folder(config))
     held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free
-    detail = f"{folder}: {decimal(free)} free, some {decimal(max(0, needed - held))} needed"
+    detail = f"{folder}: {decimal(free)} free, about {decimal(max(0, needed - held))} needed"
     if needed - held > free:
         raise OSError(detail)
     return detail
 
 
 def kind_of(config: DictConfig) -> tuple[str, ...]:
-    """Network and method, whatever the estimator."""
+    """A cell's network and method, regardless of the estimator."""
     compression = ("search", "refit") if config.estimator["_target_"] else ()
     chosen = choices(config, ("model", "task", *compression, "pruning", "stages", "finetuning"))
     return tuple(choice.rpartition(".")[2] for choice in chosen if choice)
 
 
 def trial(config: DictConfig) -> str:
-    """Make a small version of a cell's network. Raises `ValueError` if outputs differ from the CPU's in float32."""
+    """Make a small version of a cell's network. Raises `ValueError` if outputs are far from the CPU's in float32."""
     start = time.perf_counter()
     with TemporaryDirectory() as folder:
         small = in_small(OmegaConf.to_container(config, resolve=True)) | {"cache": False, "results": folder}
@@ -226,7 +226,7 @@ def trial(config: DictConfig) -> str:
 
 
 def in_small(node: Any) -> Any:
-    """The same part of a configuration with little data and few steps."""
+    """Copy part of a configuration, with little data and few steps."""
     if not isinstance(node, dict):
         return node
     return {name: SMALL[name] if name in SMALL else in_small(child) for name, child in node.items()}

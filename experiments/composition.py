@@ -1,4 +1,4 @@
-"""Composition of configurations, with or without the overrides of the command line."""
+"""Composition of configurations, with or without the command line's overrides."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def refuse_hidden_files() -> None:
-    """Raises `ValueError` if a user's folder has a file that the package has too, which Hydra reads instead."""
+    """Raise `ValueError` for a file in a user's folder that the package has too, since Hydra reads the package's."""
     for source in HydraConfig.get().runtime.config_sources:
         if source.schema == "file" and source.provider != "main":
             folder = Path(source.path)

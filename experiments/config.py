@@ -55,7 +55,7 @@ class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
-    The overrides in `mini` are for that profile alone, after the columns'. An ablation has a row for each of the
+    The overrides in `mini` apply only to that profile, after the columns'. An ablation has a row for each of the
     `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
     `seeds` is the number of draws of the calibration sample, the search sample and sampled labels behind each value.
     `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of

@@ -26,7 +26,7 @@ from facts.estimators import Estimator
 
 log = logging.getLogger(__name__)
 
-MAIN = "paper"  # the collection of the main job
+MAIN = "paper"  # the collection that runs by default
 NETWORK = ("model", "stages")  # stages name files by the model
 METHOD = ("estimator", "search", "refit", "analysis", "pruning", "finetuning")
 EXPERIMENT = TypeAdapter(Experiment)
@@ -37,7 +37,7 @@ Status = Literal["done", "failed", "missing", "n.a."]
 class GridCell:
     """One row, column and draw of one experiment: its configuration, unless it is n.a., and its record after the run.
 
-    The first draw has the configuration's seed, the others those that follow it.
+    The first draw has the configuration's seed, the others the seeds that follow.
     """
 
     experiment: str
@@ -56,7 +56,7 @@ class GridCell:
 
     @property
     def data(self) -> str:
-        """Network, choice of layers, data and labels, as text: what cells with the same data pass share."""
+        """Network, choice of layers, data and labels as text: equal for cells that share a data pass."""
         config = self.known_config
         parts = (config[group][config.profile.name] for group in ("model", "task"))
         layers = list(config.excluded_names)
@@ -71,7 +71,7 @@ class GridCell:
 def grid_of(experiment: Experiment) -> list[GridCell]:
     """Make a cell for every row and column, and for every draw of a table that does not depend on a device.
 
-    Raises `ValueError` for a row or column whose choice is in no group.
+    Raises `ValueError` for a row or column with a choice that no group has.
     """
     cells = [cell_of(experiment, row, column) for row in experiment.rows for column in experiment.columns]
     num_draws = experiment.seeds if experiment.metrics and not experiment.by_device else 1
@@ -79,7 +79,7 @@ def grid_of(experiment: Experiment) -> list[GridCell]:
 
 
 def drawn(cell: GridCell, draw: int) -> GridCell:
-    """The same cell with the seed of another draw."""
+    """Copy a cell with the seed of another draw."""
     config = copy.deepcopy(cell.known_config)
     config.seed += draw
     return replace(cell, config=config, draw=draw)
@@ -133,7 +133,7 @@ def samples_of(experiments: Iterable[Experiment]) -> Iterator[GridCell]:
 
 
 def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
-    """The experiments of `experiment=`, each with as many draws as `seeds=` says."""
+    """Yield the experiments of `experiment=`, each with `seeds=` draws if that is given."""
     for experiment in named_experiments(config):
         experiment.seeds = experiment.seeds if config.seeds is None else config.seeds
         if experiment.seeds < 1:
@@ -142,13 +142,13 @@ def chosen_experiments(config: DictConfig) -> Iterator[Experiment]:
 
 
 def named_experiments(config: DictConfig) -> Iterator[Experiment]:
-    """The experiments of `experiment=`: one, a list, or the ones in a collection that installed packages allow."""
+    """Yield the experiments of `experiment=`: one, a list, or those of a collection whose packages are installed."""
     given = [override.value() for override in given_overrides() if override.key_or_group == "experiment"] or [MAIN]
     names = given[-1] if isinstance(given[-1], list) else given[-1:]  # Hydra would merge the files of a list into one
     ablates = bool(config.experiment.option)
     if {config.axis is not None, config["values"] is not None} != {ablates} or (ablates and len(names) > 1):
         raise ValueError(
-            "axis and values belong to the experiment ablation, which needs both and is run alone: "
+            "axis and values belong to the experiment ablation, which needs both and runs on its own: "
             "experiment=ablation axis=estimator.shrinkage_row values=[0,0.3,0.7]"
         )
     if ablates:
@@ -187,10 +187,10 @@ def experiment_of(name: str) -> Experiment:
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:
-    """Add an experiment's rows. Raises `ValueError` for one that would make nothing, or overwrite another's table."""
+    """Add an experiment's rows. Raises `ValueError` for one that would produce nothing or overwrite another's table."""
     place = f"experiment/{name}.yaml"
     if experiment.name != name:
-        raise ValueError(f"{place}: results go under the name, which must be the file's, {name}, not {experiment.name}")
+        raise ValueError(f"{place}: results go under the name, which must be the file's: {name}, not {experiment.name}")
     try:
         EXPERIMENT.validate_python(plain(experiment))  # OmegaConf does not check what lists hold
     except ValidationError as error:
@@ -200,21 +200,21 @@ def checked(experiment: Experiment, name: str) -> Experiment:
     experiment = with_rows(experiment)
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
-        raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would make nothing")
+        raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
     overrides = chain(experiment.overrides, experiment.mini, *experiment.rows.values(), *experiment.columns.values())
     if of_hydra := [override for override in overrides if override.lstrip("+").startswith("hydra")]:
-        raise ValueError(f"{place}: {of_hydra[0]} is for the command line alone; a table would ignore it")
+        raise ValueError(f"{place}: {of_hydra[0]} is only for the command line; a table would ignore it")
     if experiment.metrics and experiment.ranked_by not in experiment.metrics:
         raise ValueError(f"{place}: ranked_by must be one of {', '.join(experiment.metrics)}")
     known = COSTS + "|" + METRICS.get(experiment.task, ".*")
     unknown = [metric for metric in experiment.metrics if not re.fullmatch(known, metric)]
-    if unknown and "analysis=" not in str(experiment):  # which has metrics of its own
+    if unknown and "analysis=" not in str(experiment):  # an analysis has its own metrics
         raise ValueError(f"{place}: no cell has the metric {unknown[0]}; there are {known}")
     return experiment
 
 
 def possible(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """Experiments whose packages are installed; for the others the log lists the missing ones."""
+    """Keep the experiments whose packages are installed; log the missing packages of the others."""
     able = []
     for experiment in experiments:
         if packages := missing_packages(OF_TASKS.get(experiment.task)):

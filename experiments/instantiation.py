@@ -1,4 +1,4 @@
-"""Instantiation of the objects that nodes of a configuration name."""
+"""Instantiation of the objects named in a configuration."""
 
 import json
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
 
 
 def check_is_group(node: Any) -> None:
-    """Raises `ValueError` for a value where the configuration has a group of fields."""
+    """Raise `ValueError` for a single value where a group of fields is expected."""
     if not OmegaConf.is_config(node):
         raise ValueError(
-            f"{node!r} stands in place of a group of fields: set its fields, as in hardware.timing.num_turns=5"
+            f"got {node!r} where a group of fields is expected: set its fields, as in hardware.timing.num_turns=5"
         )
 
 
@@ -45,7 +45,7 @@ def checked(kind: Callable[..., T], node: DictConfig) -> T:
 
 
 def out_of_range(error: ValidationError, key: str) -> ValueError:
-    """The same error in one line: each field with its value and what is allowed."""
+    """Put an error into one line: each field with its value and what is allowed."""
     fields = (
         f"{'.'.join(map(str, (key, *each['loc'])))}={each['input']}: {each['msg'][0].lower()}{each['msg'][1:]}"
         for each in error.errors()
@@ -54,7 +54,7 @@ def out_of_range(error: ValidationError, key: str) -> ValueError:
 
 
 def plain(value: Any) -> Any:
-    """A configuration's value in plain containers, resolved."""
+    """Resolve a configuration's value into plain containers."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 

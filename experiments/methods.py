@@ -1,4 +1,4 @@
-"""Methods by which a cell makes its network: dense, low-rank, pruned, or trained in stages."""
+"""Methods that make a cell's network: dense, low-rank, pruned, or trained in stages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
@@ -52,7 +52,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Product:
-    """A network made by a method, its cost, and the details of its making."""
+    """A network made by a method, its cost, and details of how it was made."""
 
     model: nn.Module
     cost: Cost
@@ -63,7 +63,7 @@ class Product:
 
 
 class Method(ABC):
-    """A way to make a network. One that `is_made_once` need not come out the same in every process of torchrun."""
+    """A way to make a network. If `is_made_once`, only torchrun's main process makes it, as results may differ."""
 
     is_made_once: ClassVar[bool] = False
 
@@ -73,16 +73,16 @@ class Method(ABC):
 
     @abstractmethod
     def identity(self, recipe: Recipe) -> dict[str, Any]:
-        """All that the product depends on, beside the cell's network, data and numerics."""
+        """Return all that the product depends on besides the cell's network, data and numerics."""
 
     @property
     def needed_estimator(self) -> Estimator | None:
-        """The estimator whose factors of the cell's own data are needed, if any."""
+        """The estimator whose factors are needed for the cell's own data, if any."""
         return None
 
     @property
     def choices(self) -> tuple[Hashable, ...]:
-        """The configured parts that have a file of their own."""
+        """The configured parts that are defined in their own files."""
         return ()
 
     @property
@@ -93,7 +93,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Dense(Method):
-    """The network as it is."""
+    """The unchanged network."""
 
     def produce(self, work: Work) -> Product:
         return Product(work.model, count_cost(work.model, work.task.input_shape(work.model)))
@@ -104,7 +104,7 @@ class Dense(Method):
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """A compression by an estimator and a search, with `options` as configured."""
+    """Compression with an estimator and a search; `options` are as configured."""
 
     estimator: Estimator
     search: Search
@@ -138,7 +138,7 @@ class LowRank(Method):
 
 
 def _metrics(summary: Summary) -> dict[str, float]:
-    """Outcome of the budget: GFLOPs allowed, and latencies in percent of the original's."""
+    """Metrics of the budget: GFLOPs allowed, and latencies in percent of the original's."""
     metrics = {}
     if "flops" in summary.budget and summary.after.flops is not None:
         metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
@@ -149,7 +149,7 @@ def _metrics(summary: Summary) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Pruned(Method):
-    """A structured pruning of the whole network to a ratio of its cost."""
+    """Structured pruning of the whole network to a ratio of its cost."""
 
     pruner: Pruner
     ratio: float
@@ -162,7 +162,7 @@ class Pruned(Method):
         seconds: dict[str, float] = {}
         problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
-            model = self.pruner.prune(problem).cpu()  # as it is sent to other processes
+            model = self.pruner.prune(problem).cpu()  # since it is sent to other processes
         return Product(model, count_cost(model, shape), seconds=seconds)
 
     @property
@@ -175,7 +175,7 @@ class Pruned(Method):
 
 @dataclass(frozen=True)
 class Staged(Method):
-    """PELA's protocol: the classifier compressed and retrained, and the whole network trained on its backbone."""
+    """PELA's protocol: compress and retrain the classifier, then train the whole network on its backbone."""
 
     compression: LowRank
     stages: Stages
@@ -202,7 +202,7 @@ class Staged(Method):
 
 
 def method_of(config: DictConfig) -> Method:
-    """Build the method of a configuration. Raises `ValueError` for two that exclude each other."""
+    """Build the method of a configuration. Raises `ValueError` for parts that exclude each other."""
     profile = config.profile.name
     has_estimator = bool(config.estimator["_target_"])
     bounds = {cost: ratio for cost, ratio in config.bounds.items() if ratio is not None}

@@ -24,7 +24,7 @@ def unpacked(text: str) -> np.ndarray:
 def standard_error(outcomes: np.ndarray) -> float:
     """Compute the standard error of the percentage of outcomes `[N]` or `[draws, N]` that count, over the samples.
 
-    It is the bootstrap's, in closed form.
+    This is the bootstrap's standard error in closed form.
     """
     means = np.atleast_2d(outcomes).mean(axis=0)
     return 100 * means.std(ddof=1) / sqrt(len(means))
@@ -49,7 +49,7 @@ def num_apart(methods: list[np.ndarray]) -> int:
 
 
 def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
-    """Average the ranks of methods over columns `[draws, M]`, 1 for the most accurate; equal ones share a rank.
+    """Average the ranks of methods over columns `[draws, M]`, 1 for the most accurate; ties share a rank.
 
     For each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
     """

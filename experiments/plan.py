@@ -36,14 +36,14 @@ from facts.moments import Moment
 from facts.moments.memory import MemoryPolicy
 from facts.tasks import Task
 
-BYTES = 4  # of a value in float32, the type of stored moments and decompositions
+BYTES = 4  # per value in float32, the type of stored moments and decompositions
 OPEN = ("to do", "failed", "weights not here")
 NETWORK = ("profile", "model", "task")
 METHOD = ("estimator", "search", "refit", "pruning", "finetuning", "stages", "analysis")
 
 
 def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
-    """Show the state of every cell and the needs of open ones; `plan=sample` first runs one per unknown network."""
+    """Show the state of every cell and what open ones need; `plan=sample` first runs one per network without times."""
     folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
     records = latest_records(folder / "records")
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
@@ -63,7 +63,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
                 run_cell(open_cell(cell.known_config))
         times = times_of(folder, tables)
     table = Table("", "cells", "time", "memory on the device", "disk", title="Needs of the open cells, nothing cached")
-    table.caption = "Times add up medians of earlier cells with the same network and method, or with the same network."
+    table.caption = "Times are sums of medians of earlier cells with the same network and method, or only network."
     parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
     for name, cells in parts.items():
         if cells:
@@ -77,7 +77,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
 
 
 def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
-    """`done`, `failed`, `to do`, or why it cannot run, by identity and weights; changed data shows only in the run."""
+    """`done`, `failed`, `to do`, or why it cannot run, by identity and weights; only a run notices changed data."""
     try:
         cell = Cell.of(config)
         if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
@@ -96,7 +96,7 @@ def weights_of(recipe: str) -> dict[str, str]:
 
 
 def latest_records(folder: Path) -> dict[str, Record]:
-    """The latest record of each identity and weights in a folder."""
+    """Find the latest record of each identity and weights in a folder."""
     records = sorted(read_records(folder), key=lambda record: record.time)
     return {json.dumps([record.identity, record.weights]): record for record in records}
 
@@ -108,7 +108,7 @@ def choices(config: Mapping[Any, Any], groups: Iterable[str]) -> tuple[str, ...]
 
 
 def times_of(folder: Path, experiments: Iterable[str]) -> dict[tuple[str, ...], list[float]]:
-    """Seconds of cells by network and method, and by network alone, from our own and published records."""
+    """Collect seconds of cells by network and method, and by network only, from our own and published records."""
     times = defaultdict(list)
     for record in chain(read_records(folder / "records"), *(published_records(name, folder) for name in experiments)):
         for groups in (NETWORK + METHOD, NETWORK) if record.status == "done" else ():
@@ -117,19 +117,19 @@ def times_of(folder: Path, experiments: Iterable[str]) -> dict[tuple[str, ...], 
 
 
 def time_of(cells: list[GridCell], times: dict[tuple[str, ...], list[float]]) -> str:
-    """Time of cells one after another, in words."""
+    """Describe the time that cells take one after another."""
     seconds = [median(earlier) for cell in cells if (earlier := seconds_of(cell.known_config, times))]
     text = str(timedelta(seconds=round(sum(seconds)))) if seconds else "unknown; plan=sample runs a cell to find out"
     return text if len(seconds) in (0, len(cells)) else f"{text} for {len(seconds)} of them"
 
 
 def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) -> list[float]:
-    """Earlier times with the same network and method, or else with the same network."""
+    """Find earlier times with the same network and method, otherwise with the same network."""
     return times.get(choices(config, NETWORK + METHOD)) or times.get(choices(config, NETWORK), [])
 
 
 def needs_of(columns: Iterable[list[DictConfig]], num_workers: int = 1) -> tuple[int, int]:
-    """Bytes on the device and on disk of columns, counted without weights or images.
+    """Count the bytes that columns need on the device and on disk, without loading weights or images.
 
     Columns run one after another, or as many at once as there are workers, each of which may hold temporary files.
     """
@@ -163,7 +163,7 @@ def _needs_of(configs: list[DictConfig]) -> tuple[int, int, int]:
 def sizes_of(
     recipe: str, task: Task, memory: MemoryPolicy, excluded_names: tuple[str, ...]
 ) -> tuple[list[tuple[int, int]], int, int]:
-    """Measure the network of a recipe in JSON: `(d_in, d_out)` of its layers, parameters, bytes kept per sample."""
+    """Measure the network of a JSON recipe: `(d_in, d_out)` of its layers, parameters, bytes kept per sample."""
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     example = meta_input(model, task.input_shape(model))
@@ -175,7 +175,7 @@ def sizes_of(
 
 
 def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, blocks: Iterable[nn.Module] = ()) -> int:
-    """Bytes that a data pass keeps of these inputs; checkpointed `blocks` keep arguments, the largest keeps all."""
+    """Bytes that a data pass keeps for these inputs; checkpointed `blocks` keep arguments, the largest keeps all."""
     kept: list[dict[int, torch.UntypedStorage]] = []  # outside blocks, then within each
     current: list[int] = [0]
 
@@ -204,4 +204,4 @@ def kept_bytes(model: nn.Module, layers: Iterable[nn.Linear], inputs: Tensor, bl
         for block in blocks:
             hooks.callback(block.register_forward_pre_hook(enter, with_kwargs=True).remove)
             hooks.callback(block.register_forward_hook(leave).remove)
-        return bytes_of(torch.cat([inputs] * 2)) - bytes_of(inputs)  # without weights, which autograd keeps too
+        return bytes_of(torch.cat([inputs] * 2)) - bytes_of(inputs)  # subtracts the weights, which autograd keeps too

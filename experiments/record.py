@@ -124,7 +124,7 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write records, each once, for readers elsewhere: without megabytes of analyses or the results folder."""
+    """Write each record once, for use elsewhere: without megabytes of analyses or the path of the results folder."""
     by_fingerprint = {record.fingerprint: record for record in records}
     with replacing(path) as temporary, temporary.open("w") as file:
         for record in by_fingerprint.values():
@@ -133,7 +133,7 @@ def write_records(records: Iterable[Record], path: Path) -> None:
 
 
 def without_place(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration as if its results were in the folder `results`."""
+    """Rewrite a configuration as if its results were in the folder `results`."""
     if "results" not in config:
         return config
     start = f"{config['results']}/"
@@ -142,17 +142,17 @@ def without_place(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_records(experiment: str, folder: Path) -> Iterator[Record]:
-    """The records that `write_records` wrote with an experiment's table, possibly elsewhere."""
+    """Yield the records that `write_records` wrote with an experiment's table, possibly elsewhere."""
     path = folder / "tables" / f"{experiment}.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             yield RECORD.validate_json(line)
-        except ValidationError:  # of another version
+        except ValidationError:  # written by another version
             continue
 
 
 def read_record(fingerprint: str, folder: Path) -> Record | None:
-    """Read a cell's record; None if there is none. One that is damaged is set aside, and its cell runs again."""
+    """Read a cell's record; None if there is none. A damaged one is set aside, and its cell runs again."""
     path = folder / f"{fingerprint}.json"
     try:
         record = RECORD.validate_json(path.read_bytes())
@@ -164,7 +164,7 @@ def read_record(fingerprint: str, folder: Path) -> Record | None:
     except (OSError, ValueError) as error:
         reason, other = str(error).partition("\n")[0], path.with_suffix(f".damaged-{time.time_ns()}")
     log.warning("the record %s is damaged (%s): it is set aside as %s, and its cell runs again", path, reason, other)
-    with suppress(OSError):  # the folder is read-only
+    with suppress(OSError):  # the folder may be read-only
         path.replace(other)
     return None
 

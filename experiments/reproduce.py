@@ -34,7 +34,7 @@ def reproduce(config: DictConfig) -> None:
         return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
     if has_launcher() and distributed.size() > 1:
         raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
-    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first a check of what they need"))
+    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first checking what they need"))
     on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
     cells = []
     num_workers, device = workers_of(config), config.hardware.device
@@ -42,7 +42,7 @@ def reproduce(config: DictConfig) -> None:
         cells += grid
         on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
     on_main_rank(lambda: update_report(folder, console))
-    console.print(f"Tables and figures: {folder}; all of it: {folder / 'report.html'}")
+    console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}")
     if failed := [cell for cell in cells if cell.status == "failed"]:
         records = [folder / "records" / f"{cell.record.fingerprint}.json" for cell in failed if cell.record]
         where = f"see {records[0]}" if records else "the log says why"

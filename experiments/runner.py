@@ -1,4 +1,4 @@
-"""Runs of cells: each under a lock, once, with a record of its results."""
+"""Runs of cells: each runs once, under a lock, and leaves a record of its results."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Run a command in torchrun's processes. A user error ends it with one line, or in full if asked or in a sweep."""
+    """Run a command in torchrun's processes. A user error ends it with one line, or in full on request or in sweeps."""
     distributed.join()
     try:
         refuse_hidden_files()
@@ -49,7 +49,7 @@ def started() -> Iterator[None]:
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
-        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place in a line of its own
+        line = "; ".join(map(str.strip, str(error).splitlines()))  # OmegaConf names the place on a separate line
         raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
 
 
@@ -64,7 +64,7 @@ def open_cell(config: DictConfig) -> Cell:
     cell = Cell.of(config)
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision(config.hardware.matmul_precision)
-    torch.backends.cudnn.allow_tf32 = config.hardware.matmul_precision != "highest"  # convolutions alike
+    torch.backends.cudnn.allow_tf32 = config.hardware.matmul_precision != "highest"  # the same for convolutions
     if config.hardware.num_threads:
         torch.set_num_threads(config.hardware.num_threads)
     model = cell.model  # loaded now, with the seed set
@@ -75,11 +75,11 @@ def open_cell(config: DictConfig) -> Cell:
 
 @together
 def collect_moments(cells: list[Cell]) -> None:
-    """Put into the cache what unfinished cells with the same network and data need: one pass, and one for analyses."""
+    """Cache what unfinished cells with the same network and data need: a pass per `fit_bias`, and one for analyses."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
     records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
     unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
-    for fit_bias in (False, True):  # moments of other inputs
+    for fit_bias in (False, True):  # their moments are of different inputs
         alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
         if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
             alike[0].calibration.collect(estimators)
@@ -191,7 +191,7 @@ def subject_of(cell: Cell, result: nn.Module) -> Subject:
 
 
 def save_images(cell: Cell) -> None:
-    """Record, under the data's hash, the images that gave the factors and the sensitivities, if the task has them."""
+    """Record, under the data's hash, the images behind the factors and the sensitivities, if the task lists them."""
     path = cell.folder / "images" / f"{cell.data_hash}.json"
     if (chosen := cell.task.chosen_images()) and not path.exists():
         with replacing(path) as temporary:

@@ -8,7 +8,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 OF_PLACES = ("results=", "tracking")  # overrides that change no result
-MOST_CHARACTERS = 128  # in the name of a group of W&B
+MOST_CHARACTERS = 128  # in the name of a W&B group
 
 
 class GroupRuns(Callback):
@@ -16,12 +16,12 @@ class GroupRuns(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         overrides = config.hydra.overrides
-        # Hydra applies these in every job, before the job's own, of which `tracking.group` may be one.
+        # Hydra applies these in every job, before the job's own overrides, which may include `tracking.group`.
         overrides.hydra.append(f"tracking.group='{group_of(overrides.task)}'")
 
 
 def group_of(overrides: list[str]) -> str:
-    """The overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
+    """Join the overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
     line = " ".join(override for override in overrides if not override.startswith(OF_PLACES))
     plain = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
     if len(plain) <= MOST_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Turns on one machine: cells run side by side, but alone while one of them measures time."""
+"""Turns on one machine: cells run side by side, but a cell that measures time runs on its own."""
 
 import platform
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _shared: ReadWriteLock | None = None
 def beside_others(folder: Path) -> Iterator[None]:
     """Run the block alongside this machine's other processes, but not during their measurements.
 
-    All processes of torchrun are one worker, without others.
+    torchrun's processes form a single worker, which takes no turns.
     """
     global _shared
     if distributed.size() > 1:
@@ -33,7 +33,7 @@ def beside_others(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Run part of such a block while no other process is in its own; at once outside a block, or when nested."""
+    """Run part of a `beside_others` block while no other process is in its own; outside one or nested, do not wait."""
     global _shared
     if _shared is None:
         yield

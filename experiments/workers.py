@@ -64,9 +64,9 @@ def share_data_pass(part: Part) -> None:
 
 
 def run_cells(part: Part) -> None:
-    """Run the cells and write their records. A failure does not stop the others; what runs elsewhere comes last.
+    """Run the cells and write their records. A failure does not stop the others; cells that run elsewhere come last.
 
-    While waiting, it takes no turn: the other process may be waiting for its turn to measure.
+    A waiting process takes no turn: the other process may be waiting for its turn to measure.
     """
     elsewhere = []
     for cell in part:
@@ -78,7 +78,7 @@ def run_cells(part: Part) -> None:
 
 
 def fill(grid_cell: GridCell, wait: bool) -> bool:
-    """Run a cell; False if another process runs it and this one is not to wait."""
+    """Run a cell; return False if another process runs it and `wait` is False."""
     cell = None
     try:
         cell = open_cell(grid_cell.known_config)
@@ -101,12 +101,12 @@ def own_line(error: Exception) -> list[str]:
 
 
 def workers_of(config: DictConfig) -> int:
-    """How many processes of this machine share the cells: one under torchrun, by default one for each processor."""
+    """Number of processes on this machine that share the cells: one under torchrun; null means one per processor."""
     return (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
 
 
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
-    """Run all cells of experiments; yield each's as it is done. If a worker dies, new ones finish the work, once."""
+    """Run all cells of experiments; yield each grid when it is done. If a worker dies, new ones take over, once."""
     left = {experiment.name: experiment for experiment in experiments}
     for has_died in (False, True):
         try:
@@ -123,7 +123,7 @@ def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -
 
 
 def run_grids(grids: Iterable[Grid], pool: Executor, num_workers: int) -> Iterator[Grid]:
-    """Run the cells of experiments, a process for each network and data; yield each experiment's as it is done."""
+    """Run the cells of experiments, a process for each network and data; yield each grid when it is done."""
     running: dict[Future, tuple[Grid, Part]] = {}
 
     def queue() -> Iterator[tuple[Grid, Part]]:
@@ -161,7 +161,7 @@ class ThisProcess(Executor):
 
 
 def local_pool(num_workers: int, device: str) -> Executor:
-    """Processes of this machine; for one worker, this process alone. On the `device` cuda, GPUs take turns."""
+    """Make a pool of processes, or use this process for one worker. On the `device` cuda, they share out the GPUs."""
     if num_workers == 1:
         return ThisProcess()
     context = multiprocessing.get_context("spawn")
@@ -188,7 +188,7 @@ def _begin(logging_config: Any, folder: Path, gpus: SimpleQueue) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot stop its workers, which would wait for work forever."""
+    """End with a killed parent, which cannot stop its workers: they would wait for work forever."""
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)
@@ -200,7 +200,7 @@ def has_launcher() -> bool:
 
 
 def launch(grids: Iterable[Grid]) -> list[Grid]:
-    """Run the cells of experiments as jobs of Hydra's launcher, one for each part."""
+    """Run the cells of experiments as jobs of Hydra's launcher, one per part."""
     grids, chosen = list(grids), HydraConfig.get()
     overrides = [*chosen.overrides.hydra, *chosen.overrides.task]
     hydra = GlobalHydra.instance().hydra

@@ -17,15 +17,15 @@ from facts.modules.forms import FormName
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
 
-NUM_SHOWN = 3  # layers named among those skipped for one reason
+NUM_SHOWN = 3  # skipped layers that are named for each reason
 
 
 @dataclass(frozen=True)
 class RecoverySummary:
     """Mean distance of the outputs from the original's on held-out samples, before and after a recovery.
 
-    The network learned from `num_samples` others. Of the `seconds`, an interrupted run spent `seconds_before`. Nothing
-    is known of the distances (None) if there were too few samples to hold some out.
+    The network was trained on `num_samples` others. `seconds` includes the `seconds_before` of an interrupted run. The
+    distances are None if there were too few samples to hold some out.
     """
 
     before: float | None
@@ -41,7 +41,7 @@ class RecoverySummary:
         taken = f"{self.seconds / 60:.1f} min" if self.seconds >= 60 else f"{self.seconds:.0f} s"
         text = f"recovered from {self.num_samples:,} samples in {taken}{earlier}"
         if self.before is None or self.after is None:
-            return f"{text}; too few samples to hold some out, and to tell what it gained"
+            return f"{text}; too few samples to hold some out and measure the gain"
         if self.before == self.after:
             return f"{text}: no epoch was better than the start, so no weight is changed; give it more time or data"
         return (
@@ -57,17 +57,17 @@ class Summary:
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `seconds`: by stage, such as reading, calibration, decomposition and search
     - `estimator`, `search`, `refit`: the methods with their options
-    - `parts`: what was truncated; `widths`: by unit, its width before; `rounds`: the ratios at which units were
-      measured again on the way
+    - `parts`: what was truncated; `widths`: each unit's original width; `rounds`: the intermediate ratios at which
+      units were measured again
     - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
     - `rounding`: the largest relative error that a layer's data type causes in its weight
-    - `bounds`: by bounded cost, the fraction that may remain of the compressed layers' cost; `spent` and `budget` are
-      in the unit of that cost, for these layers alone
+    - `bounds`: by bounded cost, the fraction of the compressed layers' cost that may remain; `spent` and `budget` are
+      in the unit of that cost, for these layers only
     - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
-      on the first calibration batch, with the seconds `allowed` and `predicted`. Nothing is `measured` if it is bounded
-      on another device, `latency_device`
+      on the first calibration batch, with the seconds `allowed` and `predicted`. There is no `measured` if it is
+      bounded on another device, `latency_device`
     - `solution`: the solver's status, error, bound and gap, if the search used one
-    - `profile`: the sensitivity profile; by layer, ranks, their shares of the full rank, and errors
+    - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
     - `predicted`: the distance that the search predicted, if it predicts one
     - `distance` of the outputs from the original's on held-out samples, after the last step; `allowed_error`:
       the largest that the budget allowed, None for other budgets; `recovery`: None without one
@@ -181,9 +181,9 @@ class Summary:
         return f"latency, batch of {samples:.0f}" if samples else "latency"
 
     def _kept(self, cost: CostName) -> str:
-        """Fraction of a bounded cost that remains, and the one that was allowed."""
+        """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
         allowed, spent, budget = self.bounds[cost], self.spent.get(cost), self.budget.get(cost)
-        if cost == "latency" or not spent or not budget:  # the last two in a file written by others
+        if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
         kept = f"the compressed {self.parts} keep {allowed * spent / budget:.1%} of their {cost}"
         if self.allowed_error is not None:
@@ -193,9 +193,9 @@ class Summary:
 
 @dataclass(frozen=True, repr=False)
 class CompressionResult:
-    """A compressed network, the rank (None for dense) of each layer, the summary, and why others were skipped.
+    """A compressed network, each layer's rank (None if dense), the summary, and why other layers were skipped.
 
-    `original` is the network that it was made from, `output_error` the distance between outputs, and `held_out` the
+    `original` is the network it was made from, `output_error` the distance between outputs, and `held_out` the
     data on which they are compared; all are None for a loaded result.
     """
 

@@ -1,1 +1,1 @@
-"""Benchmarks, one a file; `python -m experiments.benchmark` runs them."""
+"""Benchmarks, one per file; `python -m experiments.benchmark` runs them."""

@@ -1,4 +1,4 @@
-"""Speed and memory, in one run each: `python -m experiments.benchmark data_pass`, or another of the commands.
+"""Speed and memory, in one run each: `python -m experiments.benchmark data_pass`, or another command.
 
 Variants take turns, A B C A B C, and medians are compared, so that a busy machine slows all of them alike.
 """
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(required=True)
     for module in (data_pass, throughput, latency):
         command = commands.add_parser(module.__name__.rpartition(".")[2], help=module.__doc__)
-        command.add_argument("--repeats", type=int, default=3, help="turns, after one that is not timed")
+        command.add_argument("--repeats", type=int, default=3, help="turns of each variant, after an untimed one")
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(arguments)

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def median_seconds(setting: Setting, repeats: int) -> dict[str, float]:
-    """Time every pass; in a function, to free its sums before the next model's."""
+    """Time every pass; a function of its own frees its sums before the next model's."""
     with passes(setting) as variants:
         times = TimingPolicy(num_turns=repeats, min_seconds=0).times(variants)
         return {name: timing.median for name, timing in times.items()}
@@ -69,13 +69,13 @@ def text(args: argparse.Namespace) -> str:
     kind = "of tensors on the GPU" if args.device.startswith("cuda") else "of the whole process, libraries included"
     return (
         f"Random weights and images; medians of {args.repeats} rounds in which the passes took turns. Peak memory is "
-        f"that {kind}, over two batches, each pass in a process of its own."
+        f"that {kind}, over two batches, with each pass in its own process."
     )
 
 
 @contextmanager
 def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str, Callable[[], None]]]:
-    """Passes over the same batch, to call repeatedly; their sums are allocated, as in a run of many batches."""
+    """Yield passes over the same batch, to call repeatedly; their sums stay allocated, as in a run of many batches."""
     model, batch = setting.build()
     calls: dict[str, Callable[[], None]] = {PLAIN: partial(plain_pass, model, *batch, setting.dtype)}
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def in_own_process(function: Callable[..., float], *arguments: Setting | str) ->
 
 
 def peak_memory(setting: Setting, what: str) -> float:
-    """Peak GiB over two batches, of which the second is added to existing sums."""
+    """Measure the peak memory in GiB over two batches; the second is added to existing sums."""
     with passes(setting, [what]) as variants:
         for _ in range(2):
             variants[what]()

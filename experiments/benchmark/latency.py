@@ -1,4 +1,4 @@
-"""A budget of the network's own latency: the prediction of the search for its plan against new measurements."""
+"""A budget of the network's own latency: what the search predicts for its plan against new measurements."""
 
 import argparse
 
@@ -15,8 +15,8 @@ from facts.cost.timing import TimingPolicy
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ratios", nargs="+", type=float, default=[0.7], help="of the original's latency")
-    command.add_argument("--search", default="memvit", help="random weights: one that runs no network saves time")
-    command.add_argument("--predicted", action="store_true", help="by device times, without correction by measuring")
+    command.add_argument("--search", default="memvit", help="weights are random: one that runs no network saves time")
+    command.add_argument("--predicted", action="store_true", help="use device times, not corrected by measuring")
     add_precision(command)
     add_setting(command, ["deit_b", "swin_b"])
 
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> None:
 
 def text(args: argparse.Namespace) -> str:
     how = (
-        "allotted by what `facts.measure` had found on this device, as if it were another. Nothing is corrected by "
+        "allotted by what `facts.measure` found on this device, as if it were another one. Nothing is corrected by "
         "measuring. Predicted is what the table of device times promises for the plan"
         if args.predicted
-        else "allotted by measuring. Predicted is what the table of the layers promises for the plan, measured is what "
-        "the search accepted, in its time"
+        else "allotted by measuring. Predicted is what the table of the layers promises for the plan, and measured is "
+        "what the search measured when it accepted the plan"
     )
     return (
-        f"Random weights and images, ranks by search={args.search}, {how}; measured again is what came of it: medians "
+        f"Random weights and images, ranks by search={args.search}, {how}; measured again is the outcome: medians "
         f"of {args.repeats} turns with the original. Shares are of the original network's latency for one batch."
     )

@@ -1,4 +1,4 @@
-"""Setting of a benchmark: a network of the paper with random weights, a batch, a device; and its table."""
+"""Setting of a benchmark: one of the paper's networks with random weights, a batch and a device; and its table."""
 
 import argparse
 import datetime

@@ -21,9 +21,9 @@ ORIGINAL = "original"
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ratio", type=float, default=0.5, help="of the linear layers' FLOPs")
-    command.add_argument("--step", type=int, default=16, help="of the ranks of another network, of the same FLOPs")
-    command.add_argument("--runtimes", nargs="+", help="as 'OpenVINO, int8'; default: all that are here")
+    command.add_argument("--ratio", type=float, default=0.5, help="share of the linear layers' FLOPs")
+    command.add_argument("--step", type=int, default=16, help="step of the ranks of a second network, of equal FLOPs")
+    command.add_argument("--runtimes", nargs="+", help="such as 'OpenVINO, int8'; default: all that are installed")
     add_setting(command, ["deit_b", "swin_b"])
 
 
@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def low_rank(model: nn.Module, ratio: float, step: int, form: FormName) -> nn.Module:
-    """Make a network of uniform ranks; its speed does not depend on its weights."""
+    """Make a network with uniform ranks; its speed does not depend on its weights."""
     prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"])
     return compress(prepared, estimator="pela", search=Uniform(rank_multiple=step), ratio=ratio, form=form).model
 
 
 def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
-    """Make a network of units of one ratio, or of scores and outputs that are a share of the width apart from it."""
+    """Make a network with units of one ratio, but scores narrower and outputs wider by the share `apart`."""
     prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"], parts="units")
     plan: Plan = {
         name: int(unit.width * (ratio + apart * {ScoreUnit: -1, OutputUnit: 1}.get(type(unit), 0)))
@@ -78,8 +78,8 @@ def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
 
 def text(args: argparse.Namespace) -> str:
     return (
-        f"Random weights and images, uniform ranks, units of zeros; medians of {args.repeats} turns, in which all "
-        "networks and runtimes took part. The speed-up is over the original in the same runtime and format; over "
-        "all, over the first row. In bfloat16 and float16 PyTorch's networks have weights of that type; int8 was "
-        "calibrated on the batch."
+        f"Random weights and images, uniform ranks, units with zero weights; medians of {args.repeats} turns, in which "
+        "all networks and runtimes took part. The speed-up is over the original in the same runtime and format; over "
+        "all, it is over the first row. In bfloat16 and float16, PyTorch's networks have weights of that type. int8 "
+        "was calibrated on the batch."
     )

@@ -1,4 +1,4 @@
-"""Ten digits in colour, each light on a dark disc: training data of backbones, and the parts of scenes."""
+"""The ten digits in colour, each light on a dark disc: training data for backbones, and the parts of scenes."""
 
 from functools import cache
 from typing import ClassVar, Literal
@@ -31,7 +31,7 @@ class ColouredDigits(Digits):
     num_evaluation: ClassVar[int] = 599
 
     def inspect(self) -> str:
-        return "1,198 training and 599 test digits in colour, drawn from those that are part of scikit-learn"
+        return "1,198 training and 599 test digits in colour, made from those in scikit-learn"
 
     def _draw(self, model: nn.Module, stream: str, count: int, noise: float = 0) -> Batch:
         images, labels = load_coloured("test" if stream == "test" else "train", input_side(model))
@@ -51,7 +51,7 @@ def split_indices(split: Split) -> Tensor:
 
 @cache
 def load_coloured(split: Split, size: int) -> Batch:
-    """Images `[N, 3, size, size]`, a digit in a square of each, normalised as photos are, and their labels `[N]`."""
+    """Draw images `[N, 3, size, size]`, each with a digit, normalised like photos, and their labels `[N]`."""
     draw, data, indices = np.random.default_rng(split == "test"), load_digits(), split_indices(split).numpy()
     images = np.zeros((len(indices), size, size, 3), np.uint8)
     for digit, image in zip(data.images[indices] / 16, images, strict=True):
@@ -65,12 +65,12 @@ def load_coloured(split: Split, size: int) -> Batch:
 
 
 def draw_ground(draw: np.random.Generator) -> np.ndarray:
-    """A dark colour, `[3]` values of 0 to 1."""
+    """Draw a dark colour, `[3]` values from 0 to 1."""
     return draw.uniform(0, 0.2, 3)
 
 
 def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A digit `[8, 8]` on a disc of any size and place in a square `[32, 32, 3]`, and the pixels `[32, 32]` of it."""
+    """Draw a digit `[8, 8]` on a disc of random size and place in a square `[32, 32, 3]`; add its mask `[32, 32]`."""
     diameter = int(draw.choice(DIAMETERS))
     top, left = draw.integers(0, SIDE - diameter + 1, 2)
     dark, light = draw.uniform(0.25, 0.4, 3), draw.uniform(0.85, 1, 3)
@@ -84,12 +84,12 @@ def draw_disc(draw: np.random.Generator, digit: np.ndarray, ground: np.ndarray) 
 
 
 def photographed(draw: np.random.Generator, image: np.ndarray) -> np.ndarray:
-    """The bytes of an image of values of 0 to 1, with some noise."""
+    """Add some noise to an image of values from 0 to 1, and convert it to bytes."""
     return (255 * (image + draw.normal(0, NOISE, image.shape)).clip(0, 1)).astype(np.uint8)
 
 
 def _enlarged(digit: np.ndarray, diameter: int) -> np.ndarray:
-    """The digit in the middle of a square that holds its disc."""
+    """Enlarge a digit in the middle of the square around its disc."""
     margin = round(MARGIN * diameter)
     side = diameter - 2 * margin
     image = F.interpolate(torch.from_numpy(digit)[None, None], size=(side, side), mode="bilinear")

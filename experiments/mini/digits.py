@@ -1,4 +1,4 @@
-"""Recognition of a hundred handwritten digits in noisy views, which needs no download: every image is new."""
+"""Recognition of a hundred handwritten digits in noisy views: every image is new, and nothing is downloaded."""
 
 import math
 from functools import cache
@@ -17,7 +17,7 @@ from facts.utils.random import seed_of
 
 NUM_CLASSES = 100
 SIDE = 16
-MEAN, STD = 4.9, 6.0  # of the pixels, in the data set's own units of 0 to 16
+MEAN, STD = 4.9, 6.0  # of the pixels, in the data set's own units from 0 to 16
 NOISE, NOISE_IN_TRAINING = 0.65, 0.7  # in units of STD
 ROTATION, SCALE, SHIFT = math.radians(10), 0.1, 0.1  # at most; the shift as a fraction of the side
 BLOCK = 2 * NUM_CLASSES
@@ -31,13 +31,13 @@ class Digits(Classification):
     num_sensitivity: Count = 128
     num_factors_per_class: Count = 16
     num_held_out_per_class: Count = 8
-    num_training: Count = 4096  # an epoch
+    num_training: Count = 4096  # per epoch
     seed: Seed = 0  # of the images for calibration and searches
 
     num_evaluation: ClassVar[int] = 3000
 
     def inspect(self) -> str:
-        return f"{self.num_evaluation:,} test images, views of {NUM_CLASSES} digits that are part of scikit-learn"
+        return f"{self.num_evaluation:,} test images, views of {NUM_CLASSES} digits in scikit-learn"
 
     def content_key(self, model: nn.Module) -> str:
         return content_key(self, input_side(model))
@@ -79,17 +79,17 @@ def _split(data: Batch, batch_size: int) -> list[Batch]:
 
 
 def load_digits() -> Any:
-    """scikit-learn's images `[1797, 8, 8]` of values from 0 to 16, and their `target`."""
+    """Load scikit-learn's images `[1797, 8, 8]`, with values from 0 to 16, and their `target`."""
     with needing("experiments", "the embedded data set"):
         from sklearn.datasets import load_digits
     return load_digits()
 
 
 def draw_digits(stream: str, count: int, side: int = SIDE, noise: float = NOISE) -> Batch:
-    """The first images `[count, 1, side, side]` of a stream, and their labels `[count]`: which digit each is.
+    """Draw the first images `[count, 1, side, side]` of a stream, and their labels `[count]`: which digit each is.
 
-    Images are moved, noisy, normalised, and enlarged bilinearly. All draws follow from the stream's name: a shorter
-    part is the beginning of a longer one. In every block of 200 each class appears twice.
+    Images are moved, noisy, normalised, and enlarged bilinearly. All draws follow from the stream's name, so
+    a shorter part is the beginning of a longer one. Each class appears twice in every block of 200.
     """
     blocks = [_block(stream, number, noise) for number in range(math.ceil(count / BLOCK))]
     images, labels = (torch.cat(parts)[:count] for parts in zip(*blocks, strict=True))
@@ -113,7 +113,7 @@ def _originals() -> Tensor:
 
 
 def move(images: Tensor, rotation: float, scale: float, shift: float, generator: torch.Generator) -> Tensor:
-    """Rotate, scale and shift each image `[N, C, H, W]` by at most so many radians, and fractions of its side."""
+    """Randomly rotate (in radians), scale and shift (as fractions) each image `[N, C, H, W]`, up to these limits."""
     spread = torch.tensor([rotation, scale, 2 * shift, 2 * shift])
     angle, size, right, down = ((2 * torch.rand(len(images), 4, generator=generator) - 1) * spread).T
     cos, sin = (1 + size) * torch.cos(angle), (1 + size) * torch.sin(angle)

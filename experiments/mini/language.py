@@ -1,4 +1,4 @@
-"""Language modelling on Python's reference, which the standard library holds for `help()`, with questions made from it.
+"""Language modelling on Python's reference, part of the standard library for `help()`, with questions made from it.
 
 Questions are multiple choice: which of four continuations of a passage is the text's own?
 """
@@ -41,7 +41,7 @@ def paragraphs(split: Split) -> tuple[str, ...]:
 
 @options
 class PythonReference(Language):
-    """Every sixth topic for evaluation, the others for training and calibration; the text is that of this Python.
+    """Every sixth topic for evaluation, the others for training and calibration; the text is this Python version's.
 
     Benchmarks are made from the evaluation text: `num_questions` of each kind.
     """
@@ -51,7 +51,7 @@ class PythonReference(Language):
 
     def inspect(self) -> str:
         sizes = {split: len(self.text(split)) for split in ("training", "evaluation")}
-        return "{training:,} characters to train on and {evaluation:,} others, part of Python".format(**sizes)
+        return "{training:,} characters for training and {evaluation:,} for evaluation, part of Python".format(**sizes)
 
     def text(self, split: Split) -> str:
         return "\n\n".join(paragraphs(split)) + "\n"
@@ -65,12 +65,12 @@ class PythonReference(Language):
 
 
 def other_endings(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """Continuations of other passages."""
+    """Take the continuations of other passages."""
     return draw.sample(others, CHOICES - 1)
 
 
 def other_words(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """The same ending with another first word, drawn by its frequency in the text."""
+    """Replace the first word of the ending by others, drawn by frequency in the text."""
     words = [other[0] for other in others if other[0] != ending[0]]
     chosen: set[str] = set()
     while len(chosen) < CHOICES - 1:
@@ -79,7 +79,7 @@ def other_words(ending: Words, others: list[Words], draw: random.Random) -> list
 
 
 def other_orders(ending: Words, others: list[Words], draw: random.Random) -> list[Words]:
-    """The same words with two neighbours swapped."""
+    """Swap two neighbouring words of the ending."""
     places = [place for place in range(ENDING - 1) if ending[place] != ending[place + 1]]
     drawn = draw.sample(places, CHOICES - 1)
     return [[*ending[:at], ending[at + 1], ending[at], *ending[at + 2 :]] for at in drawn]
@@ -103,7 +103,7 @@ def passages(paragraphs: Sequence[str]) -> list[tuple[Words, Words]]:
 
 
 def questions(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> list[dict[str, Any]]:
-    """Make at most `count` of a kind: a `context`, `choices`, and the index of the right one as `answer`."""
+    """Make at most `count` questions of a kind: a `context`, `choices`, and the index of the right one as `answer`."""
     found, draw = passages(paragraphs), random.Random(f"{kind} {seed}")
     made = []
     for place in sorted(draw.sample(range(len(found)), min(count, len(found)))):
@@ -117,7 +117,7 @@ def questions(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> li
 
 
 def benchmark(kind: str, paragraphs: Sequence[str], count: int, seed: int) -> dict[str, Any]:
-    """The questions as a task of lm-eval."""
+    """Make a task of lm-eval from the questions."""
 
     def load(**_: Any) -> dict[str, Any]:
         from datasets import Dataset

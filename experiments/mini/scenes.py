@@ -1,4 +1,4 @@
-"""Detection and segmentation of scikit-learn's digits in scenes, in the files of COCO and of ADE20K."""
+"""Detection and segmentation of scikit-learn's digits in scenes, in the file layouts of COCO and ADE20K."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ CLASSES = ("ground", *map(str, range(10)))
 
 @options
 class DigitDetection(Coco):
-    """Scenes of digits, written to `root` at the first use."""
+    """Scenes of digits, written to `root` on first use."""
 
     def __post_init__(self):
         write_coco(Path(self.root))
@@ -36,7 +36,7 @@ class DigitDetection(Coco):
 
 @options
 class DigitSegmentation(ADE20K):
-    """Scenes of digits, written to `root` at the first use; the background is a class too."""
+    """Scenes of digits, written to `root` on first use; the background is a class too."""
 
     def __post_init__(self):
         write_ade20k(Path(self.root))
@@ -48,7 +48,7 @@ class DigitSegmentation(ADE20K):
 
 @dataclass(frozen=True)
 class Scene:
-    """An image `[H, W, 3]` of bytes, and its digits: their classes, and the pixels `[H, W]` of each."""
+    """An image `[H, W, 3]` of bytes, and its digits: their classes and masks `[H, W]`."""
 
     image: np.ndarray
     labels: list[int]

@@ -1,10 +1,10 @@
 """Train the small networks of the `mini` profile: `python -m experiments.mini.train`.
 
-A fixed number of epochs, then the last weights: the test images select no weights. The classifiers have about 64
-channels and 6 to 8 blocks; noise and training were chosen for dense networks of 85 to 95 % (docs/reproducing.md). Sizes
-of the base networks were chosen, the others follow; some train for other numbers of epochs, for the same accuracies.
-Detectors and segmenters are trained from classifiers of digits in colour, by the last recipe of PELA's protocol. The
-language model learns Python's reference; its size and epochs were chosen for its perplexity on other topics.
+Training keeps the weights of the last epoch: the test images select nothing. The classifiers have about 64 channels and
+6 to 8 blocks; noise and training were chosen so that dense networks reach 85 to 95 % (docs/reproducing.md). Sizes were
+chosen for the base networks, and the others follow; some train for a different number of epochs, to be as accurate.
+Detectors and segmenters start from classifiers of coloured digits, by the last recipe of PELA's protocol. The language
+model learns Python's reference; its size and number of epochs were chosen by its perplexity on other topics.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from facts.tasks.classification.base import Batch, are_right, percentage
 from facts.tasks.language.base import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
-WITHIN = "experiments/mini/checkpoints"  # of the recipes' relative names
+WITHIN = "experiments/mini/checkpoints"  # the start of the weights' paths in recipes
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster
 EPOCHS_OF_TEXT = 15
@@ -53,7 +53,7 @@ def mini_recipe(name: str, **overrides: str) -> Recipe:
 
 
 def mini_recipes() -> dict[str, Recipe]:
-    """All small networks, classifiers first; classifiers that only serve as backbones are called by their files."""
+    """All small networks, classifiers first; classifiers that serve only as backbones are named after their files."""
     recipes = {path.stem: mini_recipe(path.stem) for path in FILES}
     dense = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, OpenMMLabModel)}
     classifiers = [recipe.classifier for recipe in dense.values() if recipe.classifier]
@@ -77,11 +77,11 @@ class ColouredEpoch:
 
 
 def epochs_for(model: nn.Module, seed: int, batch_size: int) -> Callable[[int], ColouredEpoch | list[Batch]]:
-    """The batches of an epoch by its number: noisy digits, or those in colour for a network of three channels."""
+    """Map an epoch's number to its batches: noisy digits, or coloured ones for a network with three channels."""
     channels, _, side = model.pretrained_cfg["input_size"]
     if channels == 3:
         coloured = ColouredEpoch(side, seed, batch_size)
-        return lambda epoch: coloured  # new each time it is read
+        return lambda epoch: coloured  # differs each time it is read
     return partial(Digits(batch_size=batch_size).training, model, seed=seed)
 
 
@@ -115,7 +115,7 @@ def train_classifier(recipe: Recipe, epochs: int, seed: int) -> nn.Module:
         if isinstance(module, nn.Linear):  # as PyTorch does by default: timm's spread is too small for narrow networks
             nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
     train(model, epochs, seed)
-    return model.half().float()  # as its checkpoint stores it
+    return model.half().float()  # rounded as in its checkpoint
 
 
 def top1_on_test(model: nn.Module) -> float:
@@ -152,10 +152,10 @@ def main(arguments: list[str] | None = None) -> None:
     recipes = mini_recipes()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(recipes), help=f"any of {', '.join(recipes)} (default: all)")
-    parser.add_argument("--epochs", type=int, help="of the classifiers (default: 16 to 48, in colour 60)")
+    parser.add_argument("--epochs", type=int, help="number for the classifiers (default: 16 to 48, in colour 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=CHECKPOINTS, help="where the checkpoints are written")
-    parser.add_argument("--scenes", type=Path, default=Path("results"), help="where scenes are written, and read again")
+    parser.add_argument("--scenes", type=Path, default=Path("results"), help="where scenes are written and read")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(recipes):
         parser.error(f"no small network called {', '.join(sorted(unknown))}: there are {', '.join(recipes)}")

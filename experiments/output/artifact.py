@@ -14,7 +14,7 @@ from experiments.record import versions
 
 
 def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: Path) -> None:
-    """Log the files of the experiment in `folder` as an artifact of type `report`, one version a call."""
+    """Log the files of the experiment in `folder` as an artifact of type `report`, one version per call."""
     import wandb
 
     snapshot = Path(run.dir).with_name("report")  # a copy: the next table may be written before this is synced

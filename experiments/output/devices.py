@@ -9,7 +9,7 @@ from experiments.grid import GridCell
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_records
 
-# The code too, since not every machine is at hand when it changes.
+# The code is one of them, since not every machine is available when it changes.
 OWN_TO_A_DEVICE = ("machine", "num_threads", "code")
 
 
@@ -17,7 +17,7 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
     """Add a row for each other device: the latest record of a cell there, or the paper's values."""
     own = [cell for cell in grid if cell.record]
     found: dict[tuple[str, str], GridCell] = {}
-    known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are whole
+    known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are complete
     for record in sorted((each for each in known if each.status == "done"), key=lambda record: record.time):
         for cell in own:
             assert cell.record
@@ -29,7 +29,7 @@ def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: 
 
 
 def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[Record]:
-    """Collect records for the table's file: its cells' and earlier ones of other work or devices."""
+    """Collect records for the table's file: those of its cells, and earlier ones of other work or devices."""
     records = [cell.record for cell in grid if cell.record]
     here = {(work_of(record), device_of(record)) for record in records}
     earlier = published_records(experiment.name, folder)

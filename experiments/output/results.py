@@ -95,7 +95,7 @@ def log_table(run: Any, entries: list[Entry], grid: list[GridCell]) -> None:
 
 
 def link_of(record: Record | None, run: Any) -> str:
-    """Link to a record's W&B run, by its id alone if `run` is offline; empty if the record was made without W&B."""
+    """Link to a record's W&B run, or give only its id if `run` is offline; empty if the record was made without W&B."""
     if record is None or record.config["tracking"]["mode"] == "disabled":
         return ""
     return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"

@@ -24,7 +24,7 @@ PAIRS_APART = "Pairs apart"
 FEWEST_RANKED = 5
 SOURCES = ("ours", "paper", "difference")
 NUMBERS = (*SOURCES, "standard_error", "deviation", "behind", "count", "p_value")
-LEVEL = "*"  # marks the best of a column, and what is not apart from it
+LEVEL = "*"  # marks the best of a column, and any method not apart from it
 ERRORS = (
     f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
     "standard errors of it, on the same images. Pairs apart are those with more than two between them."
@@ -122,7 +122,7 @@ def methods_of(
 
 
 def is_dense(overrides: list[str]) -> bool:
-    """Check whether a row's overrides leave the network as it is."""
+    """Check whether a row's overrides leave the network unchanged."""
     return "estimator=none" in overrides and not any(override.startswith("pruning=") for override in overrides)
 
 
@@ -180,7 +180,7 @@ def read_entries(path: Path) -> list[Entry]:
     """Read the long table; empty if there is none."""
     if not path.exists():
         return []
-    numbers = {name: [""] for name in NUMBERS}  # all else is text, a row called "None" too
+    numbers = {name: [""] for name in NUMBERS}  # everything else is text, even a row called "None"
     types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str), "count": "Int64"}
     table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
     return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
@@ -202,7 +202,7 @@ def arrange(
 ) -> pd.DataFrame:
     """Arrange entries by row, and by column, metric and source.
 
-    FLOPs of small networks are in MFLOPs, without the published ones.
+    FLOPs of small networks are in MFLOPs, without the published values.
     """
     flops = {entry: entry.ours for entry in entries if entry.metric.startswith("gflops") and entry.ours is not None}
     unit, per_gflop = flops_unit(flops.values())
@@ -238,7 +238,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """Make a table of only the ranked metric, ours and the published one in brackets: narrow enough for a terminal."""
     ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
     by_place = {(entry.row, entry.column): entry for entry in ranked}
-    brackets = f", in brackets the {experiment.published_in}'s" if in_paper(entries) else ""
+    brackets = f", the {experiment.published_in}'s in brackets" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
     table.add_column(experiment.axis_title or "Method", no_wrap=True)
     for column in experiment.columns:

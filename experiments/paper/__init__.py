@@ -1,4 +1,4 @@
-"""Published values, from the paper or where an experiment is `published_in`: one CSV an experiment, a line a value."""
+"""Published values, from the paper or an experiment's `published_in`: one CSV per experiment, one line per value."""
 
 import csv
 from functools import cache

@@ -1,1 +1,1 @@
-"""Methods outside the package: each a class, with its options beside it in a folder that Hydra searches."""
+"""Methods outside the package: each is a class, with its options next to it in a folder that Hydra searches."""

@@ -1,4 +1,4 @@
-"""What the projections of an attention read, in the features of its heads' cores."""
+"""Statistics of the inputs of attention, in the features of its heads' cores."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ from facts.utils.batches import shared, to_device
 
 
 def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[nn.Module, Heads]:
-    """The first projection of a unit's attention, whose inputs all projections read, and the attention's heads."""
+    """Find the first projection of a unit's attention, which has the same inputs as the others, and the heads."""
     attention = problem.model.get_submodule(unit.owner)
     roles = Roles.of(attention)
     assert roles
@@ -25,7 +25,7 @@ def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[
 
 
 def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
-    """E[y yᵀ] `[d, d]` in float64, by the call of a unit of attention: y are a token's keys, or its values."""
+    """Compute E[y yᵀ] `[d, d]` in float64 for each call of an attention unit: y are a token's keys or values."""
     units = [unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit | OutputUnit)]
     projections = {unit.owner: heads_of(problem, unit) for unit in units}
     sizes = {owner: heads.queries.shape[-1] for owner, (_, heads) in projections.items()}

@@ -1,7 +1,7 @@
-"""The error model of LEMS and ASVD+: one measured divergence a layer, along the curve of the energy that is lost.
+"""The error model of LEMS and ASVD+: one measured divergence per layer, along the curve of lost energy.
 
-From the published code, `lems-svd/lems` (Thoma et al., ICML 2026), with our candidates' ranks, and with random draws of
-the bias in place of Optuna's.
+From the published code, `lems-svd/lems` (Thoma et al., ICML 2026), but with our candidate ranks, and with random draws
+of the bias instead of Optuna's.
 """
 
 import random
@@ -37,12 +37,12 @@ class TemperedDivergence:
 
 @options
 class ErrorModel:
-    """Errors of every layer at multiples of `rank_multiple` between two ratios, `least_ratio` and 0.95.
+    """Modelled errors of every layer at multiples of `rank_multiple` between the ratios `least_ratio` and 0.95.
 
-    The divergence at `measured_ratio`, times the energy lost at a rank over that lost there. In a language model, block
-    b of B has its errors times 1 + γ h(b); h is Σ_{k >= b} (k + 1)^-α, scaled to fall from 1 in the first block to 0 in
-    the last. Of `num_trials` random draws of α and γ, up to `max_decay` and `max_bias`, the plan is taken whose network
-    has the nearest outputs. Networks that read no tokens have no such bias.
+    A rank's error is the divergence at `measured_ratio`, times the energy lost at the rank over that lost there. In a
+    language model, errors in block b are multiplied by 1 + γ h(b); h is Σ_{k >= b} (k + 1)^-α, scaled to fall from 1 in
+    the first block to 0 in the last. α and γ are drawn `num_trials` times, up to `max_decay` and `max_bias`; the plan
+    whose network has the nearest outputs is used. Networks that do not read tokens have no such bias.
     """
 
     MOST: ClassVar[float] = 0.95
@@ -57,7 +57,7 @@ class ErrorModel:
     seed: int = 0
 
     def best_plan(self, problem: AllocationProblem, plan_of: Callable[[Profile], Plan]) -> tuple[Plan, Profile]:
-        """The plan that a search makes of the errors, and the errors."""
+        """Make a search's plan from the errors; return it with the errors."""
         errors = self.errors(problem)
         if not reads_tokens(problem.model):
             return plan_of(errors), errors
@@ -88,7 +88,7 @@ class ErrorModel:
         return errors
 
     def error(self, problem: AllocationProblem) -> OutputError:
-        """The divergence at the temperature; the problem's own error if its outputs are no logits."""
+        """The divergence at the temperature, or the problem's own error if its outputs are not logits."""
         own = problem.calibration.output_error
         return TemperedDivergence(self.temperature) if own is kl_divergence else own
 
@@ -101,7 +101,7 @@ class ErrorModel:
 
 
 def block_numbers(problem: AllocationProblem) -> dict[str, int]:
-    """Each part's block, from 0 in the network's order; a part outside of all blocks is in that of the one before."""
+    """Number each part's block from 0, in the network's order; a part outside all blocks is in the previous one."""
     numbers: dict[nn.Module, int] = {}
     found, last = {}, 0
     for name, part in problem.parts.items():
@@ -113,7 +113,7 @@ def block_numbers(problem: AllocationProblem) -> dict[str, int]:
 
 
 def block_weights(num_blocks: int, decay: float, bias: float) -> np.ndarray:
-    """Factors `[num_blocks]` of the blocks' errors, from 1 + `bias` to 1; 1 if there is but one block."""
+    """Factors `[num_blocks]` of the blocks' errors, from 1 + `bias` to 1; 1 if there is only one block."""
     terms = np.arange(1.0, num_blocks + 1) ** -decay
     sums = terms[::-1].cumsum()[::-1]
     return 1 + bias * (sums - sums[-1]) / max(sums[0] - sums[-1], np.finfo(float).tiny)

@@ -48,15 +48,15 @@ class Analysis(ABC):
     """Whether its values depend on the hardware."""
 
     def check(self, model: nn.Module, estimator: Estimator | None) -> None:  # noqa: B027 - not every analysis has a condition
-        """Check, before any work, that the analysis can be made. Raises an error that says what is missing."""
+        """Check, before any work, that the analysis can run. Raises an error that says what is missing."""
 
     @abstractmethod
     def run(self, subject: Subject) -> Findings:
-        """Measure the subject. Raises `ValueError` if the subject lacks something that is needed."""
+        """Measure the subject. Raises `ValueError` if the subject lacks something it needs."""
 
 
 def groups_within(layers: Mapping[str, nn.Linear], max_weights: int) -> Iterator[list[str]]:
-    """Divide the layers' names, in order, into groups of at most `max_weights` weights, or of one larger layer."""
+    """Divide the layers' names, in order, into groups of at most `max_weights` weights; a larger layer stands alone."""
     group: list[str] = []
     for name in layers:
         if group and sum(layers[each].weight.numel() for each in (*group, name)) > max_weights:

@@ -1,4 +1,4 @@
-"""Cross-token terms of the Fisher, which the zero-cross-moment assumption drops, against the token-local ones.
+"""Cross-token terms of the Fisher, which the zero-cross-moment assumption drops, compared with the token-local ones.
 
 Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of a sample.
 """
@@ -24,7 +24,7 @@ from facts.moments import (
 )
 from facts.utils.options import options
 
-MAX_VALUES = 2**29  # of each of the two kinds of products held at once: 2 GiB in float32, and as much for the probes
+MAX_VALUES = 2**29  # in each of the two products held at once: 2 GiB in float32, and as much for the probes
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class ChangeEnergies(Moment):
 
     changes: Mapping[str, Tensor] = field(repr=False)
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # another plan has another change
+    __eq__, __hash__ = object.__eq__, object.__hash__  # each plan has its own change
 
     def shapes(self, d_in, d_out):
         return (), ()
@@ -52,9 +52,9 @@ class ChangeEnergies(Moment):
 
 @options
 class CrossMoments(Analysis):
-    """The dropped cross-token part over the kept token-local one, on the held-out samples; 0 if nothing is lost.
+    """Ratio of the dropped cross-token part to the kept token-local one, on held-out samples; 0 if nothing is lost.
 
-    Values by layer; the metrics are their means over layers. `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher
+    Values are by layer; metrics are their means over layers. `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher
     itself, from `num_probes` probes, with its standard error `operator_error`. `input_side`, `grad_side`: the same
     ratio for E[DᵀD] and E[DDᵀ], whose cross-token part vanishes by the assumption (paper, 4.1). `loss`: E[Σ_{t≠s} e_t
     e_s] / E[Σ_t e_t²] along the change ΔW of compression, at least -1; absent for a layer left dense.

@@ -14,15 +14,15 @@ from facts.moments import FisherProducts, LayerMoments
 from facts.moments.products import make_probes
 from facts.utils.options import options
 
-MAX_VALUES = 2**30  # of the products held at once: 4 GiB in float32, and as much for their probes
+MAX_VALUES = 2**30  # in the products held at once: 4 GiB in float32, and as much for their probes
 
 
 @options
 class FisherSimilarity(Analysis):
     """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
 
-    `factors: raw` are the estimator's own; `shrunk` those of the decomposition, repairs included. Metrics: `cosine`,
-    the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
+    `factors: raw` takes the estimator's own factors; `shrunk` those of the decomposition, shrunk and repaired. Metrics:
+    `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
     """
 
     num_probes: Annotated[int, Field(ge=2)] = 32

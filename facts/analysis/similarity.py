@@ -18,7 +18,7 @@ class Estimate:
 
 
 def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> Tensor:
-    """⟨F V, F̂ V⟩, ‖F V‖² and ‖F̂ V‖² of each probe V, with F̂ V = B V A: `[K, 3]` in float64.
+    """Compute ⟨F V, F̂ V⟩, ‖F V‖² and ‖F̂ V‖² of each probe V, with F̂ V = B V A: `[K, 3]` in float64.
 
     `products` `[K, m, n]` are F V, `probes` `[K, m, n]` are V. F V and the factors are divided by their norms, which
     leaves the cosine unchanged. Raises `ValueError` if one of them is zero.
@@ -63,7 +63,7 @@ def _estimate(value: Tensor, influence: Tensor) -> Estimate:
 
 
 def _unit(matrix: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)  # whose square float32 may not hold
+    norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)  # float32 may not hold its square
     if norm == 0:
         raise ValueError("the cosine is not defined: a layer's gradients, or an estimator's factor, are all zero")
     return matrix / norm.to(matrix.dtype)

@@ -45,7 +45,7 @@ def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers:
         if name == "residual" and isinstance(layer, LowRankLayer):
             rank = FORMS["plain"].rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
             network.set_submodule(each, WithResidual(layer, rank))
-        elif name == "two_of_four":  # without the two smallest of every four weights in a row
+        elif name == "two_of_four":  # drop the two smallest of every four weights in a row
             groups = layer.weight.detach().unflatten(1, (-1, 4))
             keep = torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, groups.abs().topk(2).indices, True)
             sparse = torch.sparse.to_sparse_semi_structured((groups * keep).flatten(1))
@@ -55,11 +55,11 @@ def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers:
 
 @options
 class Throughput(Analysis):
-    """Samples per second of the compressed network, the original and other `variants`, which take turns.
+    """Samples per second of the compressed network, the original and other `variants`, measured in turns.
 
     `residual` adds MemViT's residual to each low-rank layer, `half` is the original in half precision, `two_of_four`
-    makes its layers 2:4 sparse; weights of variants are meaningless. For a variant that the device cannot run, the
-    values hold the reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is the time
+    makes its layers 2:4 sparse; variants are for timing only. If the device cannot run a variant, the values hold the
+    reason. `speedup` is over the original, `two_of_four_speedup` over `half`; `latency_ms` is the time
     of one batch in the compressed network.
     """
 

@@ -18,7 +18,7 @@ from facts.utils.options import options
 from facts.utils.progress import with_progress
 
 GRAM_BYTES = 2**27
-MIN_SAMPLES = 21  # below, hyppo permutes samples instead of using the chi-square limit
+MIN_SAMPLES = 21  # with fewer, hyppo permutes samples instead of using the chi-square limit
 
 
 @options
@@ -61,7 +61,7 @@ class TokenCoupling(Analysis):
 
 
 def cross_token_coupling(store: TokenStore, max_bytes: int = GRAM_BYTES) -> Tensor:
-    """The map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F over the mean of its diagonal, in float64 on the CPU.
+    """Map `[T, T]` of ‖K_x^(t,s) ⊙ K_g^(t,s)‖_F divided by the mean of its diagonal, in float64 on the CPU.
 
     K_x^(t,s) `[N, N]` holds the inner products of token t's inputs in one sample with token s's in another, K_g those
     of the output gradients. Several rows t are computed at once: peak memory is about four times `max_bytes`.

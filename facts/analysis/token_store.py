@@ -15,9 +15,9 @@ from facts.utils.progress import with_progress
 
 
 class TokenStore:
-    """A layer's inputs and output gradients by token: one file a batch and kind, token first.
+    """A layer's inputs and output gradients by token: one file per batch and kind, token axis first.
 
-    They are read divided by their root mean square, so that products of four stay within the range of float32.
+    Reading divides them by their root mean square, so that products of four stay within the range of float32.
     """
 
     def __init__(self):
@@ -36,11 +36,11 @@ class TokenStore:
 
     @property
     def widest(self) -> int:
-        """The larger number of features, of inputs or of gradients."""
+        """The number of features of inputs or of gradients, whichever is larger."""
         return max(parts[0].shape[2] for parts in self.parts.values())
 
     def add(self, batch: LayerBatch) -> None:
-        """Append a batch. Raises `ValueError` if it has another number of tokens than the batches before."""
+        """Append a batch. Raises `ValueError` if its number of tokens differs from that of earlier batches."""
         if self.parts["inputs"] and batch.x.shape[1] != self.num_tokens:
             raise ValueError(
                 f"token positions can only be compared if all batches have the same number: {self.num_tokens} before, "

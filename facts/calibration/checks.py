@@ -1,4 +1,4 @@
-"""Checks of a network, its data and the functions of its outputs, before any pass and after it."""
+"""Checks of a network, its data and the functions of its outputs, before and after the data passes."""
 
 import math
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ from facts.utils.batches import described, to_device
 
 
 def refuse_undifferentiable(model: nn.Module) -> None:
-    """Raises `ValueError` for TorchScript, and for tensors or a mode that are for inference alone."""
+    """Raises `ValueError` for TorchScript, and for parameters or a mode that only allow inference."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(f"{type(model).__name__} is TorchScript: give the network that it was traced or scripted from")
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
-            "(torch.no_grad() is no obstacle)"
+            "(torch.no_grad() is fine)"
         )
 
 
 def with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The batch itself. Raises `ValueError` if it has no samples."""
+    """Return the batch itself. Raises `ValueError` if it has no samples."""
     first = next((leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)), None)
     if first is not None and first.shape[:1] == (0,):
         raise ValueError(f"a batch of the data holds no samples ({described(first)}): leave it out")
@@ -36,13 +36,13 @@ def with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def outputs_of_first(model: nn.Module, inputs: Any, precision: torch.dtype) -> Any:
-    """The outputs for the first sample of a batch. Raises `ValueError` if the network cannot read it."""
+    """Compute the outputs for the first sample of a batch. Raises `ValueError` if the network cannot read it."""
     device = next(model.parameters()).device
     inputs = to_device(inputs, device)
     with torch.no_grad(), evaluating(model), autocast(device, precision):
         try:
             return run(model, first_sample(inputs) if has_row_per_sample(inputs) else inputs)
-        except (IndexError, ValueError) as error:  # as networks raise for other shapes
+        except (IndexError, ValueError) as error:  # networks raise these for other shapes
             raise ValueError(
                 f"{type(model).__name__} cannot read the first sample of {described(inputs)} ({error}): a batch has "
                 "its samples along the first axis, images as [N, C, H, W]"
@@ -62,7 +62,7 @@ def refuse_unfit_functions(
     with torch.no_grad():
         try:
             float(output_error(outputs, outputs))
-        except Exception as error:  # of anybody's code, on anything
+        except Exception as error:  # from anybody's code, on any input
             first, *_ = str(error).splitlines() or [repr(error)]
             raise ValueError(
                 f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
@@ -81,7 +81,7 @@ def refuse_unfit_functions(
 def not_reached(
     model: nn.Module, layers: Mapping[str, nn.Module], loss: Loss, batch: tuple[Any, Any], precision: torch.dtype
 ) -> list[str]:
-    """The layers that the loss of the first sample does not depend on, such as a pooler whose output is not used."""
+    """Find the layers that do not affect the loss of the first sample, such as a pooler whose output is not used."""
     marks, device = dict[str, Tensor](), next(model.parameters()).device
     inputs, targets = to_device(first_sample(batch), device)
     with ExitStack() as stack, torch.enable_grad(), frozen(model), autocast(device, precision):
@@ -100,5 +100,5 @@ def refuse_not_finite(original: Any, changed: Any) -> None:
         if isinstance(expected, Tensor) and (expected.isfinite() & ~found.isfinite()).any():
             raise ValueError(
                 "the compressed network gives NaN or infinity where the original's outputs are finite: try "
-                'form="plain", or float32 if the network or the precision is half'
+                'form="plain", or float32 if the network or precision is half'
             )

@@ -26,13 +26,13 @@ class CutMix:
     """Batches of images `[N, C, H, W]`, each with a rectangle of another one, and soft targets `[N, num_classes]`.
 
     `data` are images with class indices `[N]`, in any form that `facts.compress` takes. The other image is the previous
-    one in the batch (for the first image, the last). A batch has one rectangle; the share of an image that it leaves is
-    drawn from Beta(`alpha`, `alpha`), and is larger if the edge cuts the rectangle. The targets are the shares of
-    pixels; images without labels have none. `seed` and the number of a batch determine its rectangle, so every pass
-    sees the same images. A batch of one image, other than the first, stays as it is. Raises `ValueError` for other
-    data, and for a first batch of one image.
+    one in the batch (for the first image, the last). A batch has one rectangle; the share of an image left outside it
+    is drawn from Beta(`alpha`, `alpha`), and grows if the image's edge cuts the rectangle. Targets weight both classes
+    by these shares; images without labels have no targets. `seed` and the number of a batch determine its rectangle, so
+    every pass sees the same images. A later batch of one image stays unchanged. Raises `ValueError` for other data, and
+    for a first batch of one image.
 
-    Source: Yun et al., "CutMix", ICCV 2019; torchvision mixes.
+    Source: Yun et al., "CutMix", ICCV 2019; mixed by torchvision.
     """
 
     data: Any = field(repr=False)
@@ -52,12 +52,12 @@ class CutMix:
         return length_hint(self.batches)
 
     def shard(self, rank: int, size: int) -> Iterator[Batch]:
-        """The share of the process `rank`, with the rectangles that one process would draw."""
+        """Share of process `rank`, with the rectangles that a single process would draw."""
         return self._mixed(self.batches.shard(rank, size), count(rank, size))
 
     @cached_property
     def batches(self) -> Batches:
-        batches = as_batches(self.data, nn.Identity())  # for which classes are targets, and not tokens
+        batches = as_batches(self.data, nn.Identity())  # for a model with classes, not tokens, as targets
         if batches is None:
             raise ValueError("CutMix mixes the images of data, and got none: give batches of images")
         assert isinstance(batches, Batches)
@@ -69,14 +69,14 @@ class CutMix:
             indices = self._class_indices(inputs, labels)
             if number == 0 and len(indices) == 1:
                 raise ValueError(
-                    "CutMix mixes images of a batch, and the first has only one: give batches of two or more"
+                    "CutMix mixes the images of a batch, but the first has only one: give batches of two or more"
                 )
             with seeded(self.seed, number):
                 mixed, targets = mix(inputs, indices)
             yield mixed, None if labels is None else targets
 
     def _class_indices(self, inputs: Any, labels: Any) -> Tensor:
-        """The labels of a batch, zeros if it has none. Raises `ValueError` for what is not images and class indices."""
+        """Labels of a batch, zeros if it has none. Raises `ValueError` if they are not indices for images."""
         images = tree_leaves(inputs)
         are_images = len(images) == 1 and isinstance(images[0], Tensor) and images[0].ndim == 4
         if are_images and labels is None:

@@ -20,7 +20,7 @@ from facts.utils.batches import batch_size
 
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
-BATCH_SIZE = 64  # of samples that come without batches
+BATCH_SIZE = 64  # for samples that are not in batches
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 
 
@@ -29,8 +29,8 @@ class Batches:
     """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
 
     A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. For language
-    models that continue a text, the targets are the next tokens. A `DataLoader` that shuffles by PyTorch's own
-    generator yields the same batches each time.
+    models that continue a text, the targets are the next tokens. A `DataLoader` that shuffles with PyTorch's
+    default generator yields the same batches every time.
     """
 
     data: Iterable[Any]
@@ -47,7 +47,7 @@ class Batches:
         return length_hint(self.data)
 
     def shard(self, rank: int, size: int) -> "Batches":
-        """The share of the process `rank`; data with a `shard` of their own leave the other shares unread."""
+        """Share of process `rank`; data with their own `shard` need not read the other shares."""
         own = getattr(self.data, "shard", None)
         return Batches(own(rank, size) if own else islice(_in_one_order(self.data), rank, None, size), self.model)
 
@@ -66,9 +66,9 @@ def _in_one_order(data: Iterable[Any]) -> Iterator[Any]:
 
 
 def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] | None:
-    """Convert the data to batches of `(inputs, targets)` that can be read again and again.
+    """Convert the data to batches of `(inputs, targets)` that can be read repeatedly.
 
-    A tensor or an array holds inputs along its first axis, a dataset samples: both are divided into batches.
+    Tensors and arrays, of inputs along the first axis, and datasets of samples are divided into batches.
     """
     if data is None or isinstance(data, Batches):
         return data
@@ -82,14 +82,14 @@ def as_batches(data: Iterable[Any] | None, model: nn.Module) -> Iterable[Batch] 
 
 
 def _can_be_read_once(data: Iterable[Any]) -> bool:
-    """Whether each pass would go on where the last one ended: the data, or what a loader reads, has one iterator."""
+    """Check whether a pass would continue where the last one ended, as the data or a loader's dataset iterate once."""
     if isinstance(data, DataLoader):
         return isinstance(data.dataset, IterableDataset) and _can_be_read_once(data.dataset)
     return iter(data) is iter(data)
 
 
 def _as_pair(batch: Any, model: nn.Module) -> Batch:
-    """Convert one batch, and arrays to tensors. Raises `ValueError` for another form, a sample, and padded texts."""
+    """Convert one batch, and its arrays to tensors. Raises `ValueError` for other forms, samples and padded texts."""
     batch = tree_map_only(UserDict, dict, batch)  # what processors and tokenizers of transformers return
     batch = tree_map_only(np.ndarray, torch.from_numpy, batch)
     if isinstance(batch, list | tuple) and len(batch) == 2:
@@ -133,7 +133,7 @@ def _refuse_what_does_not_follow(tokens: Any, targets: Any) -> None:
 
 @dataclass(frozen=True)
 class FirstSamples:
-    """The first batches of some data, until they hold `num_samples`."""
+    """The first batches of some data, until they hold at least `num_samples`."""
 
     batches: Iterable[Batch]
     num_samples: int

@@ -16,16 +16,16 @@ from facts.modules.networks import run
 from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence
 from facts.utils.batches import batch_size, gathered, in_parts, shared, to_device
 
-TOO_FAR = 0.2  # a share; a ViT-Tiny with a share of 0.13 was 14 points less accurate, one with 0.38 41 points
+TOO_FAR = 0.2  # a share; a ViT-Tiny lost 14 points of accuracy at a share of 0.13, and 41 points at 0.38
 FEW = 8  # samples; with fewer the standard error is itself a guess
-LEAST_INFORMATION = 1e-9  # nats a sample: a hundred times what rounding logits to float32 adds
+LEAST_INFORMATION = 1e-9  # nats per sample: a hundred times what rounding logits to float32 adds
 
 
 @dataclass(frozen=True)
 class Distance:
     """Mean error of the outputs over `num_samples`, and the `share` of the original outputs' information that is lost.
 
-    A share of 1 is the error of constant outputs (KL divergence) or of zero (squared error). It is None for other
+    A share of 1 is the error of constant outputs (KL divergence) or zeros (squared error). It is None for other
     errors, and if the original's outputs hardly depend on its inputs. `standard_error` of the mean is None for a single
     sample.
     """
@@ -37,8 +37,8 @@ class Distance:
 
     @property
     def is_too_far(self) -> bool:
-        """Whether the budget is too small for the network."""
-        return self.num_samples >= FEW and self.share is not None and not self.share <= TOO_FAR  # NaN is
+        """Whether the budget is too small for the network, as far as the distance shows."""
+        return self.num_samples >= FEW and self.share is not None and not self.share <= TOO_FAR  # also true for NaN
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
@@ -58,13 +58,13 @@ def distance(
     precision: torch.dtype,
     num_parts: int = 1,
 ) -> Distance | None:
-    """Compare the outputs of two networks on batches, which processes share; None if there are no batches.
+    """Compare the outputs of two networks on batches, shared by all processes; None if there are no batches.
 
     `precision` is the autocast type; each batch is divided into `num_parts`. Raises `ValueError` for an error that is
     not finite.
     """
     device, information = next(changed.parameters()).device, _Information()
-    own: list[tuple[float, int]] = []  # error and number of samples, each by itself if outputs can be divided
+    own: list[tuple[float, int]] = []  # error and number of samples: one each if outputs can be divided
     with torch.inference_mode(), evaluating(original), evaluating(changed), autocast(device, precision):
         for part, _ in (part for inputs, _ in shared(batches) for part in in_parts((inputs, None), num_parts)):
             part = to_device(part, device)
@@ -92,7 +92,7 @@ def distance(
 
 
 def _by_sample(outputs: Any, size: int) -> Iterator[tuple[Any, int]]:
-    """Divide outputs into those of each of `size` samples, if all tensors have a row for each."""
+    """Divide outputs by sample if all tensors have a row for each of `size` samples; otherwise keep them whole."""
     if all(isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size for leaf in tree_leaves(outputs)):
         for row in range(size):
             yield tree_map_only(Tensor, lambda tensor: tensor[row : row + 1], outputs), 1  # noqa: B023
@@ -104,7 +104,7 @@ class _Information:
     """Information in class logits: the sum over rows of their KL divergence from the mean distribution of all rows."""
 
     def __init__(self) -> None:
-        self.distributions: Tensor | None = None  # the sum of all rows' `[C]`
+        self.distributions: Tensor | None = None  # sum over all rows, `[C]`
         self.known = self.num_rows = 0.0
 
     def add(self, logits: Tensor) -> None:
@@ -117,7 +117,7 @@ class _Information:
             self.num_rows += len(part)
 
     def total(self) -> float:
-        """The sum over the rows of all processes, some of which may have none."""
+        """Total over the rows of all processes; some processes may have none."""
         own = [] if self.distributions is None else [(self.known, self.num_rows, self.distributions)]
         known, num_rows, distributions = map(sum, zip(*gathered(own), strict=True))
         mean = distributions / num_rows

@@ -1,4 +1,4 @@
-"""How passes over data run: precision, memory, timing, and the cache of what they find."""
+"""How data passes run: precision, memory, timing, and a cache of their results."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,9 @@ from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of all passes over data.
+    """Settings of all data passes.
 
-    `precision` is the autocast type (float32 or bfloat16), `memory` the policy if the device's memory is short,
+    `precision` is the autocast type (float32 or bfloat16), `memory` the policy for when device memory is short,
     `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
     profiles: a second run on the same network and data reads them. Without `cache_errors` it holds no profiles, so that
     a search can be timed.

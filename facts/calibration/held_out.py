@@ -1,4 +1,4 @@
-"""Division of calibration data: some samples are held out of moments, searches and training, to judge by."""
+"""Division of calibration data: some samples are held out of moments, searches and training, for evaluation."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from facts.utils.cache import content_key
 
 log = logging.getLogger(__name__)
 
-LEAST = 32  # samples, where a quarter of the data are as many
+LEAST = 32  # samples, if a quarter of the data is that many
 
 
 def num_held_out(num_samples: int, least: int = LEAST) -> int:
@@ -32,8 +32,8 @@ def num_held_out(num_samples: int, least: int = LEAST) -> int:
 class Part:
     """The samples of some batches that are held out, or the others; both are spread evenly over the data.
 
-    Held out is a `share` of the samples, by their number, of batches of `size`; of the batches themselves if `size` is
-    None. The batches are those numbered `first`, `first + step`, ...; `key` is the hash of the inputs of number 0.
+    A `share` of the samples, in batches of `size`, is held out by sample number; if `size` is None, a share of whole
+    batches. The batches have the numbers `first`, `first + step`, ...; `key` is the hash of the inputs of number 0.
     """
 
     batches: Iterable[Batch]
@@ -66,7 +66,7 @@ class Part:
         return length_hint(self.batches)
 
     def shard(self, rank: int, size: int) -> "Part":
-        """The share of the process `rank`."""
+        """Share of process `rank`."""
         return replace(self, batches=distributed.share(self.batches, rank, size), first=rank, step=size)
 
     def _includes(self, number: int) -> bool:

@@ -63,14 +63,14 @@ log = logging.getLogger(__name__)
 class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
-    `network` computes what `model` does, by calls of linear layers; it is the model itself unless units are compressed.
+    `network` computes what `model` does, by calling linear layers; it is the model itself unless units are compressed.
     A plan gives ranks to the `parts`, each of which has one or several of the `calls`; `skipped` holds the reasons for
-    leaving other layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` serve the
-    comparison of the result with the original alone. `first_inputs` are those of the first batch, or noise; `example`
+    leaving other layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` only
+    serve to compare the result with the original. `first_inputs` are those of the first batch, or noise; `example`
     is one sample on the meta device, if the network runs there. `loss` and `output_error` are sums over samples.
-    `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels` the default search draws
-    labels: no loss on given labels was chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the
-    mean of the truncation error.
+    `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels`, the default search
+    draws labels, since no loss on given labels was chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases
+    absorb the mean of the truncation error.
     """
 
     model: nn.Module
@@ -91,7 +91,7 @@ class Calibration:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """The part of the cache folder for this code, network, layers, data, loss and precisions.
+        """Subfolder of the cache for this code, network, layers, data, loss and precisions.
 
         Raises `ValueError` for a loss without a name of its own.
         """
@@ -116,13 +116,13 @@ class Calibration:
         """The linear layers, if they are the parts. Raises `ValueError` for units."""
         if self.units:
             raise ValueError(
-                'this works on single layers, and the network is prepared for parts="units": choose layers'
+                'this works on single layers, but the network is prepared for parts="units": choose layers'
             )
         return self.calls  # type: ignore[return-value]
 
     @cached_property
     def part_of(self) -> dict[str, Part]:
-        """The part that each layer belongs to."""
+        """Map each layer to the part that it belongs to."""
         return {call: part for part in self.parts.values() for call in part.calls}
 
     @property
@@ -132,12 +132,12 @@ class Calibration:
 
     @property
     def rows(self) -> dict[str, int]:
-        """The vectors that each layer multiplies for one sample."""
+        """Number of vectors that each layer multiplies for one sample."""
         return {call: part.rows for call, part in self.part_of.items()}
 
     @cached_property
     def append_one(self) -> frozenset[str]:
-        """The layers whose biases are to absorb the mean of the truncation error: always those of units."""
+        """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
         return frozenset(
             name
             for name, part in self.part_of.items()
@@ -149,7 +149,7 @@ class Calibration:
         return replace(self, data=data)
 
     def of_narrowed(self, model: nn.Module) -> "Calibration":
-        """The same calibration for a network some of whose units have been narrowed."""
+        """The same calibration for a network in which some units have been narrowed."""
         names = dict.fromkeys(name for part in self.parts.values() for name in part.layers(model))
         selection = select_layers(model, names, example=self.example, inputs=self.first_inputs)
         found = parts_of(selection, "units", self.first_inputs)
@@ -172,7 +172,7 @@ class Calibration:
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or `only` of some, in one pass; if `cached`, read those in the cache."""
+        """Collect moments of all layers, or `only` of some, in one pass; with `cached`, use the cache."""
         return collect_moments(
             self.network,
             self.calls,
@@ -193,7 +193,7 @@ class Calibration:
         return estimator
 
     def collect(self, estimators: Iterable[Estimator]) -> None:
-        """Put into the cache what estimators need, in one pass for all; nothing for those that have decomposed."""
+        """Cache the moments that estimators need, collected together; skip estimators with cached decompositions."""
         suited = map(self.suited, estimators)
         waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
         wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments)
@@ -201,15 +201,15 @@ class Calibration:
             self.moments(wanted, names)
 
     def _cache_of(self, names: Collection[str] | None) -> Cache | None:
-        """The cache of a group of layers (None for all); one group of several has a folder of its own."""
+        """Cache of a group of layers (None for all); each of several groups has its own folder."""
         if self.cache is None or names is None or len(names) == len(self.calls):
             return self.cache
         return Cache(self.cache.folder / content_key(list(names)))
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
-        """Decompose every layer: moments, factors, SVD, one group of layers after another; or read the cache.
+        """Decompose every layer (moments, factors, SVD), one group of layers after another; or read the cache.
 
-        A process that works on the same waits: gradients are deleted once they have served.
+        Other processes with the same work wait, since gradients are deleted after use.
         """
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
@@ -250,12 +250,12 @@ class Calibration:
                 moment.delete(cache)
 
     def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
-        """Times of the layers on the first batch, measured at their first use."""
+        """Times of the parts on the first batch, measured on first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
         return MeasuredLatency(self.model, self.timed(form), inputs, self.execution.precision, num_turns)
 
     def timed(self, form: Form) -> dict[str, TimedPart]:
-        """The parts as a latency table takes them."""
+        """The parts in the form that a latency table takes."""
         return {name: part.timed(form, self.execution.precision) for name, part in self.parts.items()}
 
 
@@ -282,21 +282,21 @@ def prepare(
     moments, searches and refits do not see them). A layer whose name contains one of `excluded_names` is left alone
     unless `layers` names it. `parts` are what is truncated: `layers`, or `units`, which are attention's products and
     hidden units (layers in no unit stay layers). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape
-    with its batch axis (default: that of the data). With `fit_bias` biases absorb the mean error of truncation, if
+    with its batch axis (default: that of the data). With `fit_bias`, biases absorb the mean truncation error, if
     there are biases and data.
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
-    tensors among the outputs alike; or as features, those with a name, or several. By default they are classes if there
+    tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
     are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.reading`). Features are
     compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
     unknown layers and outputs.
     """
     refuse_without_weights(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} lies on the meta device, without values: load its weights first")
+        raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
     refuse_unknown_parts(parts)
     if not isinstance(fit_bias, bool):
-        raise ValueError(f"fit_bias is True or False, got {fit_bias!r}")
+        raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
     first = None if batches is None else first_of(batches)
     if batches is not None and first is None:
@@ -310,7 +310,7 @@ def prepare(
     if loss is not None and outputs is not None:
         raise ValueError("outputs says how outputs are read without a loss of your own: give loss= or outputs=")
     reading = as_reading(outputs)
-    is_unlabelled = targets is None or getattr(model, "num_classes", None) == 0  # labels say nothing of features
+    is_unlabelled = targets is None or getattr(model, "num_classes", None) == 0  # labels say nothing about features
     if reading is None and loss is None and inputs is not None and is_unlabelled:
         reading = reading_of(model, inputs, execution.precision)
         log.info("the outputs of %s are read as %s", type(model).__name__, reading)
@@ -359,7 +359,7 @@ def calls_of(found: Parts) -> dict[str, LinearLayer]:
 
 
 def refuse_without_weights(model: nn.Module) -> None:
-    """Raises `ValueError` for what is no network, and for one whose weights are not in floating point."""
+    """Raises `ValueError` for anything but a network, and for a network without floating-point weights."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
     refuse_undifferentiable(model)

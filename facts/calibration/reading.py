@@ -1,4 +1,4 @@
-"""How the outputs of a network are read if no loss says it: as class logits, or as features."""
+"""How a network's outputs are read if no loss is given: as class logits, or as features."""
 
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -11,20 +11,20 @@ from facts.calibration.checks import outputs_of_first
 from facts.modules.networks import is_transformers
 
 Reading = Literal["classes", "features"] | tuple[str, ...]
-"""Class logits; features, all tensors of the outputs; or features, the tensors with these names."""
+"""Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
 
 
 def as_reading(outputs: str | Collection[str] | None) -> Reading | None:
-    """The reading that a user gives; None for none."""
+    """Convert the reading that a user gives; None stays None."""
     if outputs is None or outputs == "classes" or outputs == "features":
         return outputs  # type: ignore[return-value]
     return (outputs,) if isinstance(outputs, str) else tuple(outputs)
 
 
 def reading_of(model: nn.Module, inputs: Any, precision: torch.dtype) -> Reading:
-    """Class logits if timm's `num_classes` is positive, or if transformers or a linear layer makes logits of classes.
+    """Read class logits if `num_classes` is positive, or, without it, if transformers or a linear layer makes them.
 
-    These are a tensor `[N, C]` or `[N, T, C]`. All else is features.
+    Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
     """
     num_classes = getattr(model, "num_classes", None)
     if isinstance(num_classes, int):

@@ -1,4 +1,4 @@
-"""Reasons to leave a layer alone, as far as its weights and its name show."""
+"""Reasons to leave a layer alone, as far as its weight and its name show them."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
 def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_NAMES) -> dict[str, str]:
     """Reasons to leave linear layers and 1x1 convolutions alone unless they are named.
 
-    They make the outputs, are small, have a name that holds an excluded one (by default those that the paper leaves
+    They make the outputs, are small, have a name that contains an excluded one (default: those that the paper leaves
     out, section 5.1), share their weight, or compute more than a product with it.
     """
     heads, shared = heads_of(model), reasons_shared(model)
@@ -40,7 +40,7 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
             reasons[name] = MAKES_OUTPUTS
         elif excluded:
             reasons[name] = f"its name holds `{excluded[0]}`"
-        elif is_parametrized(layer):  # of which a look at the weight may change something
+        elif is_parametrized(layer):  # reading its weight may change its state
             reasons[name] = PARAMETRIZED
         elif len(layer.weight) < MIN_OUT_FEATURES:
             reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
@@ -52,7 +52,7 @@ def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_N
 
 
 def reasons_shared(model: nn.Module) -> dict[str, str]:
-    """Of each module whose weight another one uses too: replacing it would remove no weight, and untie the two."""
+    """Reasons for modules that share their weight: replacing one would remove no weight, and untie the modules."""
     users: dict[Tensor, list[str]] = defaultdict(list)
     for name, module in model.named_modules():
         if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
@@ -62,7 +62,7 @@ def reasons_shared(model: nn.Module) -> dict[str, str]:
 
 
 def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
-    """Why replacing the layer would lose more than its weight, as far as a call with one vector shows; None if not."""
+    """Say why replacing a layer would lose more than its weight, as far as a call with one vector shows, or None."""
     if is_parametrized(layer):
         return PARAMETRIZED
     kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
@@ -77,10 +77,10 @@ def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
         expected = kind.forward(layer, inputs)
         try:
             outputs = layer(inputs)
-        except Exception:  # of hooks, which are anyone's code
+        except Exception:  # from hooks, which are anyone's code
             outputs = None
     if isinstance(outputs, Tensor) and torch.equal(outputs, expected):
         return None
     if of_class:
-        return f"it is a {type(layer).__name__}, which computes in a way of its own"
+        return f"it is a {type(layer).__name__}, which has its own way of computing"
     return "a hook, or a `forward` of its own, changes what it computes"

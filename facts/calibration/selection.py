@@ -19,18 +19,18 @@ from facts.cost.trace import trace_network
 from facts.modules.linear_calls import with_linear_layers
 
 NEVER_USED = "it is never called: another module may read its weight"
-NOT_PER_SAMPLE = "its inputs do not have the samples for their first axis"
+NOT_PER_SAMPLE = "its inputs do not have samples along their first axis"
 NOT_REACHED = "the loss does not depend on it"
 NOT_NAMED = "not among the layers named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
 
 LayerNames = Iterable[str] | Literal["all", "linear"] | None
-"""Names of layers; all worth compressing, 1x1 convolutions included; or linear ones. None: linear, or else all."""
+"""Names of layers; all worth compressing, with 1x1 convolutions; or linear ones. None: linear, or all if none is."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A network in which the layers to compress are linear ones, and why others were skipped.
+    """A network in which the layers to compress are linear, and the reasons why others are skipped.
 
     `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` counts the
     whole network by the paper's rule; None if unknown.
@@ -43,7 +43,7 @@ class Selection:
     flops: int | None
 
     def without(self, names: Collection[str], reason: str) -> Self:
-        """The same selection but for some layers. Raises `ValueError` if none is left."""
+        """The same selection without some layers. Raises `ValueError` if none is left."""
         layers = {name: layer for name, layer in self.layers.items() if name not in names}
         if not layers:
             raise ValueError(f"no layer is left to compress: {', '.join(names)}: {reason}")
@@ -58,14 +58,14 @@ def select_layers(
     example: Any = None,
     inputs: Any = None,
 ) -> Selection:
-    """Select the layers of these names, or those worth compressing (paper, section 5.1).
+    """Select the layers with these names, or those worth compressing (paper, section 5.1).
 
     The network is traced on `example`, a sample on the meta device, or on `inputs`, a batch of the data. Raises
     `ValueError` for an unknown name, or if no layer is left.
     """
     if adapters := [name for name, each in model.named_modules() if type(each).__module__.startswith("peft.tuners.")]:
         raise ValueError(
-            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, by "
+            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, with "
             "model = model.merge_and_unload(), so that the weights are what the network computes with"
         )
     model = with_linear_layers(model)

@@ -31,7 +31,7 @@ NOT_SEPARATE = "hidden units that cannot be left out one by one"
 class Parts:
     """The parts of a network, and `reasons` why some layers are in no unit.
 
-    `network` computes the same as the network by calls of linear layers; all weights but attention's are shared.
+    `network` computes the same by calling linear layers; it shares all weights except attention's.
     """
 
     network: nn.Module
@@ -46,7 +46,7 @@ def refuse_unknown_parts(name: str) -> None:
 
 
 def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
-    """The selected layers as parts; those of units, which are checked on `inputs`, together.
+    """Turn the selected layers into parts, as layers or as units, which are checked on `inputs`.
 
     Raises `ValueError` for units without inputs.
     """
@@ -81,10 +81,10 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
 
 
 def _candidates(selection: Selection) -> dict[str, Roles | HiddenRoles]:
-    """Modules that look like attention or an MLP and all of whose layers are selected."""
+    """Find modules that look like attention or an MLP and whose layers are all selected."""
     found: dict[str, Roles | HiddenRoles] = {}
     free = set(selection.layers)
-    for owner, module in reversed(list(selection.model.named_modules())):  # the innermost have their layers
+    for owner, module in reversed(list(selection.model.named_modules())):  # inner modules take their layers first
         roles = Roles.of(module) or HiddenRoles.of(module)
         if owner and roles and free >= (paths := set(_paths(selection.model, owner, roles))):
             found[owner] = roles
@@ -98,7 +98,7 @@ def _paths(model: nn.Module, owner: str, roles: Roles | HiddenRoles) -> list[str
 
 
 def _attention_units(selection: Selection, owner: str, roles: Roles, kind: str) -> dict[str, Unit]:
-    """Both products of all heads, or those of the outputs alone."""
+    """Make units of both products of all heads, or only of the outputs' product."""
     heads = Heads.of(selection.model.get_submodule(owner), roles)
     first, last = f"{owner}.{roles.inputs[0]}", f"{owner}.{roles.output}"
     rows = selection.rows[_paths(selection.model, owner, roles)[-1]]
@@ -125,11 +125,11 @@ FEATURES = {
 }
 
 Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]
-"""Two changes of a module after which it must compute the same if it holds a unit."""
+"""Two changes to a module, after which it must compute the same if it holds a unit."""
 
 
 def _changes(roles: Roles | HiddenRoles) -> dict[str, Change]:
-    """The kinds of units that a module may hold, the best first."""
+    """Changes for each kind of unit that a module may hold, the best kind first."""
     if isinstance(roles, HiddenRoles):
         return {"hidden": (partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles))}
     kinds = ["products"] * (roles.num_groups == roles.num_heads) + ["outputs"] * (len(roles.inputs) == 3)
@@ -140,18 +140,18 @@ def _changes(roles: Roles | HiddenRoles) -> dict[str, Change]:
 
 
 def _narrow_heads(attention: nn.Module, roles: Roles, kind: str) -> None:
-    """Keep every other feature of the heads, which code that takes their width from its inputs refuses."""
+    """Keep every other feature of the heads, which fails in code that takes their width from its inputs."""
     heads = Heads.of(attention, roles)
     kept = {name: each[:, ::2] for name in FEATURES[kind] if (each := getattr(heads, name)) is not None}
     put_heads(attention, roles, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
 
 
 def _call_halved(attention: nn.Module, roles: Roles, kind: str) -> None:
-    """Call linear layers, with zeros for the other features."""
+    """Call linear layers, with zeros in place of every other feature."""
     heads = Heads.of(attention, roles)
     for name in FEATURES[kind]:
         if (each := getattr(heads, name)) is not None:
-            each[:, 1::2] = 0  # a view of the module's own
+            each[:, 1::2] = 0  # a view of the module's weights
     call_cores(attention, roles, kind)
 
 
@@ -170,7 +170,7 @@ def _keep_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
 
 
 def _kinds_of(model: nn.Module, candidates: Mapping[str, Roles | HiddenRoles], inputs: Any) -> dict[str, str]:
-    """The kind of units of each module that holds some, by its outputs in float64 on one sample of the inputs."""
+    """Find the kind of units in each module that holds some, by its outputs in float64 for one sample of the inputs."""
     given: dict[str, tuple] = {}
     sample = first_sample(inputs) if has_row_per_sample(inputs) else inputs
 
@@ -201,7 +201,7 @@ def _computes_the_same(module: nn.Module, change: Change, args: tuple, kwargs: d
             each(changed)
             leaves = tree_leaves(changed(*args, **kwargs))
             outputs.append(next(leaf for leaf in leaves if isinstance(leaf, Tensor)))
-        except Exception:  # of anyone's code
+        except Exception:  # from anyone's code
             return False
     first, second = outputs
     return bool(torch.linalg.vector_norm(first - second) <= SAME * torch.linalg.vector_norm(first))

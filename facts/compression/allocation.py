@@ -1,4 +1,4 @@
-"""Allocation of ranks by a search, and the network they make; a latency bounded on this device is measured."""
+"""Allocation of ranks by a search, and the resulting network; if latency is bounded on this device, it is measured."""
 
 import logging
 from collections.abc import Mapping
@@ -29,10 +29,10 @@ MAX_CORRECTIONS = 2
 
 @dataclass(frozen=True)
 class AllocatedNetwork:
-    """A search's result and the network of its plan, made of `decompositions`.
+    """A search's result and the network of its plan, made from `decompositions`.
 
-    `latency` holds seconds of a batch as in `Summary`, if it is bounded; `device` is the one that they are predicted
-    for, None for this one.
+    If latency is bounded, `latency` holds seconds per batch as in `Summary`; `device` is the one for which they are
+    predicted, None for this one.
     """
 
     result: SearchResult
@@ -47,7 +47,7 @@ class AllocatedNetwork:
 
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
-    """Search for ranks and apply them; again, with corrected times, if the network's time was predicted wrongly."""
+    """Search for ranks and apply them; repeat with corrected times if the network's latency was predicted wrongly."""
     num_corrections = 0
     while True:
         result = search_plan(problem, search)
@@ -59,13 +59,13 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         if isinstance(table, PredictedLatency):
             latency = _predict(problem, table, result.plan) | {"samples": table.batch_size}
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
-        assert isinstance(table, MeasuredLatency)  # it is bounded
+        assert isinstance(table, MeasuredLatency)  # since latency is bounded
         networks = {"dense": problem.model, "compressed": compressed}
         times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
         latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
-        log.info("latency: %(predicted)s of the original's predicted, %(measured)s measured", shares)
+        log.info("latency, relative to the original: %(predicted)s predicted, %(measured)s measured", shares)
         deviation = abs(latency["measured"] / latency["predicted"] - 1)
         if deviation <= LATENCY_TOLERANCE or num_corrections == MAX_CORRECTIONS:
             return AllocatedNetwork(result, compressed, decompositions, latency)
@@ -76,12 +76,12 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
 def batch_times(
     networks: Mapping[str, nn.Module], inputs: Any, timing: TimingPolicy, precision: torch.dtype
 ) -> dict[str, Timing]:
-    """Time networks in turns on the main rank, for all."""
+    """Time networks in turns on the main rank; all ranks get its times."""
     return distributed.on_main_rank(partial(batch_seconds, networks, inputs, timing, precision))
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
-    """The search's plan, or the dense one if that fits. Raises `ValueError` if the search ends above the budget."""
+    """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
     dense: Plan = dict.fromkeys(problem.parts)
     if problem.fits(dense):
         return SearchResult(dense)
@@ -90,26 +90,26 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
             method = type(search).__name__
-            log.warning("%s predicts a latency of %.4g s, above the %.4g s that are allowed", method, spent, budget)
+            log.warning("%s predicts a latency of %.4g s, above the allowed %.4g s", method, spent, budget)
         elif spent > budget:
             raise ValueError(
-                f"{type(search).__name__} ends above the budget: {name} of the compressed layers would be {spent:.6g}, "
-                f"and {budget:.6g} are allowed; allow more, or compress more layers"
+                f"{type(search).__name__} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
+                f"but at most {budget:.6g} may remain; allow more, or compress more layers"
             )
     return result
 
 
 def refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
-    """Raises `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
+    """Raise `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
     if plan.keys() != parts.keys():
         differing = ", ".join(sorted(plan.keys() ^ parts.keys()))
         raise ValueError(
-            f"{search} must plan a rank, or None, for each layer to compress and no other; not so {differing}"
+            f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {differing}"
         )
     for name, rank in plan.items():
         most = parts[name].largest()
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
-            raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer of 1 .. {most}, or None")
+            raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
 
 
 def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:

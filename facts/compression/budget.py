@@ -21,14 +21,14 @@ class Budget:
     """Limits that must all hold; `facts.compress` adds its `ratio` and `bounds` to them.
 
     `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
-    of the calibration data on this machine. With `device_times`, made by `facts.measure` on another device (or its
-    file), latency is that of one of their batches there: it is predicted, not measured. `ratios` are fractions of the
-    compressed layers' cost that may remain (for latency, of the whole network's time). `rounds` are larger ratios at
-    which units are narrowed and measured again on the way (default: 0.7 if at most 0.6 may remain).
+    of the calibration data on this machine. With `device_times` from `facts.measure` on another device (or their
+    file), latency is predicted for one of their batches there, not measured. `ratios` are fractions of the compressed
+    layers' cost that may remain (for latency, of the whole network's time). `rounds` are larger ratios at which units
+    are narrowed and measured again on the way (default: 0.7 if at most 0.6 may remain).
 
-    `error` replaces all other limits: it asks for the smallest network whose outputs, on samples that are held out of
-    all else, are within this mean error of the original's. Raises `ValueError` for values out of range and
-    for a cost that is bounded twice.
+    `error` replaces all other limits: the result is the smallest network whose outputs, on held-out samples used for
+    nothing else, are within this mean error of the original's. Raises `ValueError` for values out of range and for a
+    cost that is bounded twice.
     """
 
     flops: float | None = None
@@ -42,7 +42,7 @@ class Budget:
     def __post_init__(self) -> None:
         for ratio in self.rounds or ():
             if not _is_number(ratio) or not 0 < ratio < 1:
-                raise ValueError(f"rounds stop at ratios in (0, 1), got {ratio!r}")
+                raise ValueError(f"rounds must be ratios in (0, 1), got {ratio!r}")
         for cost, ratio in self.ratios.items():
             if cost not in COST_NAMES:
                 raise ValueError(f"cost must be one of {', '.join(COST_NAMES)}, got {cost!r}")
@@ -55,7 +55,7 @@ class Budget:
         if twice := self.ratios.keys() & self.limits.keys():
             raise ValueError(f"{', '.join(twice)} is bounded twice, by a ratio and by a limit: give one of them")
         if self.error is not None and (self.ratios or self.limits):
-            raise ValueError("error is a budget of its own: give no ratio, bounds, flops, params or latency_ms with it")
+            raise ValueError("error replaces all other limits: omit ratio, bounds, flops, params and latency_ms")
         if self.device_times is not None and not self.bounds_latency:
             raise ValueError("device_times predict a latency, but none is bounded: give latency_ms or cost='latency'")
 
@@ -63,7 +63,7 @@ class Budget:
     def of(
         cls, ratio: float | None = None, cost: CostName = "flops", bounds: Mapping[CostName, float] | None = None
     ) -> Self:
-        """Make a budget of ratios alone; by default, half of the cost."""
+        """Make a budget of ratios only; by default, half of the cost."""
         return cls().with_ratios(ratio, cost, bounds)
 
     def with_ratios(
@@ -81,7 +81,7 @@ class Budget:
 
     @property
     def limits(self) -> dict[CostName, float]:
-        """Limits of the whole network's cost, latency in seconds."""
+        """Limits on the whole network's cost, latency in seconds."""
         latency = None if self.latency_ms is None else self.latency_ms / 1000
         given = zip(COST_NAMES, (self.flops, self.params, latency), strict=True)
         return {name: limit for name, limit in given if limit is not None}
@@ -92,14 +92,14 @@ class Budget:
 
     @cached_property
     def times(self) -> DeviceTimes | None:
-        """The times of another device, read from their file if need be."""
+        """Times of another device, read from their file if necessary."""
         times = self.device_times
         return DeviceTimes.read(times) if isinstance(times, Path | str) else times
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
         """Convert all limits to fractions of the layers' cost, or of the whole network's time.
 
-        Raises `ValueError` for a limit that cannot be met, and for a limit of FLOPs if they are unknown.
+        Raises `ValueError` for a limit that cannot be met, and for a limit on FLOPs if they are unknown.
         """
         parts, dense = calibration.parts.values(), calibration.cost
         found = dict(self.ratios)
@@ -125,7 +125,7 @@ def _is_number(value: object) -> bool:
 
 
 def ratio_of_layers(cost: CostName, allowed: float, whole: float, layers: float) -> float:
-    """Fraction of the layers' cost that may remain if the whole network, layers included, may cost `allowed`.
+    """Fraction of the layers' cost that may remain if the whole network, including the layers, may cost `allowed`.
 
     Raises `ValueError` if the rest of the network alone costs that much.
     """

@@ -1,4 +1,4 @@
-"""Comparison of a compressed network with its original, on the samples that were held out."""
+"""Comparison of a compressed network with its original on held-out samples."""
 
 import logging
 from functools import partial
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def compared(result: CompressionResult, precision: torch.dtype, halve_batches: bool = True) -> Distance | None:
-    """Compare the outputs; None without an original or samples that were held out."""
+    """Compare the outputs; None without an original or held-out samples."""
     if result.original is None or result.output_error is None or result.held_out is None:
         return None
     networks = result.original, result.model
     found = within_memory(partial(distance, *networks, result.held_out, result.output_error, precision), halve_batches)
     if found is None:
-        log.warning("the data are too few to hold some out: how far the outputs are from the original's is not known")
+        log.warning("the data are too few to hold some out: the distance of the outputs from the original's is unknown")
     elif found.share is None and result.output_error is kl_divergence:
-        log.warning("the original's outputs hardly depend on its inputs: a distance from them says nothing")
+        log.warning("the original's outputs hardly depend on its inputs: a distance from them is meaningless")
     return found

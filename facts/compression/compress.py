@@ -65,7 +65,7 @@ def compress(
     layers: LayerNames = None,
     refit: str | Refit | None = None,
 ) -> CompressionResult:
-    """Compress a copy of `model` until a fraction `ratio` of the cost of its linear layers remains.
+    """Compress a copy of `model` so that a fraction `ratio` of the cost of its linear layers remains.
 
     | argument | meaning |
     |---|---|
@@ -78,19 +78,19 @@ def compress(
     | `ratio` | the fraction of the cost that remains (default: one half, if nothing else is bounded) |
     | `cost` | what `ratio` bounds: `flops`, `params`, or `latency` of the whole network on one calibration batch |
     | `bounds` | further ratios, `{"params": 0.6}` |
-    | `budget` | limits of the whole network, or of its outputs' error: `facts.Budget` |
+    | `budget` | limits on the whole network, or on its outputs' error: `facts.Budget` |
     | `execution` | precision, memory, timing and cache of all passes: `facts.Execution` |
-    | `loss` | sum over samples of each one's loss (default: cross-entropy, on drawn labels if the data have none) |
+    | `loss` | the sum of the samples' losses (default: cross-entropy, Gaussian for features; missing labels drawn) |
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; `"all"` layers, 1x1 convolutions included; or the `"linear"` ones (default if there are any) |
-    | `refit` | what then fits the layers to the outputs of the compressed ones before them: a name or an instance |
+    | `refit` | what then fits layers to the outputs of the compressed layers before them: a name or an instance |
 
-    By default units are truncated; but layers, as methods are published for them, if an estimator, a search, a form, a
-    refit or layers are named, and also without data or for times of another device. In the plan, a 1x1 convolution is
-    called `<name>.linear`. The result's `skipped` holds the reason for each layer left alone.
+    By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
+    form, a refit or layers are named, without data, and for another device's times. In the plan, a 1x1 convolution is
+    called `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
-    the data, and get the same plan. Raises `ValueError` for arguments out of range, for data that the loss does not
-    fit, and for a budget that no plan of the search meets.
+    the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
+    and for a budget that no plan of the search meets.
     """
     named = estimator, search, form, refit, layers
     given = model.model if isinstance(model, Calibration) else model
@@ -127,7 +127,7 @@ def compress(
         if refit:
             refit.check(prepared.fit_bias, has_data=prepared.data is not None)
             if prepared.units:
-                raise ValueError("a refit fits layers, and units were asked for: leave it out")
+                raise ValueError("a refit fits layers, but units were chosen: leave it out")
         others = as_batches(sensitivity, given)
         if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
@@ -173,7 +173,7 @@ def compress_within(
 
 
 def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Compare the outputs with the original's on the samples that were held out."""
+    """Compare the outputs with the original's on held-out samples."""
     execution = calibration.execution
     with stopwatch() as seconds, stage("comparison"):
         found = compared(result, execution.precision, execution.memory.halve_batches)
@@ -181,7 +181,7 @@ def with_distance(result: CompressionResult, calibration: Calibration) -> Compre
 
 
 def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Count FLOPs by the full rule, if they are known; linear layers save as many as by the paper's."""
+    """Count FLOPs by the full rule, if they are known; linear layers save as many as by the paper's rule."""
     before, after = result.summary.before.flops, result.summary.after.flops
     if calibration.example is None or before is None or after is None:
         return result
@@ -211,20 +211,20 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
 
 
 def default_parts(calibration: Iterable[Any] | None, budget: Budget, *named: object) -> PartsName:
-    """Units, which keep most (results/photos/units.md); layers if a method is named, or if units cannot be found."""
+    """Units, which keep most accuracy (results/photos/units.md); layers if `named`, or where units cannot work."""
     are_layers = calibration is None or budget.times or any(each is not None for each in named)
     return "layers" if are_layers else "units"
 
 
 def default_search(calibration: Calibration) -> Search:
-    """The best search that takes no more than a second data pass; without data, one that needs none."""
+    """Choose the best search that needs at most one more data pass; without data, one that needs none."""
     if calibration.data is None:
         return Uniform()
     return CoRSFisher(labels="sampled" if calibration.draws_labels else "given")
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
-    """Pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
+    """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
     types = {precision, *(parameter.dtype for parameter in model.parameters())}
     return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
 
@@ -238,18 +238,18 @@ def compress_prepared(
     sensitivity: Iterable[Batch] | None = None,
     refit: Refit | None = None,
 ) -> CompressionResult:
-    """Compress a network that `prepare` has prepared: decompose, allocate, refit, apply, summarise."""
+    """Compress a prepared network: decompose, allocate, refit, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
     estimator = calibration.suited(estimator)
     if sensitivity is None and calibration.data is not None:
         sensitivity = FirstSamples(calibration.data, search.num_samples)
-    with stopwatch() as seconds, without_autocast(device):  # which would round what decides
+    with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
         table = latency_table(calibration, budget, form)
         bounds = budget.bounds(calibration, table)
         whole = AllocationProblem(calibration, estimator, {}, bounds, FORMS[form], latency=table)
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
-            """The problem of the network as it is, on the way to the bounds."""
+            """Make the problem of the current network, with bounds of at least `least`."""
             nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
             limits = None if current is calibration else replace(whole, bounds=nearer).budget
             decompositions = current.decompositions(estimator)
@@ -276,7 +276,7 @@ def compress_prepared(
 
 
 def latency_table(calibration: Calibration, budget: Budget, form: FormName) -> LatencyTable:
-    """Times of the parts on this device, measured when they are read, or on the one of the budget."""
+    """Times of the parts: on this device, measured when they are first read, or on the budget's device."""
     if budget.times is None:
         return calibration.latency_table(calibration.execution.timing.num_turns, FORMS[form])
     budget.times.refuse_other_network(calibration.cost)

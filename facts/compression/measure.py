@@ -1,4 +1,4 @@
-"""Measurement of a network on the device that it is to run on."""
+"""Measurement of a network on its target device."""
 
 from dataclasses import replace
 
@@ -27,11 +27,11 @@ def measure(
     precision: torch.dtype = torch.float32,
     num_turns: int = 7,
 ) -> DeviceTimes:
-    """Measure a network on noise, on this device: as it is, and with its layers at several ranks.
+    """Measure the latency of a network on this device, on noise: dense, and with its layers at several ranks.
 
     `facts.Budget` takes the result, or its file, as `device_times`. `input_shape` is one image `[C, H, W]`, or any
-    shape with its batch axis; weights do not matter. The other arguments must be the same in `facts.compress`; a layer
-    that was not measured gets a time by its size. Raises `ValueError` for arguments out of range.
+    shape with its batch axis; weights do not matter. `form` and `precision` must be the same in `facts.compress`; the
+    time of a layer that was not measured is predicted from its size. Raises `ValueError` for arguments out of range.
     """
     if batch_size < 1 or num_turns < 1:
         raise ValueError(f"batch_size and num_turns must be at least 1, got {batch_size} and {num_turns}")

@@ -52,16 +52,16 @@ def pareto(
     file: Path | str | None = None,
     evaluation_key: str = "",
 ) -> pd.DataFrame:
-    """Compress with every estimator, search, form and ratio, and evaluate; one data pass for moments serves all.
+    """Compress with every combination of estimator, search, form and ratio, and evaluate; all share a pass for moments.
 
     | argument | meaning |
     |---|---|
-    | `evaluate` | from a network to metrics by name |
+    | `evaluate` | a function from a network to its metrics by name |
     | `estimators`, `searches`, `forms`, `ratios` | the choices to combine; defaults as in `facts.compress` |
     | `parts` | what is truncated: `layers`, or `units` |
     | `cost`, `execution`, `sensitivity` | as in `facts.compress`; without a cache, moments last until this returns |
-    | `loss`, `output_error` | as in `facts.compress`, but functions at the top of a module: their names are in keys |
-    | `file` | a CSV to which each row is written when it is computed; rows found there are not computed again |
+    | `loss`, `output_error` | as in `facts.compress`, but defined at the top of a module: keys contain their names |
+    | `file` | a CSV that gets each row as soon as it is computed; rows already there are not computed again |
     | `evaluation_key` | identifies the data that `evaluate` measures on |
 
     The table has a row for the `original`, and one for each combination that does not fail: `estimator`, `search`,
@@ -70,7 +70,7 @@ def pareto(
     (`distance_error`), the metrics, and a `fingerprint`. Data without a `content_key` are read once into memory. Raises
     `ValueError` for arguments out of range, for a `loss` without a name, and for a file with other content.
     """
-    # The string of an instance is its representation.
+    # The `str` of an instance is its `repr`.
     methods = {str(estimator): by_name(estimator, ESTIMATORS, "estimator") for estimator in estimators}
     allocations = {str(search): by_name(search, SEARCHES, "search") for search in searches or ()}
     budgets = {ratio: Budget.of(ratio, cost) for ratio in ratios}
@@ -132,7 +132,7 @@ def pareto(
 
 
 def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Mark the points that no other beats: none costs less for the same quality, or is better for the same cost."""
+    """Mark the points that no other beats: none that is at least as good costs less, none as cheap is better."""
     return pd.Series(
         [
             not (((cost <= own) & (quality > value)) | ((cost < own) & (quality >= value))).any()
@@ -143,7 +143,7 @@ def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:
 
 
 class ReadBatches(list[Batch]):
-    """Batches in memory, which are hashed once."""
+    """Batches in memory, hashed only once."""
 
     @cached_property
     def content_key(self) -> str:
@@ -151,21 +151,21 @@ class ReadBatches(list[Batch]):
 
 
 def _read_once(data: Iterable[Any], model: nn.Module) -> Iterable[Batch]:
-    """The data themselves if they have a `content_key`; else their batches, read once into memory."""
+    """Return the data as batches, read once into memory unless they have a `content_key`."""
     batches = as_batches(data, model) or ()
     return batches if getattr(batches, "content_key", None) is not None else ReadBatches(batches)
 
 
 def _read(file: Path | None) -> dict[str, dict[str, Any]]:
-    """Rows of a table by fingerprint. Raises `ValueError` for a file with other content."""
+    """Read the rows of a table by fingerprint. Raises `ValueError` for a file with other content."""
     if file is None or not file.exists():
         return {}
     try:
         return pd.read_csv(file, dtype={FINGERPRINT: str}).set_index(FINGERPRINT).to_dict("index")
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{file} is no table of this kind ({error}): move it, or name another file") from error
+        raise ValueError(f"{file} is not a table of this kind ({error}): move it, or name another file") from error
 
 
 def _table(rows: dict[str, dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
-    """Rows of these fingerprints, in this order, without those that are missing."""
+    """Make a table of the rows with these fingerprints, in this order, without missing ones."""
     return pd.DataFrame([rows[key] | {FINGERPRINT: key} for key in keys if key in rows])

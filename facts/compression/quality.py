@@ -9,7 +9,7 @@ from facts.result import CompressionResult
 
 log = logging.getLogger(__name__)
 
-HUNDREDTHS = range(10, 100)  # most searches offer no layer less than a tenth
+HUNDREDTHS = range(10, 100)  # most searches leave every layer at least a tenth
 
 
 def smallest_within(
@@ -17,7 +17,7 @@ def smallest_within(
 ) -> CompressionResult:
     """Find the smallest ratio, in hundredths, at which outputs are within `error` of the original's, by bisection.
 
-    `compare_at(ratio)` compresses and compares. Raises `ValueError` if even the largest ratio is too far off.
+    `compare_at(ratio)` compresses and compares. Raises `ValueError` if even the largest ratio exceeds the error.
     """
     *smaller, largest = HUNDREDTHS
     results: dict[int, CompressionResult] = {}
@@ -32,7 +32,7 @@ def smallest_within(
             return False
         distance = results[hundredths].summary.distance
         if distance is None:
-            raise ValueError("error is measured on samples that are held out, and the data are too few: give 4 or more")
+            raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
         log.info("%d%% of the %s: %s", hundredths, cost, distance)
         return distance.mean <= error
 

@@ -28,16 +28,16 @@ GROUP_SIZES: dict[Weights, int | None] = {"int8": None, "int4": 32}
 def quantize(
     compressed: CompressionResult | nn.Module, weights: Weights = "int8", group_size: int | None = None
 ) -> CompressionResult:
-    """Store the weights of a network's linear layers, low-rank ones included, as integers of eight or four bits.
+    """Store the weights of a network's linear layers, low-rank ones included, as 8-bit or 4-bit integers.
 
-    torchao rounds them. `group_size` neighbours in a row of `[d_out, d_in]` share a scale (default: a row of `int8`, 32
-    of `int4`), and no weight moves by more than half of it: the group's largest absolute value / 127.5, or / 7.5.
-    Products are in floating point, so the network gets smaller, not faster. Biases, norms, embeddings, convolutions,
-    layers of one input and shared weights stay as they are. Pivoted layers are rewritten first, since rounding could
-    move their product far: for `int8` with other pivots, for `int4` as two factors or dense, with unknown FLOPs.
-
-    The result is a copy that can be saved and exported, but not trained. Raises `ModuleNotFoundError` without
-    `facts[quantization]`, and `ValueError` for a network that is quantized, is not in float32, or has nothing to round.
+    torchao rounds them. `group_size` neighbours in a row of `[d_out, d_in]` share a scale (default: a whole row for
+    `int8`, 32 for `int4`), the group's largest absolute value / 127.5 or / 7.5; no weight changes by more than half of
+    it. Products are in floating point, so the network gets smaller, not faster. Biases, norms, embeddings,
+    convolutions, layers with one input and shared weights stay unchanged. Pivoted layers are rewritten first, since
+    rounding could change their product a lot: with other pivots for `int8`; for `int4` as two factors or dense, and
+    then FLOPs are unknown. The result is a copy that can be saved and exported, but not trained. Raises
+    `ModuleNotFoundError` without `facts[quantization]`, and `ValueError` for a network that is already quantized, is
+    not in float32, or has nothing to round.
     """
     if weights not in get_args(Weights):
         raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}, got {weights!r}")
@@ -51,8 +51,8 @@ def quantize(
         cost = Cost(None, count_params(compressed))
         result = CompressionResult(compressed, {}, Summary(cost, cost, repaired={}, seconds={}))
     if found := quantization_of(result.model):
-        raise ValueError(f"the network is quantized already ({found}): quantize the one that it was made from")
-    _own_weights(result.model)  # before the work of the next line
+        raise ValueError(f"the network is already quantized ({found}): quantize the network it was made from")
+    _own_weights(result.model)  # refuses before the next line's work
     result = _exact_after_rounding(result, weights)
     group_size = group_size or GROUP_SIZES[weights]
     for name, weight in _own_weights(result.model).items():
@@ -67,7 +67,7 @@ def quantize(
 
 
 def _own_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Weights of linear layers, by name, that no other module uses: an embedding may share a classifier's.
+    """Find the weights of linear layers, by name, that no other module uses: an embedding may share a classifier's.
 
     Raises `ValueError` if there are none, or if one cannot be rounded.
     """
@@ -82,14 +82,14 @@ def _own_weights(model: nn.Module) -> dict[str, nn.Parameter]:
         raise ValueError(f"{type(model).__name__} has no linear layer with a weight of its own: nothing to quantize")
     for name, weight in weights.items():
         if weight.dtype != torch.float32:
-            raise ValueError(f"only float32 is quantized, and {name} is in {weight.dtype}: quantize `model.float()`")
+            raise ValueError(f"only float32 can be quantized, but {name} is {weight.dtype}: quantize `model.float()`")
         if not weight.isfinite().all():
-            raise ValueError(f"{name} holds NaN or infinity, and only finite weights are quantized")
+            raise ValueError(f"{name} contains NaN or infinity: only finite weights can be quantized")
     return weights
 
 
 def _exact_after_rounding(result: CompressionResult, weights: Weights) -> CompressionResult:
-    """A copy with the same products, whose pivoted layers lose little by rounding."""
+    """Copy the network with the same products, but pivoted layers that lose little by rounding."""
     model, plan, summary = copy_with(result.model), dict(result.plan), result.summary
     pivoted = {name: layer for name, layer in model.named_modules() if isinstance(layer, PivotedLinear)}
     for name, layer in pivoted.items():
@@ -106,7 +106,7 @@ def _exact_after_rounding(result: CompressionResult, weights: Weights) -> Compre
 @torch.no_grad()
 def _rewritten(layer: PivotedLinear, weights: Weights, can_be_dense: bool) -> nn.Module:
     left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0)
-    if weights == "int8":  # bfloat16 has eight digits too; factors as exact as these are what pivots are compared with
+    if weights == "int8":  # bfloat16 has eight significant bits too; pivots are compared with factors of this precision
         return pivoted_layer(left, right, layer.bias, torch.float32, arithmetic=torch.bfloat16)
     if can_be_dense and left.numel() + right.numel() >= layer.in_features * layer.out_features:
         return linear_layer((left @ right).float(), layer.bias)
@@ -114,7 +114,7 @@ def _rewritten(layer: PivotedLinear, weights: Weights, can_be_dense: bool) -> nn
 
 
 def _rounded(weight: Tensor, weights: Weights, group_size: int) -> tuple[Tensor, Tensor]:
-    """Integers `[d_out, d_in]` as int8, and scales `[d_out, number of groups]`, by torchao."""
+    """Round to integers `[d_out, d_in]` in int8 and scales `[d_out, number of groups]`, with torchao."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
     d_in = weight.shape[1]

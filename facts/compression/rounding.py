@@ -11,9 +11,9 @@ from facts.result import CompressionResult
 
 
 def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
-    """Round the weights to `dtype`. The network still computes in its own type, and loses nothing more when stored.
+    """Round the weights to `dtype`. The network still computes in its own type, and is stored without further loss.
 
-    A network of that type is returned as it is.
+    A network that already has this type is returned unchanged.
     """
     if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
         return result

@@ -1,6 +1,6 @@
-"""Rounds: units are narrowed in part, and all is measured again there before the rest.
+"""Rounds: units are narrowed in steps, and everything is measured again after each step.
 
-A search adds up errors that were measured one by one at the network as it is; far from it their sum is too small.
+A search adds up errors that were measured one by one at the current network; far from it, their sum is too small.
 """
 
 import logging
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 FIRST = 0.7
 PAYS_BELOW = 0.6
-"""Units are measured again at `FIRST` if no more than this remains (results/defaults/units.md)."""
+"""Units are measured again at `FIRST` if at most this ratio remains (results/defaults/units.md)."""
 
 
 def rounds_to(bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool) -> list[float]:
-    """The ratios to stop at on the way to the bounds, falling: those given, or the default."""
+    """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
     if rounds is None:
         pays = has_units and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
         return [FIRST] if pays else []
     if rounds and not has_units:
         raise ValueError('rounds are for units: choose parts="units" with them')
     if rounds and "latency" in bounds:
-        raise ValueError("rounds stop at ratios of FLOPs or parameters: leave them out if latency is bounded")
+        raise ValueError("rounds are ratios of FLOPs or parameters: leave them out if latency is bounded")
     return sorted((ratio for ratio in rounds if ratio > min(bounds.values())), reverse=True)
 
 
@@ -40,7 +40,7 @@ def narrow_in_rounds(
 ) -> tuple[Calibration, Plan]:
     """Narrow units at each ratio; return the calibration of the narrower network, and the ranks of its units.
 
-    `problem_at` makes the problem of a calibration at a ratio of the original's cost. Layers in no unit stay dense.
+    `problem_at` makes the problem of a calibration at a ratio of the original's cost. Layers outside units stay dense.
     """
     plan: Plan = {}
     for number, ratio in enumerate(rounds, start=1):

@@ -1,4 +1,4 @@
-"""Summary of a compression that has just been made."""
+"""Summary of a finished compression."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +31,7 @@ def summarize(
     refit: Refit | None,
     seconds: dict[str, float],
 ) -> Summary:
-    """Summarise a compression to a plan, the last round of which solved the problem."""
+    """Summarise a compression to a plan; `problem` is the one that the last round solved."""
     result, decompositions = allocated.result, allocated.decompositions
     proof = asdict(result.solution) if result.solution else None
     return Summary(
@@ -67,11 +67,11 @@ def summarize(
 
 
 def _cost_after(calibration: Calibration, model: nn.Module, plan: Plan, form: Form) -> Cost:
-    """Cost of the compressed network for one sample: the dense one's, with low-rank layers in place of some."""
+    """Cost of the compressed network for one sample: that of the dense one minus what the plan saves."""
     params = count_params(model)
     if calibration.flops is None:
         return Cost(None, params)
-    if calibration.units and calibration.example is not None:  # fewer hidden units have fewer activations too
+    if calibration.units and calibration.example is not None:  # fewer hidden units also have fewer activations
         return Cost(count_flops(model, calibration.example, "paper"), params)
     saved = 0
     for name, rank in plan.items():
@@ -81,7 +81,7 @@ def _cost_after(calibration: Calibration, model: nn.Module, plan: Plan, form: Fo
 
 
 def _rounding(allocated: AllocatedNetwork) -> float:
-    """Largest relative error of a low-rank layer's weight as its type stores it."""
+    """Largest relative error that its data type causes in a low-rank layer's weight."""
     errors = [0.0]
     for name, layer in allocated.low_rank_layers().items():
         factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))

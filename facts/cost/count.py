@@ -43,9 +43,9 @@ class Size:
 
     @classmethod
     def of(cls, model: nn.Module, dtype: torch.dtype | None = None) -> Self:
-        """Measure what a file of the network holds, with floating-point values of a type (default: as they are).
+        """Measure the network's values in a file, with floating-point values in `dtype` (default: unchanged).
 
-        These are the parameters and the saved buffers, shared ones once.
+        Parameters and saved buffers count, shared ones once.
         """
         tensors = [
             tensor.to("meta", dtype if tensor.is_floating_point() else None)
@@ -63,11 +63,11 @@ class Size:
 def count_cost(model: nn.Module, input_shape: tuple[int, ...], rule: Rule = "paper") -> Cost:
     """Count one forward pass on the meta device, where nothing is computed.
 
-    A network with a `whole_forward`, which does more than `forward`, is counted by that. `input_shape` is one image
-    `[C, H, W]`, or any shape with its batch axis, of tokens `[N, T]`. Both rules take two operations per
-    multiply-accumulate and leave out biases and additions.
+    If the network has a `whole_forward`, which does more than `forward`, that is counted. `input_shape` is one image
+    `[C, H, W]`, or any shape with its batch axis, such as tokens `[N, T]`. Both rules count two operations per
+    multiply-accumulate and leave out biases and additions. Raises `ValueError` for other rules.
 
-    - `paper`: linear layers, 2-D convolutions and transposed ones, GELU, LayerNorm and BatchNorm, except the stem's own
+    - `paper`: linear layers, 2-D convolutions (also transposed), GELU, LayerNorm and BatchNorm, except the stem's own
       normalisation. Products that mix tokens without a weight matrix are not counted: attention's products, a Mamba
       mixer's 1-D convolution and scan.
     - `full`: every product of the forward pass (attention and 1-D convolutions included), every norm, GELU, the scan.
@@ -88,7 +88,7 @@ def count_flops(model: nn.Module, example: Any, rule: Rule) -> int:
 
 @contextmanager
 def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
-    """Within the block every forward pass adds the operations of its modules to the list, one number a call."""
+    """Within the block, forward passes append the operations of their modules to the list, one number per call."""
     counts: list[int] = []
 
     def note(operations: Callable[..., int], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -103,12 +103,12 @@ def counting(network: nn.Module, rule: Rule) -> Iterator[list[int]]:
 
 
 def whole_forward(network: nn.Module) -> Callable[[Any], Any]:
-    """The forward pass that is counted: more than `forward` for a network whose heads run outside of it."""
+    """The forward pass to count: more than `forward` for a network whose heads run outside of it."""
     return getattr(network, "whole_forward", partial(run, network))
 
 
 def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Tensor without values for one image `[C, H, W]`, for tokens `[N, T]`, or of any shape with its batch axis."""
+    """Make a tensor without values for one image `[C, H, W]`, or of any shape with its batch axis, such as `[N, T]`."""
     shape = (1, *input_shape) if len(input_shape) == 3 else tuple(input_shape)
     dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     if reads_tokens(model):

@@ -1,4 +1,4 @@
-"""Times of a network on a device, in a file by which another machine allocates ranks."""
+"""Times of a network on a device, in a file with which another machine allocates ranks."""
 
 import json
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from facts.modules.forms import FormName
 from facts.utils.files import replacing
 from facts.utils.options import Count
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]  # of a pass; more than a day is no measurement
+Seconds = Annotated[float, Field(gt=0, le=86_400)]  # of a pass; more than a day cannot be right
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -53,16 +53,16 @@ class DeviceTimes:
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """Read a file that `write` wrote. Raises an `OSError` if there is none, `ValueError` if it is another one."""
+        """Read a file that `write` wrote. Raises an `OSError` if it is missing, `ValueError` for other files."""
         try:
             return TypeAdapter(cls).validate_json(Path(path).read_bytes())
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-            raise ValueError(f"{path} is no file of `facts measure` ({where}): measure again on the device") from error
+            raise ValueError(f"{path} is not from `facts measure` ({where}): measure again on the device") from error
 
     def write(self, path: Path | str) -> None:
-        """Write JSON."""
+        """Write the times as JSON."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=1))
 
@@ -79,7 +79,7 @@ class DeviceTimes:
         for what, measured, wanted in (("form", self.form, form), ("precision", self.precision, precision)):
             if measured != wanted:
                 raise ValueError(
-                    f"the device times of {self.device} are of {what} {measured}, and {wanted} is asked for: take "
+                    f"the device times of {self.device} are for {what} {measured}, but {wanted} is wanted: use "
                     f"{measured}, or measure {wanted} on the device"
                 )
 
@@ -87,13 +87,13 @@ class DeviceTimes:
         """Raises `ValueError` unless a network of this cost for one sample was measured."""
         if (cost.flops, cost.params) != (self.flops, self.params):
             raise ValueError(
-                f"the device times of {self.device} are of {self.network} ({_words(self.flops, self.params)}), not of "
-                f"this network ({_words(cost.flops, cost.params)}): measure this one there, on inputs of this size"
+                f"the device times of {self.device} are for {self.network} ({_words(self.flops, self.params)}), not "
+                f"for this network ({_words(cost.flops, cost.params)}): measure this one there, on inputs of this size"
             )
 
 
 def precision_name(model: nn.Module, precision: torch.dtype) -> str:
-    """The type of a network's products: that of autocast, or of its weights."""
+    """Name of the type of a network's products: autocast's, or that of its weights."""
     own = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return str(own if precision == torch.float32 else precision).removeprefix("torch.")
 

@@ -20,8 +20,8 @@ from facts.modules.networks import run
 from facts.utils import distributed
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as much as dense
-EVEN = 8  # measured ranks are multiples of it, like those that a search offers: others take longer
-NETWORK = ""  # its name among the modules of the network
+EVEN = 8  # measured ranks are multiples of it, like those that a search offers; others are slower
+NETWORK = ""  # name of the network among its modules
 Times = dict[int | None, float]  # seconds of a part, dense (None) and by rank
 
 
@@ -38,8 +38,8 @@ class Shape(NamedTuple):
 class TimedPart:
     """A part of a network whose time depends on its rank.
 
-    `share` of the time of `module` is its own. `num_weights` is the size at a rank; `put` gives it a rank, in a copy of
-    the network, with weights that mean nothing. Parts of one `shape` take equally long.
+    It takes a `share` of the time of `module`. `num_weights` is its size at a rank; `put` gives it a rank in a copy
+    of the network, with meaningless weights. Parts with the same `shape` take equally long.
     """
 
     module: str
@@ -53,7 +53,7 @@ class TimedPart:
 class LatencyTable(ABC):
     """Seconds of a network on one batch, and of each part within it, dense and by rank.
 
-    Between known ranks the time is linear in the number of weights, all multiplied by `correction`.
+    Between known ranks, time is linear in the number of weights. Low-rank times are multiplied by `correction`.
     """
 
     parts: Mapping[str, TimedPart]
@@ -90,7 +90,7 @@ class LatencyTable(ABC):
 
 
 def measured_ranks(full_rank: int) -> tuple[int, ...]:
-    """The ranks of `LEVELS`, even ones where there are any; twice the same in a small part."""
+    """Ranks at the `LEVELS`, rounded down to a multiple of `EVEN` if there is one; small parts may repeat some."""
     ranks = [int(level * full_rank) for level in LEVELS]
     return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
 
@@ -98,9 +98,9 @@ def measured_ranks(full_rank: int) -> tuple[int, ...]:
 class MeasuredLatency(LatencyTable):
     """Latency on this device.
 
-    The network runs with all its parts dense, and with all at each of five ranks; the six take `num_turns` turns after
-    one to warm up, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
-    measured before its first use. Raises `ValueError` if there is no batch.
+    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
+    warm-up turn, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
+    measured before first use. Raises `ValueError` if there is no batch.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MeasuredLatency(LatencyTable):
         return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
-        """Scale the low-rank parts' times, by two at most, to the measured `seconds` of the network with a plan."""
+        """Scale the low-rank parts' times, at most by two, to match the network's measured `seconds` with a plan."""
         factor = (seconds - self.rest) / (self.predicted(plan) - self.rest)
         self.correction *= min(max(factor, 0.5), 2.0)
 
@@ -164,7 +164,7 @@ class MeasuredLatency(LatencyTable):
 def module_seconds(
     network: nn.Module, names: Iterable[str], inputs: Any, precision: torch.dtype = torch.float32
 ) -> dict[str, float]:
-    """Seconds that some modules take in one forward pass, each with all its calls."""
+    """Measure the seconds that some modules take in one forward pass, over all their calls."""
     device = next(network.parameters()).device
     starts: dict[str, list[Any]] = {name: [] for name in names}
     stops: dict[str, list[Any]] = {name: [] for name in starts}

@@ -24,7 +24,7 @@ def onnx_call(file: Path | str) -> Callable[[Tensor], Tensor]:
 def onnx_times(
     files: Mapping[str, Path | str], batch: Tensor, timing: TimingPolicy = DEFAULT_TIMING
 ) -> dict[str, Timing]:
-    """Time files of `facts.export_onnx`, by name, that take turns on a batch, with torch's number of threads.
+    """Time files of `facts.export_onnx`, by name, in turns on one batch, with torch's number of threads.
 
     Raises `ModuleNotFoundError` without `facts[export]`.
     """

@@ -1,8 +1,8 @@
 """Latency on another device, predicted from what was measured there.
 
-The times of measured layers are taken as they are. Those of layers of other sizes come from a linear model whose
-coefficients are not negative: seconds for each multiply-accumulate, for each value of the weights and of the tensors
-between the products, and for each product. The errors of both are in `results/benchmarks/*/device_times.md`.
+Measured layers keep their times. Those of layers of other sizes come from a linear model with non-negative
+coefficients: seconds for each multiply-accumulate, for each value of the weights and of the tensors before, between and
+after the products, and for each product. The errors of both are in `results/benchmarks/*/device_times.md`.
 """
 
 import logging
@@ -16,21 +16,21 @@ from facts.cost.device_times import DeviceTimes
 from facts.cost.latency import LatencyTable, Shape, TimedPart, Times, measured_ranks
 from facts.modules.forms import FORMS, Form
 
-MOST_INSIDE = 1.1  # of the network's time, that its layers may seem to take: each time is a median of its own
+MOST_INSIDE = 1.1  # most of the network's time that its layers may seem to take: each has its own median
 
 log = logging.getLogger(__name__)
 
 
 class PredictedLatency(LatencyTable):
-    """Latency of a network on the device that `measured` tells of, for a batch of its size.
+    """Latency of a network on the device of `measured`, for a batch of the size measured there.
 
-    Raises `ValueError` if the layers there take longer than the whole network.
+    Raises `ValueError` for units, and if the measured layers take longer than the whole network.
     """
 
     def __init__(self, measured: DeviceTimes, parts: Mapping[str, TimedPart]):
         if unknown := [name for name, part in parts.items() if not isinstance(part.shape, Shape)]:
             raise ValueError(
-                f'device times are of linear layers, and {unknown[0]} is a unit: take parts="layers", or bound flops'
+                f'device times are for linear layers, but {unknown[0]} is a unit: use parts="layers", or bound flops'
             )
         self.parts, self.form = parts, FORMS[measured.form]
         self.measured, self.device, self.batch_size = measured, measured.device, measured.batch_size
@@ -59,7 +59,7 @@ class PredictedLatency(LatencyTable):
 
 
 class LinearModel:
-    """Seconds as a linear function of a layer's work and traffic, with the least squares of relative errors."""
+    """Seconds as a linear function of a layer's work and traffic, fitted by least squares of relative errors."""
 
     def __init__(self, form: Form, times: Mapping[Shape, Times]):
         self.form = form

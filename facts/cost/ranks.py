@@ -7,9 +7,9 @@ import numpy as np
 
 
 def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
-    """Multiples of `multiple` between two ranks.
+    """List the multiples of `multiple` between two ranks.
 
-    If there are not `at_least` so many, `multiple` is halved, and so on down to every rank.
+    If there are fewer than `at_least`, `multiple` is halved again and again, until every rank is listed.
     """
     while True:
         ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
@@ -19,6 +19,6 @@ def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> 
 
 
 def ranks_between(ranks: Sequence[int], num_points: int) -> list[int]:
-    """The ranks with so many more between every two neighbours, evenly spaced and rounded, each once."""
+    """Add `num_points` ranks between every two neighbours, evenly spaced and rounded, without duplicates."""
     points = [np.linspace(low, high, num_points + 2) for low, high in pairwise(ranks)]
     return sorted({*ranks, *np.rint(points).astype(int).ravel().tolist()})

@@ -21,11 +21,11 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for one sample alone.
+    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for a single sample.
 
-    `load` is the seconds from a file, already in the page cache, to the network on its device. `memory` is the peak of
-    a batch there in bytes, the network included; None on a CPU. Both are None for a network in a format that no file
-    holds.
+    `load` is the seconds to load the network from a file, already in the page cache, to its device. `memory` is the
+    peak in bytes for a batch, network included; None on a CPU. Both are None for a network in a format that files
+    cannot hold.
     """
 
     throughput: float
@@ -42,9 +42,9 @@ def speeds(
     precision: torch.dtype = torch.float32,
     compiled: bool = False,
 ) -> dict[str, Speed]:
-    """Measure networks that take turns on one batch `[N, ...]`, and on its first sample.
+    """Measure networks, in turns, on one batch `[N, ...]` and on its first sample.
 
-    Those in half precision get the batch in it, and are not autocast to `precision`.
+    Networks in half precision get the batch in their type, without autocast to `precision`.
     """
     runs: dict[str, Any] = dict(networks)
     if compiled:
@@ -63,7 +63,7 @@ def speeds(
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
-    """Time networks that take turns on the same inputs."""
+    """Time networks in turns on the same inputs."""
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))
@@ -72,7 +72,7 @@ def batch_seconds(
 
 
 def _as_in(network: nn.Module, inputs: Any) -> Any:
-    """The inputs; for a network in half precision, floating-point tensors in its type."""
+    """Return the inputs, with floating-point tensors in the type of a network in half precision."""
     own = next(network.parameters()).dtype
     if own not in HALF:
         return inputs
@@ -87,7 +87,7 @@ def _forward(network: nn.Module, inputs: Any, precision: torch.dtype) -> None:
 
 
 def _is_plain(network: nn.Module) -> bool:
-    """Whether its parameters are tensors as files hold them: semi-structured ones are a class of their own."""
+    """Check that all parameters are plain tensors, as files hold them; semi-structured ones have their own class."""
     return all(type(parameter.data) is Tensor for parameter in network.parameters())
 
 

@@ -15,7 +15,7 @@ from facts.utils.options import Positive, options
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, a median for each turn."""
+    """Seconds of one call: the median of each turn."""
 
     seconds: tuple[Positive, ...]
 
@@ -30,7 +30,7 @@ class Timing:
         return (high - low) / self.median
 
     def ratio(self, other: Self) -> float:
-        """Ratio of these seconds to the other ones, the median over the turns that both have."""
+        """Ratio of these seconds to the others: the median over turns."""
         return median(own / others for own, others in zip(self.seconds, other.seconds, strict=True))
 
 
@@ -38,7 +38,7 @@ class Timing:
 class TimingPolicy:
     """Length of a measurement: `num_warmups` calls of each function, then `min_seconds` in each of `num_turns`.
 
-    A turn of 0 seconds is one call.
+    With 0 seconds, a turn is one call.
     """
 
     num_warmups: Annotated[int, Field(ge=0)] = 1

@@ -19,7 +19,7 @@ from facts.utils.batches import batch_size, to_device
 
 log = logging.getLogger(__name__)
 
-UNABLE = (RuntimeError, TypeError, ValueError)  # errors of networks for inputs of another kind
+UNABLE = (RuntimeError, TypeError, ValueError)  # raised by networks for inputs of another kind
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Trace:
     """Work of the layers of a network for one sample.
 
     `rows` counts the vectors that each layer multiplies: 1 if no input is known, 0 for a layer that never runs.
-    `outputs` are the layers that make the network's outputs, `unrelated` those whose inputs do not have the samples for
-    their first axis. `flops` counts the whole network by the paper's rule; None if it does not run on `meta`.
+    `outputs` are the layers that make the network's outputs, `unrelated` those whose inputs do not have samples
+    along their first axis. `flops` counts the whole network by the paper's rule; None if it does not run on `meta`.
     """
 
     rows: dict[str, int]
@@ -38,7 +38,7 @@ class Trace:
 
 
 def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, inputs: Any = None) -> Trace:
-    """Run the network on `example`, on the meta device, and on two of it; or else on `inputs`, a real batch."""
+    """Run the network on one and two copies of `example`, on the meta device; otherwise on `inputs`, a real batch."""
     layers = list(layers)
     if example is not None:
         try:
@@ -59,7 +59,7 @@ def trace_network(model: nn.Module, layers: Iterable[str], example: Any = None, 
 
 
 def has_row_per_sample(inputs: Any) -> bool:
-    """Check that a batch is a tensor, or tensors by name, with one row a sample."""
+    """Check that a batch is a tensor, or tensors by name, with one row per sample."""
     tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     return all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(tensors[0]) for tensor in tensors)
 
@@ -73,7 +73,7 @@ def _trace_samples(network: nn.Module, layers: list[str], sample: Any) -> Trace:
     unrelated: list[str] = []
     try:
         _, two = _observe(network, layers, tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor]), sample))
-    except UNABLE:  # a network for batches of one size
+    except UNABLE:  # the network takes batches of one size only
         pass
     else:
         doubled = {name: [2 * shape[0] for shape in shapes] for name, shapes in one.items()}
@@ -82,7 +82,7 @@ def _trace_samples(network: nn.Module, layers: list[str], sample: Any) -> Trace:
 
 
 def _observe(network: nn.Module, layers: list[str], inputs: Any) -> tuple[Trace, dict[str, list[torch.Size]]]:
-    """Trace one forward pass, and the shapes `[..., d]` of the inputs of each layer, one a call."""
+    """Trace one forward pass; return also the shapes `[..., d]` of the inputs of each layer, one per call."""
     shapes: dict[str, list[torch.Size]] = {name: [] for name in layers}
     last: dict[str, Any] = {}
 

@@ -1,1 +1,1 @@
-"""From Kronecker factors to a decomposition whose leading part is the best approximation of every rank."""
+"""From Kronecker factors to a decomposition whose leading components are the best approximation at every rank."""

@@ -13,7 +13,7 @@ from facts.modules.lowrank import LowRankLayer, own_parameter
 from facts.modules.pointwise import PointwiseConvolution
 
 Plan = dict[str, int | None]
-"""Layer name to rank, or None for a layer left dense."""
+"""Rank of each layer or unit by name; None leaves it dense."""
 
 
 def apply_plan(
@@ -25,10 +25,10 @@ def apply_plan(
     units: Mapping[str, Unit] | None = None,
     network: nn.Module | None = None,
 ) -> nn.Module:
-    """Copy the model with a low-rank layer in place of each that has a rank in the plan, to run in `precision`.
+    """Copy the model and replace each layer that has a rank in the plan by a low-rank one, to run in `precision`.
 
-    A 1x1 convolution whose layer stays dense becomes a convolution again. `units`, called as linear layers by
-    `network`, are narrowed.
+    A 1x1 convolution whose layer stays dense becomes a convolution again. The `units`, which `network` calls as linear
+    layers, are narrowed.
     """
     compressed = copy_with(model)
     if units and network:
@@ -47,7 +47,7 @@ def apply_plan(
 def low_rank_layer(
     dense: nn.Linear, decomposition: Decomposition, rank: int, form: Form, precision: torch.dtype
 ) -> LowRankLayer:
-    """The layer of some rank that takes a dense one's place, trainable where that is."""
+    """Make the low-rank layer that replaces a dense one; each parameter is trainable if the dense layer's is."""
     layer = form.layer(dense, *decomposition.truncate(rank), precision)
     bias = decomposition.bias(dense, rank)
     layer.bias = None if bias is None else own_parameter(bias)

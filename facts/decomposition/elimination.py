@@ -1,6 +1,6 @@
-"""Elimination of a layer's inputs: from Kronecker factors to an order, and the weights of every number of inputs.
+"""Elimination of a layer's inputs: from Kronecker factors to an order of inputs, and weights for any number of them.
 
-The others are read in place of an input that leaves, as far as they predict it (structured optimal brain surgeon).
+The others replace each eliminated input, as far as they predict it (structured optimal brain surgeon).
 Legend: m = d_out, n = d_in; A [n, n] is the inputs' second moment, B [m, m] the metric of the outputs.
 """
 
@@ -11,18 +11,18 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import Root, lift_spectrum, square_root
 
-STEPS_AT_ONCE = 64  # between updates of whole matrices
+STEPS_AT_ONCE = 64  # between updates of the full matrices
 
 
 def eliminate(
     weight: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> Decomposition:
-    """Order the inputs of `weight [m, n]` so that dropping the last ones costs little, whatever their number.
+    """Order the inputs of `weight [m, n]` so that dropping any number of the last ones costs little.
 
-    Inputs leave one by one, each time the one whose loss adds least to tr(ΔWᵀ B ΔW A), after the others have taken over
-    what they can. With A = L D Lᵀ in the order of the kept, L unit lower triangular, component j is what input j adds
-    to those before it: `left = W L`, `right = L⁻¹`. The leading r components read r inputs alone, those of the `order`,
-    with their least-squares weights. Float64 inside, the weight's type outside.
+    Inputs are eliminated one by one, each time the one whose loss adds least to tr(ΔWᵀ B ΔW A) after the others have
+    compensated. The last to go come first in the `order`. With A = L D Lᵀ in this order, L unit lower triangular,
+    component j is what input j adds to those before it: `left = W L`, `right = L⁻¹`. The leading k components read only
+    the first k inputs, with their least-squares weights. Computed in float64.
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
@@ -43,10 +43,10 @@ def eliminate(
 
 
 def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:
-    """The inputs in the order in which they leave, for A `[n, n]` and L_Bᵀ W `[m, n]`.
+    """List the inputs in the order of their elimination, for A `[n, n]` and L_Bᵀ W `[m, n]`.
 
-    Input j costs ‖w_j‖² / (A⁻¹)_jj. When it leaves, A⁻¹ and W change by a product of two vectors; products of several
-    steps are subtracted together, from what remains.
+    Input j costs ‖w_j‖² / (A⁻¹)_jj. Eliminating it changes A⁻¹ and W by an outer product of two vectors; those of
+    several steps are subtracted together from the remaining inputs.
     """
     inverse, weights = torch.cholesky_inverse(torch.linalg.cholesky(gram)), whitened.clone()
     names, gone = torch.arange(len(gram), device=gram.device), []
@@ -73,7 +73,7 @@ def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:
 
 
 def _definite(root: Root, weight: Tensor) -> tuple[Tensor, bool]:
-    """The matrix of a root, made positive definite if directions were dropped, and whether it was repaired."""
+    """Return a root's matrix, made positive definite if directions were dropped, and whether it was repaired."""
     if root.matrix is None:
         return torch.eye(weight.shape[1], dtype=torch.float64, device=weight.device), root.repaired
     gram = root.matrix @ root.matrix.T

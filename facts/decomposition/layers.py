@@ -1,4 +1,4 @@
-"""Decompositions of all layers, biases that take up the mean, and their place in the cache."""
+"""Decompositions of all layers, with biases that absorb the mean, and how they are cached."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ def decompose_layers(
     moments: Mapping[str, LayerMoments],
     append_one: Collection[str] = (),
 ) -> dict[str, Decomposition]:
-    """Factors and decomposition of each layer as its part does it; moments of those in `append_one` are of `[x, 1]`."""
+    """Decompose each layer in the way of its part; moments of layers in `append_one` are of `[x, 1]`."""
     return {
         name: decompose_layer(name, layer, parts[name], estimator, moments[name], name in append_one)
         for name, layer in with_progress(layers.items(), "decomposition")
@@ -36,14 +36,14 @@ def decompose_layers(
 def decompose_layer(
     name: str, layer: LinearLayer, part: Part, estimator: Estimator, moments: LayerMoments, fit_bias: bool = False
 ) -> Decomposition:
-    """One layer's decomposition. Raises `ValueError` with the layer's name."""
+    """Decompose one layer. Raises `ValueError` with the layer's name."""
     row, col = estimator.shrinkage(moments)
     factors = estimator.factors(moments)
     d_out, d_in = layer.out_features, layer.in_features
     for side, factor, size in (("A", factors.A, d_in + fit_bias), ("B", factors.B, d_out)):
         if factor is not None and factor.shape != (size, size):
             made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
-            raise ValueError(f"{made}, and it must be [{size}, {size}], or None for the identity")
+            raise ValueError(f"{made}; it must be [{size}, {size}], or None for the identity")
     if layer.bias is None:
         factors = uncentred(factors, appended=fit_bias)
     elif fit_bias:
@@ -58,15 +58,15 @@ def decompose_layer(
 
 
 def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
-    """Factors that leave a layer's mean input to its bias, with that mean, in float64.
+    """Centre factors, leaving a layer's mean input to its bias; return them with that mean, in float64.
 
     The given factors are of inputs `[x, 1]`, A = [[S, a], [aᵀ, c]]. The best change of the bias for a ΔW is -ΔW a / c;
-    the cost that remains has S - a aᵀ / c in place of A. A diagonal A has no means: then A is not centred, and `mean`,
-    that of all inputs, is taken.
+    the remaining cost has S - a aᵀ / c in place of A. A diagonal A contains no mean: it is not centred, and `mean`,
+    that of all inputs, is used.
     """
     if factors.A is None:
         return replace(factors, mean=mean.double())
-    if factors.mean is not None:  # the method has centred them
+    if factors.mean is not None:  # the method has already centred them
         return replace(factors, A=factors.A[:-1, :-1], mean=factors.mean[:-1])
     whole = factors.A.double()
     inner, joint, one = whole[:-1, :-1], whole[:-1, -1], at_least_tiny(whole[-1, -1])
@@ -76,7 +76,7 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
 
 
 def uncentred(factors: KroneckerFactors, appended: bool) -> KroneckerFactors:
-    """Factors for a layer without a bias: not less the mean, from those of x, or of `[x, 1]` if `appended`."""
+    """Undo the centring of factors for a layer without a bias; they are of x, or of `[x, 1]` if `appended`."""
     A, mean = factors.A, factors.mean
     if A is None:
         return replace(factors, mean=None)
@@ -98,7 +98,7 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 def load_decompositions(
     cache: Cache | None, estimator: Estimator, layers: Iterable[str]
 ) -> dict[str, Decomposition] | None:
-    """Load the decompositions from the cache; None if it lacks them."""
+    """Load the decompositions from the cache; None if they are not there."""
     tensors = cache.load(file_name(estimator)) if cache else None
     return None if tensors is None else {name: _unpack(tensors, name) for name in layers}
 

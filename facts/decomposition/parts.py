@@ -1,4 +1,4 @@
-"""Parts of a network that a plan gives ranks: linear layers, and units, which are what a block computes."""
+"""Parts of a network to which a plan assigns ranks: linear layers, and units, which are what a block computes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,10 +27,10 @@ PartsName = Literal["layers", "units"]
 
 @dataclass(frozen=True)
 class Part(ABC):
-    """A part of a network that a plan gives a rank (None: as it is).
+    """A part of a network to which a plan assigns a rank, or None to leave it unchanged.
 
-    `calls` name the linear layers of the calibrated network whose decompositions it takes, all at the same rank; each
-    multiplies `rows` vectors for one sample. `dense` counts its weights.
+    `calls` names the linear layers of the calibrated network whose decompositions it uses, all at the same rank; each
+    multiplies `rows` vectors per sample. `dense` is its number of weights without a rank.
     """
 
     calls: tuple[str, ...]
@@ -39,15 +39,15 @@ class Part(ABC):
 
     @abstractmethod
     def largest(self) -> int:
-        """The largest rank that it can have."""
+        """The largest possible rank."""
 
     @abstractmethod
     def layers(self, network: nn.Module) -> list[str]:
-        """Names of its linear layers in a network that does not call units."""
+        """Names of its linear layers in a network that does not call units as layers."""
 
     @abstractmethod
     def num_weights(self, form: Form, rank: int) -> int:
-        """Weights at a rank, and multiply-accumulates for each vector."""
+        """Number of weights at a rank, which is also that of multiply-accumulates per vector."""
 
     @abstractmethod
     def full_rank(self, form: Form) -> int:
@@ -55,15 +55,15 @@ class Part(ABC):
 
     @abstractmethod
     def rank_of_ratio(self, form: Form, ratio: float) -> int:
-        """The rank whose cost is at most `ratio` of the dense one, but at least 1."""
+        """The largest rank that costs at most `ratio` of the dense part, but at least 1."""
 
     @abstractmethod
     def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        """Decompose one of its calls, with shrinkage of (B, A)."""
+        """Decompose one of its calls, with the shrinkage `row` of B and `col` of A."""
 
     @abstractmethod
     def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
-        """Describe it to a measurement of times."""
+        """Describe it for a measurement of latency."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class LayerPart(Part):
 
 @dataclass(frozen=True)
 class Unit(Part):
-    """A unit of the block's module `owner`, `width` wide: each rank costs as much, whatever the form of layers.
+    """A unit of a block's module `owner`, `width` wide; cost is proportional to rank, whatever the form of layers.
 
-    Ratios are of the width that it had before any round, `dense_width`.
+    Ratios refer to `dense_width`, the width before any round.
     """
 
     owner: str
@@ -145,17 +145,17 @@ class Unit(Part):
 
     @property
     def share_of_time(self) -> float:
-        """Its part of the module's time."""
+        """Its fraction of the module's time."""
         return 1.0
 
     @abstractmethod
     def put_empty(self, network: nn.Module, rank: int) -> None:
-        """Narrow the unit of a network, which has been narrowed by no other, with weights that mean nothing."""
+        """Narrow the unit in a fresh copy of the network, with meaningless weights, for timing."""
 
 
 @dataclass(frozen=True)
 class ScoreUnit(Unit):
-    """The products of queries and keys of all heads of an attention, whose output products are a unit too."""
+    """The products of queries and keys in all heads of an attention, whose output products are also a unit."""
 
     @property
     def share_of_time(self) -> float:
@@ -168,7 +168,7 @@ class ScoreUnit(Unit):
         return _decompose_product(layer, factors, row, col)
 
     def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
-        """The heads with queries and keys of a rank."""
+        """Narrow the heads' queries and keys to a rank."""
         framed, _ = score_cores(heads)
         left, right = _stacked(decompositions, rank, heads.queries)
         bias = None if framed.query_bias is None else (right @ framed.query_bias[..., None]).squeeze(-1)
@@ -177,7 +177,7 @@ class ScoreUnit(Unit):
 
 @dataclass(frozen=True)
 class OutputUnit(Unit):
-    """The products of values and outputs of all heads of an attention; `alone` if its scores are no unit."""
+    """The products of values and outputs in all heads of an attention; `alone` if its scores are not a unit."""
 
     alone: bool = False
 
@@ -192,7 +192,7 @@ class OutputUnit(Unit):
         return _decompose_product(layer, factors, row, col)
 
     def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
-        """The heads with values and outputs of a rank; the output's bias takes up what values added on average."""
+        """Narrow the heads' values and outputs to a rank; the output bias absorbs the mean of what is lost."""
         framed, _ = output_cores(heads)
         left, right = _stacked(decompositions, rank, heads.values)
         bases = framed.outputs.unflatten(0, (len(right), -1)).transpose(1, 2).flatten(2)  # [G, D, h d]
@@ -207,7 +207,7 @@ class OutputUnit(Unit):
 
 @dataclass(frozen=True)
 class HiddenUnit(Unit):
-    """The hidden units of an MLP; the layer that reads them is the one call."""
+    """The hidden units of an MLP; its only call is the layer that reads them."""
 
     def put_empty(self, network: nn.Module, rank: int) -> None:
         mlp = network.get_submodule(self.owner)
@@ -219,7 +219,7 @@ class HiddenUnit(Unit):
         return eliminate(layer.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
 
     def narrow(self, mlp: nn.Module, decomposition: Decomposition, rank: int) -> None:
-        """Keep the leading hidden units of a module."""
+        """Keep the first `rank` hidden units of a module, in the order of the decomposition."""
         roles = HiddenRoles.of(mlp)
         assert roles and decomposition.order is not None
         down = mlp.get_submodule(roles.down)
@@ -236,7 +236,7 @@ def put_units(
     decompositions: Mapping[str, Decomposition],
     plan: Mapping[str, int | None],
 ) -> None:
-    """Narrow the units of a network that have a rank in the plan, those of one module together.
+    """Narrow the units that have a rank in the plan, those of the same module together.
 
     `network` is the calibrated one, which calls the units as linear layers.
     """
@@ -261,7 +261,7 @@ def put_units(
 
 
 def _put_empty_heads(attention: nn.Module, scores: int | None, outputs: int) -> None:
-    """Narrow the units of an attention at once; nothing if that has been done."""
+    """Narrow all units of an attention at once; do nothing if they are narrow already."""
     if roles := Roles.of(attention):
         heads = Heads.of(attention, roles)
         if heads.output_width > outputs:
@@ -275,6 +275,6 @@ def _decompose_product(layer: nn.Module, factors: KroneckerFactors, row: float, 
 
 
 def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The leading factors of all heads, `[H, m, rank]`, and of all groups, `[G, rank, d]`."""
+    """Stack the leading factors of all heads, `[H, m, rank]`, and of all groups, `[G, rank, d]`."""
     lefts, rights = zip(*(each.truncate(rank) for each in decompositions), strict=True)
     return torch.stack(lefts).flatten(0, -3).to(like), torch.stack(rights).to(like)

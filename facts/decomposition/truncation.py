@@ -1,4 +1,4 @@
-"""From factors to a decomposition whose leading part is the best approximation of every rank.
+"""From factors to a decomposition whose leading components are the best approximation at every rank.
 
 Legend: m = d_out, n = d_in, r = min(m, n).
 """
@@ -18,10 +18,10 @@ from facts.modules.lowrank import LinearLayer
 class Decomposition:
     """`left [m, r] @ right [r, n]` is the weight; components are sorted by their energy in the (A, B) metric.
 
-    Both have the weight's type, float32 at least. `energies [r]` are the squared singular values of the whitened
-    weight. `num_repaired` counts factors that were not positive definite. The bias keeps the output of the input
-    `mean [n]` exact at every rank; None if it stays. With an `order [n]` the leading r components read its first r
-    inputs alone. `left [h, m, r]` are those of h heads with one right factor.
+    Both have the weight's type, but at least float32. `energies [r]` are the squared singular values of the whitened
+    weight. `num_repaired` counts factors that were not positive definite. The bias keeps the output at the input
+    `mean [n]` exact at every rank; it is unchanged if that is None. With an `order [n]`, the leading k components read
+    only its first k inputs. `left [h, m, r]` holds the left factors of h heads that share the right one.
     """
 
     left: Tensor
@@ -32,13 +32,13 @@ class Decomposition:
     order: Tensor | None = None
 
     def truncate(self, rank: int) -> tuple[Tensor, Tensor]:
-        """`(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
+        """Return `(W_A [m, rank], W_B [rank, n])`. Raises `ValueError` for a rank outside 1 .. r."""
         if not 1 <= rank <= len(self.energies):
-            raise ValueError(f"rank must lie in 1 .. {len(self.energies)} for this layer, got {rank}")
+            raise ValueError(f"rank must be from 1 to {len(self.energies)} for this layer, got {rank}")
         return self.left[..., :rank], self.right[:rank]
 
     def bias(self, dense: LinearLayer, rank: int) -> Tensor | None:
-        """Bias of the layer that takes the dense one's place at a rank, `[m]`."""
+        """Bias `[m]` of the layer that replaces the dense one at a rank."""
         if self.mean is None or dense.bias is None:
             return dense.bias
         weight = dense.weight.detach().double()
@@ -51,10 +51,10 @@ class Decomposition:
 def decompose(
     weight: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> Decomposition:
-    """Decompose `L_Bᵀ W L_A` by SVD and undo the roots; each factor gets the root of the singular values.
+    """Decompose `L_Bᵀ W L_A` by SVD and undo the roots; each factor gets the square roots of the singular values.
 
-    With A = L_A L_Aᵀ and B = L_B L_Bᵀ this is the optimum of `tr(ΔWᵀ B ΔW A)` at every rank (paper, section 3.1).
-    `weight [m, n]`; `shrinkage_row` acts on B, `shrinkage_col` on A. Float64 inside, the weight's type outside.
+    With A = L_A L_Aᵀ and B = L_B L_Bᵀ, truncation to any rank minimises `tr(ΔWᵀ B ΔW A)` (paper, section 3.1).
+    `weight [m, n]`; `shrinkage_row` acts on B, `shrinkage_col` on A. Computed in float64.
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     col = square_root(factors.A, shrinkage_col, factors.repair)
@@ -68,9 +68,9 @@ def decompose(
 def decompose_product(
     left: Tensor, right: Tensor, factors: KroneckerFactors, *, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> Decomposition:
-    """The same for a product `left [m, d] @ right [d, n]`, which is not formed: d components, by an SVD of `[d, d]`.
+    """Decompose a product `left [m, d] @ right [d, n]` without forming it: d components, by an SVD of `[d, d]`.
 
-    Products with one right factor, `left [h, m, d]`, are decomposed together: B weighs the outputs of each.
+    Products that share a right factor, `left [h, m, d]`, are decomposed together: B weights the outputs of each.
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     col = square_root(factors.A, shrinkage_col, factors.repair)
@@ -84,7 +84,7 @@ def decompose_product(
 def low_rank_factors(
     weight: Tensor, factors: KroneckerFactors, rank: int, shrinkage_row: float = 0.0, shrinkage_col: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The optimal `(W_A [m, rank], W_B [rank, n])` of one weight `[m, n]` (paper, Algorithm 1)."""
+    """Compute the optimal `(W_A [m, rank], W_B [rank, n])` of one weight `[m, n]` (paper, Algorithm 1)."""
     decomposition = decompose(weight, factors, shrinkage_row=shrinkage_row, shrinkage_col=shrinkage_col)
     left, right = decomposition.truncate(rank)
     return left.to(weight.dtype), right.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""From moments to Kronecker factors, one file a method."""
+"""Estimators: from moments to Kronecker factors, one file per method."""
 
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.utils.registry import load_methods

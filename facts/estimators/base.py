@@ -13,7 +13,7 @@ from facts.moments import InputGram, LayerMoments, Moment
 from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
 
-ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # the paper's, and chosen on photos (results/defaults/units.md)
+ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # from the paper, and chosen on photos (results/defaults/units.md)
 PLAIN_SHARE_OF_UNITS = 0.5
 
 
@@ -21,8 +21,8 @@ PLAIN_SHARE_OF_UNITS = 0.5
 class KroneckerFactors:
     """Fisher ≈ A ⊗ B for the column-stacked weight: `A [d_in, d_in]`, `B [d_out, d_out]`, None for the identity.
 
-    `repair` is for a factor that is not positive definite; None drops the directions that make it singular. With a
-    `mean [d_in]`, the bias keeps this input's output exact, and A is of inputs less the mean.
+    `repair` makes a factor positive definite if it is not; None drops the directions that make it singular instead.
+    With a `mean [d_in]`, A is of inputs minus this mean, and the bias keeps the output at the mean input exact.
     """
 
     A: Tensor | None = None
@@ -35,7 +35,7 @@ class KroneckerFactors:
 class Estimator(ABC):
     """A method: a pure function from the moments of one layer to its Kronecker factors before shrinkage.
 
-    `token_local`: no moment joins two tokens of a sample. `couples`: the factors depend on which gradient belongs to
+    `token_local`: no moment combines two tokens of a sample. `couples`: the factors depend on which gradient belongs to
     which activation. None if this does not apply (paper, table of estimators).
     """
 
@@ -45,14 +45,14 @@ class Estimator(ABC):
     @property
     @abstractmethod
     def moments(self) -> tuple[Moment, ...]:
-        """Moments that the data pass has to collect."""
+        """Moments that the data pass must collect."""
 
     @abstractmethod
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        """Kronecker factors of one layer, before shrinkage."""
+        """Compute the Kronecker factors of one layer, before shrinkage."""
 
     def shrinkage(self, moments: LayerMoments) -> tuple[float, float]:
-        """Shrinkage of (B, A): row and column."""
+        """Amounts of shrinkage for (B, A): row, then column."""
         return 0.0, 0.0
 
     @property
@@ -61,14 +61,14 @@ class Estimator(ABC):
         return 1
 
     def refined(self, factors: Mapping[str, KroneckerFactors]) -> "Estimator":
-        """Estimator of the next pass, from the factors of every layer in this one."""
-        raise NotImplementedError(f"{type(self).__name__} sees the data once")
+        """Make the estimator for the next pass from every layer's factors in this one."""
+        raise NotImplementedError(f"{type(self).__name__} makes only one data pass")
 
 
 def see_data(
     estimator: Estimator, collect: Callable[[tuple[Moment, ...]], dict[str, LayerMoments]]
 ) -> tuple[Estimator, dict[str, LayerMoments]]:
-    """Run every pass of an estimator, one call of `collect` each; return the last estimator and its moments."""
+    """Run every pass of an estimator, with one call of `collect` each; return the last estimator and its moments."""
     moments = collect(estimator.moments)
     for _ in range(estimator.num_passes - 1):
         estimator = estimator.refined({name: estimator.factors(layer) for name, layer in moments.items()})
@@ -91,9 +91,9 @@ class TwoSidedEstimator(Estimator):
 class ClippedGradEstimator(TwoSidedEstimator):
     """A two-sided estimator of clipped gradients (paper, Algorithm 2 and the supplement on the setup).
 
-    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` is that of its batch. The scale of
-    the factors is unclipped, so that searches can compare layers by it. `tokens` instead scales each token's gradient
-    to 0.1 to 10 times the mean norm in its sample.
+    `grad_clip` bounds the Frobenius norm of each sample's output gradient; `median` uses the median of its batch.
+    Clipping keeps the scale of the factors, so that searches can compare layers by it. `tokens` instead limits the norm
+    of each token's gradient to 0.1 to 10 times the mean norm in its sample.
     """
 
     grad_clip: Positive | Literal["median", "tokens"] | None = "median"
@@ -101,10 +101,10 @@ class ClippedGradEstimator(TwoSidedEstimator):
 
 @options
 class WeightedInputEstimator(ClippedGradEstimator):
-    """A two-sided estimator whose A weighs inputs by gradients, of which a few samples can make most.
+    """A two-sided estimator whose A weights inputs by gradients, so that a few samples can dominate it.
 
-    With `normalize: batch` each batch has the same part in A. `plain_share` of A, by traces, is the plain second moment
-    of the inputs; None: half for units, nothing for layers. `shrinkage_row` None: 0.3 for units, 0.7 for layers.
+    With `normalize: batch` each batch contributes equally to A. The inputs' plain second moment has `plain_share` of
+    A's trace (None: half for units, none for layers). `shrinkage_row` None: 0.3 for units, 0.7 for layers.
     """
 
     shrinkage_row: Share | None = None  # type: ignore[assignment]
@@ -113,11 +113,11 @@ class WeightedInputEstimator(ClippedGradEstimator):
 
     @property
     def plain_moments(self) -> tuple[Moment, ...]:
-        """The moments that the plain share takes."""
+        """Moments that the plain share needs."""
         return (InputGram(),) if self.plain_share else ()
 
     def with_plain(self, A: Tensor, moments: LayerMoments) -> Tensor:
-        """A with its plain share, of the same trace."""
+        """Mix the plain share into A, keeping its trace."""
         if not self.plain_share:
             return A
         (plain,) = moments[InputGram()]
@@ -127,12 +127,12 @@ class WeightedInputEstimator(ClippedGradEstimator):
         return ROW_OF_LAYERS if self.shrinkage_row is None else self.shrinkage_row, self.shrinkage_col
 
     def for_units(self) -> Self:
-        """The estimator with its defaults for units."""
+        """Copy the estimator, with its defaults for units filled in."""
         row = ROW_OF_UNITS if self.shrinkage_row is None else self.shrinkage_row
         share = PLAIN_SHARE_OF_UNITS if self.plain_share is None else self.plain_share
         return replace(self, shrinkage_row=row, plain_share=share)
 
 
 def unit_trace(matrix: Tensor) -> Tensor:
-    """The matrix divided by its trace; a zero matrix stays zero."""
+    """Divide a matrix by its trace; a zero matrix stays zero."""
     return matrix / at_least_tiny(matrix.trace())

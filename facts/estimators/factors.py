@@ -1,4 +1,4 @@
-"""Factors of one layer from its tensors, without a model: for study, for tests, and for your own training loops."""
+"""Factors of one layer from its tensors, without a model: for studies, tests and your own training loops."""
 
 import tempfile
 from pathlib import Path
@@ -17,16 +17,16 @@ from facts.utils.registry import by_name
 def estimate_factors(
     estimator: str | Estimator, inputs: Tensor, output_grads: Tensor, weight: Tensor | None = None
 ) -> KroneckerFactors:
-    """The Kronecker factors of one batch, before shrinkage.
+    """Compute the Kronecker factors of one batch, before shrinkage.
 
     `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes in the
-    middle count as tokens. Raises `ValueError` if shapes disagree, that of `weight [d_out, d_in]` included.
+    middle count as tokens. Raises `ValueError` if shapes disagree, including that of `weight [d_out, d_in]`.
     """
     estimator = by_name(estimator, ESTIMATORS, "estimator")
     d_in, d_out = inputs.shape[-1], output_grads.shape[-1]
     if inputs.shape[:-1] != output_grads.shape[:-1]:
         raise ValueError(
-            f"inputs {list(inputs.shape)} and output_grads {list(output_grads.shape)} must agree but in their last axis"
+            f"inputs {list(inputs.shape)} and output_grads {list(output_grads.shape)} may differ only in the last axis"
         )
     if weight is not None and weight.shape != (d_out, d_in):
         raise ValueError(f"the weight must be [d_out, d_in] = [{d_out}, {d_in}], got {list(weight.shape)}")

@@ -1,6 +1,6 @@
 """Square roots of Kronecker factors: shrinkage, and repair of factors that are not positive definite.
 
-All in float64: these roots decide which directions a rank keeps.
+Everything is in float64: these roots decide which directions a rank keeps.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Repair = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Root:
-    """A matrix M `[d, d]` whose M Mᵀ is one side, or None for the identity; `repaired` if a fallback was needed.
+    """A matrix M `[d, d]` such that M Mᵀ is one factor, or None for the identity; `repaired` if a fallback was needed.
 
     M is the lower Cholesky factor, unless its pseudo-`inverse` is given.
     """
@@ -55,24 +55,24 @@ class Root:
 
 
 def is_definite(matrix: Tensor) -> bool:
-    """Check whether every eigenvalue is above 2⁻²³ of the Frobenius norm; with less, a matrix counts as singular."""
+    """Check whether every eigenvalue exceeds 2⁻²³ of the Frobenius norm; otherwise, the matrix counts as singular."""
     floor = NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return torch.linalg.cholesky_ex(matrix - floor * identity).info.item() == 0
 
 
 def lift_spectrum(matrix: Tensor) -> Tensor:
-    """Add to the diagonal until the smallest eigenvalue is a millionth of the mean one."""
+    """Add to the diagonal until the smallest eigenvalue is a millionth of the mean eigenvalue."""
     return _lift(matrix, 1e-6 * matrix.diagonal().mean())
 
 
 def lift_spectrum_to_1e_6(matrix: Tensor) -> Tensor:
-    """Add `(1e-6 - λ_min) I`, whatever the scale of the matrix: the rule of SVD-LLM."""
+    """Add `(1e-6 - λ_min) I`, whatever the scale of the matrix: SVD-LLM's rule."""
     return _lift(matrix, 1e-6)
 
 
 def raise_shrinkage(matrix: Tensor) -> Tensor:
-    """The least shrinkage of 0.2, 0.3, ..., 1.0 that makes it positive definite: the rule of GFWSVD."""
+    """Shrink by the smallest of 0.2, 0.3, ..., 1.0 that makes the matrix positive definite: GFWSVD's rule."""
     for tenths in range(2, 11):
         shrunk = shrink(matrix, tenths / 10)
         if is_definite(shrunk):
@@ -89,11 +89,11 @@ def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
 
 
 def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None = lift_spectrum) -> Root:
-    """Root of the shrunk factor, in float64.
+    """Compute the root of the shrunk factor, in float64.
 
     A factor that is not positive definite is repaired, or, without a `repair`, loses the directions that make it
-    singular; one without energy (`trace <= 0`) becomes the identity. Both are marked. Raises `ValueError` if the factor
-    holds NaN or infinity.
+    singular; a factor without energy (`trace <= 0`) becomes the identity. Both are marked as `repaired`. Raises
+    `ValueError` if the factor holds NaN or infinity.
     """
     if factor is None:
         return Root(None)
@@ -110,7 +110,7 @@ def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None =
 
 
 def _spectral_root(matrix: Tensor) -> Root:
-    """U √S of the eigenvalues above the floor of `is_definite`; the columns of all others are zero."""
+    """U √S of the eigenvalues above the floor of `is_definite`; the columns of the others are zero."""
     values, vectors = torch.linalg.eigh(matrix)
     kept = values > NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
     sizes = torch.where(kept, values, 1).sqrt()

@@ -1,4 +1,4 @@
-"""Finetuning of a compressed network by distillation from the original, with labels or without."""
+"""Finetuning of a compressed network by distillation from the original, with or without labels."""
 
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.recovery import Recovery, recover

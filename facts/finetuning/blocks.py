@@ -1,4 +1,4 @@
-"""Outputs of the blocks of two networks, one of which is to match the other's."""
+"""Outputs of the blocks of two networks, and the error with which one matches the other."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from facts.moments.statistics import at_least_tiny
 
 
 def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
-    """Names of the blocks with low-rank or narrower layers; of the low-rank ones, if they lie in no block."""
+    """Find the names of blocks with low-rank or narrower layers; of the low-rank layers, if they are in no block."""
     sizes = {name: parameter.shape for name, parameter in original.named_parameters()}
     low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
     narrower = [
@@ -30,7 +30,7 @@ def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
 
 @contextmanager
 def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]:
-    """A list that takes up the output of each call of these modules within the `with` block, in order.
+    """Collect the output of each call of these modules within the `with` block in a list, in order.
 
     Raises `ValueError` for a name that the network does not have.
     """
@@ -44,17 +44,17 @@ def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]
         for name in names:
             if name not in modules:
                 raise ValueError(
-                    f"the original has no {name}, whose output is to be matched: give the network that was compressed, "
-                    "or block_weight=0"
+                    f"the original has no {name}, whose output should be matched: give the network that was "
+                    "compressed, or block_weight=0"
                 )
             stack.callback(modules[name].register_forward_hook(note).remove)
         yield outputs
 
 
 def matching_error(originals: list[Tensor], changed: list[Tensor], num_samples: int) -> Tensor:
-    """Σ over samples and outputs of the squared distance over the squared norm of the original.
+    """Σ over samples and outputs of ‖changed - original‖² / ‖original‖².
 
-    Outputs of another shape, as pruning of what all blocks share leaves them, have no distance.
+    Outputs of different shapes, which remain after pruning a width that all blocks share, are skipped.
     """
     errors = []
     for pair in zip(originals, changed, strict=True):

@@ -17,8 +17,8 @@ from facts.modules.pivots import arithmetic_of, pivoted_layer
 def plain_factors(model: nn.Module) -> Iterator[None]:
     """Replace every pivoted layer by two factors within the block, and the factors by a pivoted layer afterwards.
 
-    Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large one of the weight.
-    Pivots are permuted afterwards only if they were, for half precision. After an error the factors stay.
+    Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large step of the weight.
+    If the pivots were permuted, new ones are chosen for half precision again. After an error the factors remain.
     """
     pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
     for name, layer in pivoted.items():

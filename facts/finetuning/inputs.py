@@ -1,4 +1,4 @@
-"""Inputs without labels as lessons: their targets are the original's outputs."""
+"""Lessons from inputs without labels: the targets are the original's outputs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,15 +20,15 @@ from facts.utils.batches import batch_size, in_parts
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.random import seeded
 
-SMALLEST_AREA = 0.5  # of a random crop
-ASPECT = 4 / 3  # of its sides, at most
+SMALLEST_AREA = 0.5  # fraction of the image that a random crop keeps at least
+ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a first reading: parts of at most `part_size` samples, of which every `every`-th is `held_back`.
+    """What the first reading finds: parts of at most `part_size` samples, of which every `every`-th is `held_back`.
 
-    `keys` are the hashes of the first part and of those held back, by their numbers.
+    `keys` are the hashes of the first part and of the held-back ones, by number.
     """
 
     part_size: int
@@ -41,9 +41,9 @@ class Survey:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of some batches, in parts of at most `part_size` samples; about a share `held_back` judges.
+    """Inputs of batches, in parts of at most `part_size` samples; a fraction of about `held_back` is for validation.
 
-    The parts come in the order of the data, the same in every epoch. `views` shows photos in random crops and flips.
+    The parts come in the order of the data, the same in every epoch. `views` randomly crops and flips photos.
     """
 
     data: Iterable[Batch]
@@ -57,17 +57,17 @@ class Inputs:
         """Read the data once. Raises `ValueError` if they cannot be divided into lessons and a part to hold back."""
         every, size = max(2, round(1 / self.held_back)), self.part_size
         first = list(islice(self._parts(size), 2))
-        if len(first) == 1 and has_row_per_sample(first[0]):  # a part to learn from, and one to judge by
+        if len(first) == 1 and has_row_per_sample(first[0]):  # one part to learn from, and one to judge by
             size = -(-batch_size(first[0]) // 2)
         sizes, held, keys, last = [], [], {}, None
         for number, last in enumerate(self._parts(size)):
             sizes.append(batch_size(last))
             if number % every == every - 1:
-                held.append(tree_map_only(Tensor, torch.clone, last))  # without the rest of its batch
+                held.append(tree_map_only(Tensor, torch.clone, last))  # a view would keep the whole batch
             if number == 0 or number % every == every - 1:
                 keys[number] = content_key(last)
         if len(sizes) < 2:
-            raise ValueError("recovery needs two samples or more: some to learn from, and others to tell when to stop")
+            raise ValueError("recovery needs at least two samples: some to learn from, others to choose the best epoch")
         if not held:
             every, held = len(sizes), [tree_map_only(Tensor, torch.clone, last)]
             keys[every - 1] = content_key(last)
@@ -94,19 +94,19 @@ class Inputs:
         return found.mean
 
     def lessons(self) -> Iterator[Any]:
-        """Every part that is not held back. Raises `ValueError` if the data differ from what the survey read."""
+        """Yield the parts that are not held back. Raises `ValueError` if the data differ from what the survey read."""
         for number, part in enumerate(self._parts(self.survey.part_size)):
             is_held_back = number % self.survey.every == self.survey.every - 1
             if (number == 0 or is_held_back) and content_key(part) != self.survey.keys.get(number):
                 raise ValueError(
-                    "the data differ from pass to pass, so that nothing can be held back: give a loader without a "
-                    "generator of its own and without random augmentation (`views` does that), or a list of batches"
+                    "the data differ from pass to pass, so nothing can be held back: give a loader without its own "
+                    "generator and without random augmentation (`views` does that), or a list of batches"
                 )
             if not is_held_back:
                 yield part
 
     def _parts(self, size: int) -> Iterator[Any]:
-        """The inputs of each batch in parts of at most `size` samples; whole if they cannot be divided."""
+        """Yield each batch's inputs in parts of at most `size` samples, or whole if they cannot be divided."""
         for inputs, _ in self.data:
             num_parts = -(-batch_size(inputs) // size) if has_row_per_sample(inputs) else 1
             yield from (part for part, _ in in_parts((inputs, None), num_parts))
@@ -114,7 +114,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The lessons of one epoch with these `numbers`, each with views of its own; the others are read and skipped."""
+    """The lessons of one epoch with these `numbers`, each with its own views; the others are read and skipped."""
 
     inputs: Inputs
     seed: tuple[int, ...]
@@ -137,7 +137,7 @@ class Epoch:
 
 
 def _is_one_photo_each(part: Any) -> bool:
-    """Whether a part is colour images `[N, 3, H, W]` and nothing else that would need the same crop."""
+    """Check that a part is colour images `[N, 3, H, W]` and nothing else that would need the same crop."""
     tensors = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
     return len(tensors) == 1 and tensors[0].ndim == 4 and tensors[0].is_floating_point() and tensors[0].shape[1] == 3
 

@@ -20,7 +20,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class Lessons(Protocol):
-    """Batches to train on, and distances to train by: a task, or the inputs of `facts.recover`."""
+    """Batches to train on, and losses to minimise: a task, or the inputs of `facts.recover`."""
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches: ...
     def loss(self, outputs: Any, targets: Any) -> Tensor: ...
@@ -30,14 +30,14 @@ class Lessons(Protocol):
 
 @options
 class Steps:
-    """Fields of `Finetuning` and `Recovery`: the steps of AdamW.
+    """Fields of both `Finetuning` and `Recovery`: the steps of AdamW.
 
-    The rate rises to `learning_rate` over `num_warmups` steps, a fifth of all at most. A step takes `accumulate`
-    batches, whatever the number of processes. `block_weight` times the relative squared errors of the outputs of blocks
-    with low-rank or narrower layers, summed over blocks, are added to the loss. `minutes` bounds the time, and the
-    schedule ends with it: the first steps and each epoch tell how many there can be. `precision` is the autocast type
-    of both networks, float16 with a scaled loss. A checkpoint is written every `save_every` steps and after each epoch.
-    `seed` determines the order of the data, augmentation and dropout.
+    The rate rises to `learning_rate` over `num_warmups` steps, at most a fifth of all. A step uses `accumulate`
+    batches, whatever the number of processes. The loss includes `block_weight` times the relative squared errors of the
+    outputs of blocks with low-rank or narrower layers, summed over blocks. `minutes` limits the time, and the schedule
+    ends with it: the number of steps is estimated after the first few and at each checkpoint. `precision` is the
+    autocast type of both networks; float16 scales the loss. A checkpoint is written every `save_every` steps and after
+    each epoch. `seed` determines the order of the data, augmentation and dropout.
     """
 
     minutes: Positive | None = None
@@ -52,7 +52,7 @@ class Steps:
     seed: Annotated[int, Field(ge=0)] = 0
 
     def identity(self) -> dict[str, Any]:
-        """Fields that the weights depend on: all but when checkpoints are written."""
+        """Fields that the weights depend on: all except `save_every`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "save_every"}
 
 
@@ -61,13 +61,13 @@ class Finetuning(Steps):
     """AdamW on DeiT's soft distillation loss, by default with a cosine schedule and no warm-up.
 
     `learning_rate` (8.7e-6 for one epoch; 1e-4 over five for pruned networks) and the loss are the paper's; `alpha`,
-    `temperature` and `weight_decay` DeiT's; `min_learning_rate` is from Isomorphic Pruning's code, which lowers the
-    rate once an epoch: for its single epoch at a constant rate, set `min_learning_rate` to `learning_rate`.
+    `temperature` and `weight_decay` are DeiT's; `min_learning_rate` is from Isomorphic Pruning's code, which lowers the
+    rate once per epoch: for its single epoch at a constant rate, set `min_learning_rate` to `learning_rate`.
 
     The rate falls to `min_learning_rate` by a `cosine` or a `linear` schedule (UPerNet's 160,000 iterations), or to a
     tenth after each of `decay_epochs` with `steps` (detectors' 1x schedule: after 8 and 11 of 12). `backbone_scale`
-    multiplies the rate in a part called `backbone`, to protect it while new heads learn. With `train_batch_norm`, for
-    layers that were never trained, BatchNorm normalises by the batch and updates its running statistics.
+    multiplies the rate of a part called `backbone`, to protect it while new heads learn. With `train_batch_norm`, meant
+    for layers that were never trained, BatchNorm normalises by the batch and updates its running statistics.
     """
 
     num_epochs: Count = 1
@@ -83,13 +83,13 @@ class Finetuning(Steps):
     def __post_init__(self):
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(
-                f"min_learning_rate {self.min_learning_rate} is what learning_rate {self.learning_rate} falls to: it "
-                "must not lie above it"
+                f"min_learning_rate {self.min_learning_rate} must not exceed learning_rate {self.learning_rate}, which "
+                "falls to it"
             )
         if (self.schedule == "steps") != bool(self.decay_epochs):
             raise ValueError(
-                f"decay_epochs {list(self.decay_epochs)} do not go with schedule={self.schedule}: give them with "
-                "schedule=steps, and with no other"
+                f"decay_epochs {list(self.decay_epochs)} do not fit schedule={self.schedule}: give them with "
+                "schedule=steps, and with no other schedule"
             )
 
     @property
@@ -99,12 +99,12 @@ class Finetuning(Steps):
     def scheduler(
         self, optimizer: Optimizer, total_steps: int, steps_per_epoch: int, initialize: bool = False
     ) -> Scheduler:
-        """The learning rates of so many steps, from those at the scheduler's initialisation."""
+        """Make the schedule of learning rates for `total_steps` steps; it starts from the optimizer's initial ones."""
         common: dict[str, Any] = {"warmup_prefix": False, "t_in_epochs": False, "initialize": initialize}
         common["warmup_t"] = min(self.num_warmups, total_steps // 5)
         match self.schedule:
             case "steps":
-                decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm's apply a step early
+                decays = [epoch * steps_per_epoch + 1 for epoch in self.decay_epochs]  # timm applies them a step early
                 return MultiStepLRScheduler(optimizer, decays, decay_rate=0.1, **common)
             case "linear":
                 return PolyLRScheduler(optimizer, total_steps, power=1.0, lr_min=self.min_learning_rate, **common)
@@ -112,10 +112,10 @@ class Finetuning(Steps):
                 return CosineLRScheduler(optimizer, total_steps, lr_min=self.min_learning_rate, **common)
 
     def loss(self, lessons: Lessons, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
-        """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, sums over samples.
+        """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, summed over samples.
 
-        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the paper
-        on DeiT; its code also divides by the number of classes. An alpha of 1 reads no labels.
+        For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the DeiT
+        paper; DeiT's code also divides by the number of classes. With an alpha of 1, no labels are read.
         """
         matched = compressed_blocks(student, teacher) if self.block_weight else []
         parts = []

@@ -1,4 +1,4 @@
-"""Recovery of lost accuracy: the compressed network learns the original's outputs, on inputs without labels."""
+"""Recovery of lost accuracy: the compressed network learns the original's outputs on inputs without labels."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from facts.result import CompressionResult, RecoverySummary
 from facts.utils.options import Count, NotNegative, Positive, options
 
 NUM_EPOCHS = 10  # if neither epochs nor minutes are given
-MOST_EPOCHS = 100  # if minutes alone are given
+MOST_EPOCHS = 100  # if only minutes are given
 HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -33,10 +33,10 @@ HALVES: dict[torch.dtype, Precision] = {torch.bfloat16: "bfloat16", torch.float1
 class Recovery(Steps):
     """A recipe for `facts.recover`: how long (`epochs`, `minutes`, or whichever ends first), and how.
 
-    A step takes `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
-    are seen in random crops and flips. `held_back` is the approximate fraction of inputs set aside to choose the best
-    epoch by, at least one part. The `precision` `auto` is bfloat16 where the device is faster in it, else float32. A
-    network in half precision is trained in its own type, its weights in float32.
+    A step uses `accumulate` parts of at most `batch_size` samples; the rate falls along a cosine. With `views`, photos
+    are randomly cropped and flipped. `held_back` is the approximate fraction of inputs, at least one part, set aside to
+    choose the best epoch. The `precision` `auto` is bfloat16 if the device is faster with it, otherwise float32. A
+    network in half precision is trained with autocast to its own type, and weights in float32.
     """
 
     epochs: Count | None = None
@@ -52,7 +52,7 @@ class Recovery(Steps):
     save_every: Count = 50
 
     def finetuning(self, network: nn.Module) -> Finetuning:
-        """The recipe of the steps for a network: distillation alone."""
+        """Make the recipe of the steps for a network: distillation only."""
         parameter = next(network.parameters())
         chosen = fast_precision(parameter.device) if self.precision == "auto" else self.precision
         own = {field.name: getattr(self, field.name) for field in fields(Steps)}
@@ -69,16 +69,16 @@ class Recovery(Steps):
     ) -> tuple[nn.Module, RecoverySummary, Distance | None]:
         """Train a copy of `network` towards the outputs of `original`.
 
-        `data` are the samples to learn from and those held out, as `division` makes them. Returns the copy, or
-        `network` itself if the copy is no nearer on the held-back samples; and its distance on those held out, which
-        neither train nor choose. Checkpoints are kept in `cache`, as by `finetune`.
+        `data` are the samples to learn from and the held-out ones, as `division` returns them. Returns the copy, or
+        `network` itself if the copy is no closer on the held-back samples; a summary; and the distance on the held-out
+        samples, which are used neither to train nor to choose. Checkpoints are kept in `cache`, as in `finetune`.
         """
         start = time.perf_counter()
         lessons, others = data
         held_out = list(others)
         inputs = Inputs(lessons, output_error, self.batch_size, self.held_back, self.views)
         student, dtype = copy_with(network), next(network.parameters()).dtype
-        precision = dtype if dtype in HALVES else torch.float32  # in which the network is handed over
+        precision = dtype if dtype in HALVES else torch.float32  # of the returned network
 
         def measured(model: nn.Module) -> Distance | None:
             return distance(original, model, held_out, output_error, precision)
@@ -89,7 +89,7 @@ class Recovery(Steps):
         before = measured(network)
         with in_float32(student):
             outcome = finetune(student, original, inputs, self.finetuning(network), cache, error, start)
-        chosen = student if error(student) < error(network) else network  # pivoted, and in half precision
+        chosen = student if error(student) < error(network) else network  # pivoted and in half precision again
         after = measured(chosen)
         summary = RecoverySummary(
             before=before.mean if before else None,
@@ -118,23 +118,23 @@ def recover(
 
     `data` is a loader as in `facts.compress`; its samples come in the same order in every epoch, so shuffle them
     beforehand. All parameters are trained, for `epochs` (default: 10) or `minutes`, whichever ends first. The samples
-    that `facts.compress` holds out of the same data are held out here too, and give the distance before and after. A
-    tenth of the others chooses the best epoch. `original` is the dense network (default: the one that was compressed; a
-    loaded folder has none). `output_error(original, changed)` is the distance of outputs, a sum over samples (default:
-    that of the compression, or the KL divergence of classes). `cache` is a folder for checkpoints: if the process is
-    killed, the same call continues; with `epochs`, on a CPU, the result is bit-identical. `options` are the other
-    fields of `facts.Recovery`.
+    that `facts.compress` holds out of the same data are held out here too, to measure the distance before and after. A
+    tenth of the others is used to choose the best epoch. `original` is the dense network (default: the one that was
+    compressed; a loaded folder has none). `output_error(original, changed)` is the distance between outputs, summed
+    over samples (default: that of the compression, or the KL divergence of classes). `cache` is a folder for
+    checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result is
+    bit-identical. `options` are the other fields of `facts.Recovery`.
 
-    Returns a new result; cost and plan are the same. Raises `ValueError` for options out of range, without an original,
-    if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory is too small.
+    Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
+    if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory runs out.
     """
     if not isinstance(result, CompressionResult) or data is None:
         got = f"{type(result).__name__} and {type(data).__name__}"
-        raise ValueError(f"recover takes what facts.compress returned, and inputs to learn from, got {got}")
+        raise ValueError(f"recover needs a result of facts.compress and inputs to learn from, got {got}")
     recipe = Recovery(minutes=minutes, epochs=epochs, **options)
     original = result.original if original is None else original
     if original is None:
-        raise ValueError("this result does not hold the network that it was made from: give original=")
+        raise ValueError("this result does not hold the original network: give original=")
     if found := quantization_of(result.model):
         raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     error = output_error or result.output_error or kl_divergence
@@ -152,7 +152,7 @@ def recover(
 
 
 def fast_precision(device: torch.device) -> Precision:
-    """bfloat16 where the device has instructions for it: its products take at most half of the time of float32's."""
+    """bfloat16 if the device has instructions for it, which at least halve the time of products; otherwise float32."""
     if device.type == "cuda":
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     able: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # which PyTorch 2.5 does not have
@@ -161,10 +161,10 @@ def fast_precision(device: torch.device) -> Precision:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Hold tensors in half precision as float32 within the block: rounding would swallow small steps."""
+    """Convert half-precision tensors to float32 within the block: rounding would swallow small steps."""
 
     def tensors() -> dict[str, torch.Tensor]:
-        """Parameters and buffers, unsaved ones too; the block may replace modules."""
+        """Parameters and buffers, unsaved ones too; read again later, since the block may replace modules."""
         return dict(chain(model.named_parameters(), model.named_buffers()))
 
     types = {name: tensor.dtype for name, tensor in tensors().items() if tensor.dtype in HALVES}

@@ -1,4 +1,4 @@
-"""PELA's protocol for detectors and segmenters: first a compressed and retrained backbone, then the whole network."""
+"""PELA's protocol for detectors and segmenters: compress and retrain the backbone, then train the whole network."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from facts.utils.stopwatch import timed
 
 @dataclass(frozen=True)
 class Stages:
-    """The first task of the backbone, its retraining for that task, and the training of the whole network."""
+    """The backbone's first task, its retraining on that task, and the training of the whole network."""
 
     task: Task
     retraining: Finetuning
@@ -30,7 +30,7 @@ class Stages:
 
 
 class Trained(NamedTuple):
-    """A network trained on a compressed backbone, the ranks of the classifier's layers, the seconds of each stage."""
+    """A network trained on a compressed backbone, the ranks of the classifier's layers, and each stage's seconds."""
 
     model: nn.Module
     plan: Plan
@@ -44,10 +44,10 @@ def train_in_stages(
     compress: Callable[[nn.Module, Iterable[Any]], CompressionResult],
     folder: Path | None = None,
 ) -> Trained:
-    """Train a network like `network` from new heads and a compressed backbone (paper, supplement, PELA).
+    """Train a network like `network`, with new heads and a compressed backbone (paper, supplement, PELA).
 
-    `compress(classifier, calibration_data)` makes the classifier smaller; the dense one retrains it as a teacher; then
-    its backbone and untrained heads learn the task. Checkpoints are kept in `folder`.
+    `compress(classifier, calibration_data)` compresses the classifier, which is retrained with the dense one as its
+    teacher; then its backbone and untrained heads learn the task. Checkpoints are kept in `folder`.
     """
     seconds: dict[str, float] = {}
     device = next(network.parameters()).device

@@ -1,4 +1,4 @@
-"""State of finetuning: everything that changes, which is what a checkpoint holds."""
+"""State of finetuning: everything that changes, as stored in a checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from facts.finetuning.recipe import Finetuning
 
 
 class State:
-    """Student, AdamW, loss scale, the number of `steps` done and planned, `totals` [epochs, 2] of loss and samples.
+    """Student, AdamW, loss scale, numbers of `steps` done and planned, and `totals` [epochs, 2] of loss and samples.
 
-    `errors` holds the result of each judgement so far, `best` the weights with the least, `seconds` the time of all
-    work up to the last checkpoint. Random draws have no state: each batch has its own seed.
+    `errors` holds the errors measured so far, `best` the weights with the smallest one, `seconds` the time of all work
+    up to the last checkpoint. Random draws have no state: each batch has its own seed.
     """
 
     def __init__(self, student: nn.Module, recipe: Finetuning, total_steps: int):
@@ -42,7 +42,7 @@ class State:
             self.optimizer.add_param_group({**group, "params": slow, "lr_scale": scale})
 
     def note_error(self, error: float) -> None:
-        """Note a judgement, and keep the weights if none was better."""
+        """Record an error, and keep the weights if it is the smallest so far."""
         error = math.inf if math.isnan(error) else error
         if not self.errors or error < min(self.errors):
             self.best = {name: tensor.detach().clone() for name, tensor in self._weights().items()}
@@ -50,7 +50,7 @@ class State:
 
     @torch.no_grad()
     def take_best(self) -> None:
-        """Give the student the weights of the least error, if it was judged."""
+        """Give the student the weights with the smallest error, if any was recorded."""
         for name, tensor in self._weights().items() if self.best else ():
             tensor.copy_(self.best[name])
 

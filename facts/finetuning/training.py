@@ -32,18 +32,18 @@ Numbered = tuple[int, tuple[Any, Any]]
 """A batch and its number in the epoch."""
 
 Judge = Callable[[nn.Module], float]
-"""From a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
+"""Maps a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
 
-NUM_TRIALS = 4  # steps that tell how many fit into the given minutes; the first of them is not timed
-MARGIN = 0.02  # of the given minutes, for what is not timed
+NUM_TRIALS = 4  # steps to estimate how many fit into the given minutes; the first of them is not timed
+MARGIN = 0.02  # fraction of the given minutes for work that is not timed
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
 
-    `errors` are those that the judge found before the training and after each epoch. The interrupted run took
-    `seconds_before`.
+    `errors` are those measured by the judge before the training and after each epoch; `seconds_before` is the
+    interrupted run's time.
     """
 
     losses: list[float]
@@ -61,18 +61,18 @@ def finetune(
     judge: Judge | None = None,
     start: float | None = None,
 ) -> Outcome:
-    """Train all parameters of `student` in place, on the batches of a task or of inputs alone; `teacher` stays.
+    """Train all parameters of `student` in place, on batches of a task or of inputs only; `teacher` is unchanged.
 
-    Pivoted layers are trained as plain factors, and become pivoted again. With a `judge` the student ends with the
-    weights of the least error, which may be those that it had. All epochs run: high rates hurt before they help. A
-    recipe's minutes count from `start`, a value of `time.perf_counter` (default: now).
+    Pivoted layers are trained as plain factors, and become pivoted again. With a `judge`, the student ends with the
+    weights of the smallest error, possibly its initial ones. There is no early stopping: high rates hurt before they
+    help. A recipe's minutes count from `start`, a value of `time.perf_counter` (default: now).
 
     Checkpoints are kept in `folder`, under a hash of the recipe, both networks and the data: a second call with the
-    same untrained student continues at the last one. On a CPU, an interruption does not change a bit of the weights,
-    unless the recipe bounds the time. Processes started by torchrun share each step's batches. The statistics of
-    BatchNorm stay fixed unless the recipe trains them, since a part of a batch has other statistics.
+    same untrained student continues from the last one. On a CPU, an interruption does not change a bit of the weights,
+    unless the recipe limits the time. Processes started by torchrun share each step's batches. BatchNorm's statistics
+    stay fixed unless the recipe trains them, since a part of a batch has other statistics.
 
-    Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory is too small.
+    Raises `ValueError` if the loss is not finite, `MemoryError` if the device's memory runs out.
     """
     start = time.perf_counter() if start is None else start
 
@@ -104,7 +104,7 @@ class _Training:
         self.device = next(self.student.parameters()).device
         self.num_batches = len(self.lessons.training(self.teacher, 0, self.recipe.seed))
         if not self.num_batches:
-            raise ValueError("the task has not one whole batch to train on: lower its batch_size")
+            raise ValueError("the task has no complete batch to train on: lower its batch_size")
         self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
         self.most_steps = self.recipe.num_epochs * self.steps_per_epoch
         self.student.requires_grad_(True)
@@ -138,13 +138,13 @@ class _Training:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()
 
     def _seconds(self) -> float:
-        """Seconds since the beginning, with those up to the checkpoint of an interrupted run."""
+        """Seconds since the start, plus those of an interrupted run up to its checkpoint."""
         return self.seconds_before + time.perf_counter() - self.start
 
     def _seconds_left(self) -> float:
         """Seconds that the recipe leaves for steps, the same in all processes.
 
-        They leave time for a step, a checkpoint, a judgement here and two of the network that is handed over.
+        Time is reserved for a step, a checkpoint, an evaluation by the judge here and two of the returned network.
         """
         if not self.recipe.minutes:
             return math.inf
@@ -154,12 +154,12 @@ class _Training:
         return distributed.all_gather(max(0.0, given - self._seconds() - to_come))[0]
 
     def _seconds_of_step(self) -> float:
-        """Mean seconds of a step so far, judgements and checkpoints included; 0 before the second one."""
+        """Mean seconds per step so far, including evaluations and checkpoints; 0 before the second step."""
         steps, seconds = self.timed_from or (self.state.steps, 0.0)
         return (self._seconds() - seconds) / (self.state.steps - steps) if self.state.steps > steps else 0.0
 
     def _epoch(self, epoch: int, show: Show) -> None:
-        """Train the rest of an epoch, of which some steps may be done."""
+        """Train the remaining steps of an epoch."""
         first = self.state.steps % self.steps_per_epoch
         own = slice(first * self.recipe.accumulate + distributed.rank(), None, distributed.size())
         numbers = range(self.num_batches)[own]
@@ -189,14 +189,14 @@ class _Training:
         return loss / samples
 
     def _plan(self) -> None:
-        """Fix the number of steps that the time left allows, by the time of those done."""
+        """Set the total number of steps to what the remaining time allows, given the time per step so far."""
         each = self._seconds_of_step()
         affordable = self.state.steps + int(self._seconds_left() / each) if each else self.most_steps
         self.state.total_steps = distributed.all_gather(min(self.most_steps, affordable))[0]
         self._schedule()
 
     def _judge(self) -> None:
-        """Measure the error of the student, and keep its weights if there was none better."""
+        """Measure the student's error, and keep its weights if it is the smallest so far."""
         if self.judge:
             start = time.perf_counter()
             self.state.note_error(self.judge(self.student))
@@ -216,7 +216,7 @@ class _Training:
         loss = total.item()
         if not math.isfinite(loss):
             raise ValueError(
-                f"the loss is {loss} in epoch {epoch}, step {state.steps}: lower learning_rate, or take precision "
+                f"the loss is {loss} in epoch {epoch}, step {state.steps}: lower learning_rate, or use precision "
                 "float32 or bfloat16"
             )
         state.scaler.unscale_(state.optimizer)
@@ -248,8 +248,8 @@ class _Training:
             self.state.scaler.scale(loss).backward()
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide batch_size, and "
-                "multiply accumulate by as much: a step sees the same samples"
+                f"the device ran out of memory with a batch of {batch_size(inputs)} ({error}); divide batch_size and "
+                "multiply accumulate by the same factor: a step then sees the same samples"
             ) from error
         return loss.detach()
 
@@ -261,7 +261,7 @@ class _Training:
             log.info("finetuning continues after step %d of %d", self.state.steps, self.state.total_steps)
 
     def _save(self, epoch: int) -> None:
-        """Write a checkpoint, if they are kept, and log the progress, since a log file shows no bar."""
+        """Write a checkpoint, if they are kept, and log the progress, since a log file shows no progress bar."""
         state = self.state
         state.seconds = self._seconds()
         if self.cache:

@@ -1,4 +1,4 @@
-"""Detectors and segmenters as networks of feature maps, with heads that read them."""
+"""Detectors and segmenters as networks that make feature maps, with heads that read them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +17,12 @@ class Features:
     heads: nn.Module
 
     def loss(self, samples: list[Any]) -> Tensor:
-        """The heads' losses on data samples of their library, added up."""
+        """Add up the heads' losses on data samples of their library."""
         with self._float32():
             return self.heads.parse_losses(self.heads.loss(self.maps, samples))[0]
 
     def predictions(self, samples: list[Any]) -> list[Any]:
-        """Data samples with boxes and masks, or with a label map, at the size of the image on disk."""
+        """Predict boxes and masks, or a label map, at the size of the image on disk, as data samples."""
         with self._float32():
             return self.heads.predict(self.maps, samples)
 
@@ -36,14 +36,14 @@ class Features:
         return Features(tuple(level[number : number + 1] for level in self.maps), self.heads)
 
     def _float32(self) -> torch.autocast:
-        # Operators on regions support no other type on every device.
+        # Not every device has the region operators in other types.
         return torch.autocast(self.maps[0].device.type, enabled=False)
 
 
 class FeatureNetwork(nn.Module):
-    """A detector or segmenter of OpenMMLab divided into `backbone`, `neck` and `heads`, which holds the rest.
+    """An OpenMMLab detector or segmenter, divided into `backbone`, `neck` and `heads`, which hold the rest.
 
-    The heads are themselves a network of the library, whose images are the feature maps: all its methods still work.
+    The heads are a network of the library that reads feature maps as its images, so all its methods still work.
     """
 
     recipe: Any  # the recipe that built it
@@ -59,7 +59,7 @@ class FeatureNetwork(nn.Module):
         return Features(tuple(level.float() for level in self.neck(self.backbone(images))), self.heads)
 
     def whole_forward(self, images: Tensor) -> None:
-        """Compute all products on images, to count them; for a detector, with its maximum number of regions."""
+        """Run every product for these images, so that it is counted; detectors use their maximum number of regions."""
         maps, heads = self(images).maps, self.heads
         if hasattr(heads, "decode_head"):
             heads.decode_head(maps)
@@ -75,9 +75,9 @@ class FeatureNetwork(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """mmcv's `MultiheadAttention` on tokens `[N, T, d]`, with its products as two linear layers.
+    """mmcv's `MultiheadAttention` on tokens `[N, T, d]`, with two linear layers for its weights.
 
-    mmcv calls PyTorch's, which bypasses the `forward` of its layers: they could be neither captured nor replaced.
+    mmcv calls PyTorch's, which bypasses the `forward` of its layers, so they cannot be captured or replaced.
     """
 
     def __init__(self, original: nn.Module):
@@ -99,7 +99,7 @@ class SelfAttention(nn.Module):
 class WindowAttention(nn.Module):
     """OpenMMLab's `WindowMSA` on windows `[N·windows, T, d]`, with heads as wide as its layers make them.
 
-    Theirs takes the width from the inputs, which narrower heads do not have.
+    OpenMMLab takes the heads' width from the inputs, which is wrong for narrowed heads.
     """
 
     def __init__(self, original: nn.Module):

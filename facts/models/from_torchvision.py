@@ -11,14 +11,14 @@ from facts.models.builders import Recipe
 from facts.utils.options import options
 
 NUM_CLASSES = 1000  # of all published weights
-OTHERS = ("googlenet", "inception_v3", "mnasnet*", "regnet*", "vit_h_14")  # a name and tensors do not rebuild these
+OTHERS = ("googlenet", "inception_v3", "mnasnet*", "regnet*", "vit_h_14")  # a name and tensors cannot rebuild these
 
 
 @options
 class TorchvisionModel(Recipe):
-    """An image classifier of torchvision by its name, such as `resnet50`; `pretrained` are torchvision's own defaults.
+    """A torchvision image classifier, given by its name, such as `resnet50`; `pretrained` is torchvision's default.
 
-    Images are prepared as for these weights: the network gets a `pretrained_cfg` like timm's.
+    Images are prepared as for the default weights, through a `pretrained_cfg` like timm's.
     """
 
     kind: ClassVar[str] = "torchvision"
@@ -46,7 +46,7 @@ class TorchvisionModel(Recipe):
         return self._described(models.get_model(self.tag, weights=None, **self.arguments))
 
     def build(self) -> nn.Module:
-        """Have torchvision fetch and load its own weights, since older files name tensors in other ways."""
+        """Build the network; torchvision loads its own weights, since older files name tensors differently."""
         if self.weights != "pretrained":
             return super().build()
         if self.arguments.get("num_classes", NUM_CLASSES) != NUM_CLASSES:
@@ -60,7 +60,7 @@ class TorchvisionModel(Recipe):
         return model.eval()
 
     def _described(self, model: nn.Module) -> nn.Module:
-        """Add what timm's networks say about themselves."""
+        """Add the attributes by which timm's networks describe their images and classes."""
         images = self.published.transforms()
         (size,), (resized,) = images.crop_size, images.resize_size
         how = {"crop_pct": size / resized, "interpolation": images.interpolation.value}
@@ -72,7 +72,7 @@ class TorchvisionModel(Recipe):
         super().refuse_foreign()
         loading = any(name.startswith(("weights", "pretrained")) for name in self.arguments)
         if loading or self.tag not in classifiers():
-            raise ValueError(f"torchvision's {self.tag} is no known classifier, or would load something")
+            raise ValueError(f"torchvision's {self.tag} is not a known classifier, or would load something")
 
 
 def classifiers() -> list[str]:

@@ -1,4 +1,4 @@
-"""Networks of transformers: language models, classifiers and encoders of images, with what reads their inputs."""
+"""Networks of transformers: language models, image classifiers and image encoders, with their processors."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,28 +23,28 @@ PROCESSORS = {
     "image_processor": ("preprocessor_config.json", "AutoImageProcessor"),
 }
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
-IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub's kernels
+IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub kernels
 LABELS = ("id2label", "label2id")  # names of classes, in any words
-FOREIGN = "timm_wrapper"  # would have timm build, and load, what its other settings say
+FOREIGN = "timm_wrapper"  # timm would build, and load, what its other settings say
 
 
 @options
 class TransformersModel(Recipe):
-    """A network of transformers, by its `configuration` (with `model_type`) or by the one published under a `tag`.
+    """A transformers network, given by its `configuration` (with `model_type`) or by one published under a `tag`.
 
     `arguments` change fields of the configuration. Weights are read as float32. The tokenizer or image processor next
     to them, or under the tag, becomes the network's `.tokenizer` or `.image_processor`. No code is fetched.
     """
 
     auto_class: ClassVar[str]
-    mapping: ClassVar[str]  # transformers' table of the classes that it can be, by type of configuration
-    processor: ClassVar[str]  # the attribute
+    mapping: ClassVar[str]  # transformers' table of its possible classes, by type of configuration
+    processor: ClassVar[str]  # attribute of the network
     tag: str | None = None
     configuration: dict[str, Any] | None = None
 
     @classmethod
     def classes(cls) -> dict[str, tuple[str, ...]]:
-        """Names of transformers' classes that such a recipe builds, by type of configuration."""
+        """Names of the transformers classes that this recipe can build, by type of configuration."""
         import_transformers()
         from transformers.models.auto import modeling_auto
 
@@ -53,7 +53,7 @@ class TransformersModel(Recipe):
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Recipe of the architecture of a network; None if this kind of recipe does not build its class."""
+        """Make a recipe for a network's architecture; None if this kind of recipe does not build its class."""
         name = type(model).__name__
         known = any(name in names for names in cls.classes().values())
         if not known or getattr(import_transformers(), name, None) is not type(model):
@@ -82,29 +82,29 @@ class TransformersModel(Recipe):
     def refuse_foreign(self) -> None:
         super().refuse_foreign()
         if self.configuration is None:
-            raise ValueError("the recipe has no configuration, which a saved network holds rather than fetches")
+            raise ValueError("the recipe has no configuration, which a saved network must hold rather than fetch")
         if self.configuration.get("model_type") == FOREIGN:
-            raise ValueError(f"a network of timm within transformers ({FOREIGN}) cannot be saved: compress timm's own")
+            raise ValueError(f"a timm network within transformers ({FOREIGN}) cannot be saved: compress timm's own")
         for settings in (self.configuration, self.arguments):
             settings = {name: value for name, value in settings.items() if name not in LABELS}
             refuse_references(settings, "configuration")
             _refuse_code(settings)
 
     def transformers_config(self) -> Any:
-        """Configuration by transformers. Raises `ValueError` if the architecture is unknown, `OSError` if missing."""
+        """Make transformers' configuration. Raises `ValueError` for unknown settings, `OSError` if it is missing."""
         transformers = import_transformers()
         configuration = published_configuration(self.repository) if self.configuration is None else self.configuration
         kind = configuration.get("model_type")
         if kind not in transformers.CONFIG_MAPPING:
-            raise ValueError(f"transformers {transformers.__version__} knows no model_type {kind!r}")
+            raise ValueError(f"transformers {transformers.__version__} does not support model_type {kind!r}")
         default = transformers.AutoConfig.for_model(kind)
         known = {*default.to_dict(), *default.attribute_map}
         if unknown := self.arguments.keys() - known:
-            raise ValueError(f"no field of {kind} is called {', '.join(sorted(unknown))}: {', '.join(sorted(known))}")
+            raise ValueError(f"{kind} has no field {', '.join(sorted(unknown))}, only {', '.join(sorted(known))}")
         return transformers.AutoConfig.for_model(**{**configuration, **self.arguments})
 
     def loaded(self, path: Path) -> nn.Module:
-        """Load by transformers, which maps older names of tensors and ties shared ones."""
+        """Load with transformers, which maps older tensor names and ties shared tensors."""
         with torch.device("meta"):
             architecture: Any = type(self.architecture())
         with silence():
@@ -113,7 +113,7 @@ class TransformersModel(Recipe):
                 config=self.transformers_config(),
                 state_dict=read_checkpoint(path),
                 dtype=torch.float32,
-                ignore_mismatched_sizes=True,  # they are an error below
+                ignore_mismatched_sizes=True,  # these raise an error below
                 output_loading_info=True,
             )
         misfits = [f"{name}: {was} instead of {ours}" for name, was, ours in found["mismatched_keys"]]
@@ -166,12 +166,12 @@ class ImageEncoder(TransformersModel):
 
 
 def configuration_of(model: nn.Module) -> dict[str, Any]:
-    """The settings of a network, with its class, since a type of configuration may have several."""
+    """Settings of a network, with its class, since a type of configuration may have several."""
     return {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
 
 
 def published_configuration(tag: str) -> dict[str, Any]:
-    """Read the configuration's JSON at the hub. Raises `FileNotFoundError` if it cannot be fetched."""
+    """Read the configuration's JSON from the hub. Raises `FileNotFoundError` if it cannot be fetched."""
     try:
         return import_transformers().PretrainedConfig.get_config_dict(tag, local_files_only=offline())[0]
     except OSError as error:
@@ -199,7 +199,7 @@ def write_processors(model: nn.Module, folder: Path) -> None:
 
 
 def read_processors(model: nn.Module, folder: Path) -> None:
-    """Load the files that `write_processors` wrote into a model."""
+    """Give a network what `write_processors` wrote to a folder."""
     if (folder / "generation_config.json").exists():
         model.generation_config = import_transformers().GenerationConfig.from_pretrained(folder, local_files_only=True)
     for attribute, (file, _) in PROCESSORS.items():
@@ -208,13 +208,13 @@ def read_processors(model: nn.Module, folder: Path) -> None:
 
 
 def read_processor(attribute: str, source: Path | str, **settings: Any) -> Any:
-    """Load the tokenizer or image processor of a folder or a tag. Raises `ValueError` if it would run foreign code."""
+    """Load the tokenizer or image processor from a folder or tag. Raises `ValueError` if it would run foreign code."""
     reader = getattr(import_transformers(), PROCESSORS[attribute][1])
     return reader.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 def import_transformers() -> Any:
-    """Import transformers. Raises `ModuleNotFoundError` that says how to install it."""
+    """Import transformers. Raises a `ModuleNotFoundError` that says how to install it."""
     with needing("llm", "a network of transformers"):
         import transformers
     return transformers

@@ -72,7 +72,7 @@ class MambaVision(nn.Module):
 
     @classmethod
     def from_variant(cls, variant: str, **overrides: Any) -> Self:
-        """One of the published sizes, with constructor arguments replaced. Raises `ValueError` for an unknown one."""
+        """Build a published size, with some constructor arguments replaced. Raises `ValueError` for an unknown one."""
         if variant not in VARIANTS:
             raise ValueError(f"no MambaVision {variant!r}: the variants are {', '.join(VARIANTS)}")
         return cls(**{**VARIANTS[variant], **overrides})
@@ -134,9 +134,9 @@ class ConvStage(nn.Module):
 
 
 class TokenStage(nn.Module):
-    """Mixer blocks, then attention blocks, on the tokens of square windows: `[N, dim, H, W]` to the same or halved.
+    """Mixer blocks, then attention blocks, on square windows: `[N, dim, H, W]` to `[N, out_dim, H / 2, W / 2]`.
 
-    Without `out_dim` nothing is downsampled. Maps are padded with zeros to a whole number of windows.
+    Without `out_dim`, the shape does not change. Maps are padded with zeros to a whole number of windows.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class TokenBlock(nn.Module):
 
 
 class MambaMixer(nn.Module):
-    """MambaVision's mixer: half of the channels through a selective scan, half through a convolution alone.
+    """MambaVision's mixer: half of the channels go through a selective scan, half only through a convolution.
 
-    Tokens `[N, L, dim]` to the same shape. `x_proj` and `dt_proj` see them as `[N * L, features]`, images in order.
+    Maps tokens `[N, L, dim]` to the same shape. `x_proj` and `dt_proj` see `[N * L, features]`, image by image.
     """
 
     def __init__(self, dim: int, state_dim: int = 8):
@@ -206,7 +206,7 @@ class MambaMixer(nn.Module):
         self.out_proj = nn.Linear(2 * inner, dim, bias=False)
 
     def init_step_size(self) -> None:
-        """Steps drawn log-uniformly from [0.001, 0.1], as Mamba does (Gu and Dao, 2023)."""
+        """Draw step sizes log-uniformly from [0.001, 0.1], as Mamba does (Gu and Dao, 2023)."""
         bound = self.dt_proj.in_features**-0.5
         nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         step = torch.empty_like(self.dt_proj.bias).uniform_(math.log(0.001), math.log(0.1)).exp()
@@ -230,7 +230,7 @@ class SelectiveScan(nn.Module):
     """The state-space recurrence h_l = exp(delta_l A) h_{l-1} + delta_l B_l x_l, y_l = C_l h_l + skip x_l.
 
     `x` and `delta` are `[N, D, L]`, `A` (negative) `[D, S]`, `B` and `C` `[N, S, L]`, `skip` `[D]`; gives `[N, D, L]`
-    in the type of `x`, computed in float32 at least. On CUDA the fused kernel of `mamba_ssm` is used if installed.
+    in the type of `x`, computed in at least float32. On CUDA, the fused kernel of `mamba_ssm` is used if installed.
     """
 
     def forward(self, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor) -> Tensor:
@@ -244,12 +244,12 @@ class SelectiveScan(nn.Module):
 def parallel_scan(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, skip: Tensor) -> Tensor:
     """`SelectiveScan` in about log2(L) steps of whole-tensor operations (Hillis and Steele, 1986)."""
     length = x.shape[2]
-    # [N, D, L, S]: after each doubling, `state` holds the last `reach` inputs' part and `decay` their joint decay.
+    # [N, D, L, S]: after each doubling, `state` sums up the last `reach` inputs, and `decay` is their joint decay.
     decay = torch.exp(delta.unsqueeze(3) * A.unsqueeze(1))
     state = (delta * x).unsqueeze(3) * B.transpose(1, 2).unsqueeze(1)
     reach = 1
     while reach < length:
-        # No decay exceeds one, so products of them cannot overflow.
+        # No decay exceeds one, so their products cannot overflow.
         carried = decay[:, :, reach:] * state[:, :, :-reach]
         state = torch.cat([state[:, :, :reach], state[:, :, reach:] + carried], dim=2)
         decay = torch.cat([decay[:, :, :reach], decay[:, :, reach:] * decay[:, :, :-reach]], dim=2)

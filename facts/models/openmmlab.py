@@ -1,4 +1,4 @@
-"""Networks of mmdetection and mmsegmentation by the libraries' own configurations."""
+"""Networks of mmdetection and mmsegmentation, given by the libraries' own configurations."""
 
 import importlib
 from dataclasses import replace
@@ -14,15 +14,15 @@ from facts.models.feature_network import FeatureNetwork, SelfAttention, WindowAt
 from facts.utils.options import options
 from facts.utils.silence import silence
 
-LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # the library may import what any other name refers to
+LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # any other name might make the library import something
 
 
 @options
 class OpenMMLabModel(Recipe):
-    """A network by the name of a library's configuration, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
+    """A network, given by the name of a library's configuration, such as `swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py`.
 
     `arguments` change fields of its `model`, by dotted name: `{"backbone.embed_dims": 128}`. `weights` is a file of the
-    library or of this package, or `random`. The backbone comes from the network `classifier`.
+    library or of this package, or `random`. Training starts with the backbone of `classifier`.
     """
 
     kind: ClassVar[str] = "openmmlab"
@@ -35,7 +35,7 @@ class OpenMMLabModel(Recipe):
     def _inside(cls, config: str) -> str:
         path = PurePosixPath(config)
         if path.is_absolute() or ".." in path.parts or "\\" in config or path.suffix != ".py":
-            raise ValueError(f"{config!r} is no name of a file among the library's configurations, which are code")
+            raise ValueError(f"{config!r} is not a file name among the library's configurations, which are code")
         return config
 
     @property
@@ -48,7 +48,7 @@ class OpenMMLabModel(Recipe):
 
     @property
     def published(self) -> str | None:
-        """Address of the library's own weights of this configuration, ending with eight digits of SHA-256, if any."""
+        """Address of the library's own weights for this configuration, if any; it ends with eight digits of SHA-256."""
         from mmengine import load
 
         if self.arguments:
@@ -58,10 +58,10 @@ class OpenMMLabModel(Recipe):
         return weights.get(f"configs/{self.config}")
 
     def architecture(self) -> FeatureNetwork:
-        device = torch.get_default_device()  # the libraries read values of tensors while they build: not on `meta`
+        device = torch.get_default_device()  # the libraries read tensor values while building, so not on `meta`
         with torch.device("cpu"):
             network = FeatureNetwork(library_network(self))
-        from mmcv.cnn.bricks.transformer import MultiheadAttention  # there, since the network is
+        from mmcv.cnn.bricks.transformer import MultiheadAttention  # installed, since the network was built
 
         for name, module in list(network.named_modules()):
             if isinstance(module, MultiheadAttention):
@@ -85,12 +85,12 @@ class OpenMMLabModel(Recipe):
                 raise ValueError(f"{found}: they may only be sizes, and types among {', '.join(LAYERS)}")
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Put everything in the library's own files that is neither backbone nor neck under `heads`."""
+        """Move all but backbone and neck under `heads`, and rename attention's layers."""
         return {_renamed(name): tensor for name, tensor in tensors.items()}
 
 
 def library_network(recipe: OpenMMLabModel) -> nn.Module:
-    """Build the network by its library, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
+    """Build the network with its library, with random weights. Raises `ImportError` without OpenMMLab's libraries."""
     try:
         importlib.import_module(f"{recipe.toolbox}.models")  # fills the registry
     except ImportError as error:
@@ -112,7 +112,7 @@ def library_network(recipe: OpenMMLabModel) -> nn.Module:
 
 
 def configurations(toolbox: str) -> Path:
-    """The folder of the library's configurations."""
+    """Folder of the library's configurations."""
     return Path(importlib.import_module(toolbox).__path__[0], ".mim", "configs")
 
 

@@ -1,4 +1,4 @@
-"""Options of timm that a network was built with, as far as the network shows them."""
+"""timm's options that a network was built with, as far as the network shows them."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
-    """Options of `timm.create_model` in which a network differs from the plain one of its name."""
+    """Find the options of `timm.create_model` in which a network differs from the plain one of the same name."""
     usual = _options(plain)
     return {name: value for name, value in _options(model).items() if value not in (None, usual[name])}
 
@@ -32,11 +32,11 @@ def _options(model: nn.Module) -> dict[str, Any]:
 
 
 def _dropout(model: nn.Module, name: str) -> float | None:
-    """Rate of the first `nn.Dropout` of a name: the same in all blocks."""
+    """Rate of the first `nn.Dropout` with this name; all blocks have the same."""
     found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
     return next((_rate(module.p) for module in found if isinstance(module, nn.Dropout)), None)
 
 
 def _rate(probability: float) -> float:
-    """Undo the rounding of timm, which stores float32: 0.1 and not 0.10000000149."""
+    """Undo timm's rounding to float32: 0.1 rather than 0.10000000149."""
     return round(probability, 6)

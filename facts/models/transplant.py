@@ -15,7 +15,7 @@ from facts.modules.pivoted import PivotedLinear
 from facts.modules.pivots import pivoted_layer
 from facts.utils.random import seeded
 
-# timm's names of modules, and OpenMMLab's.
+# Patterns of timm's module names, and OpenMMLab's names.
 Names = dict[str, str | Callable[[re.Match[str]], str]]
 SHARED: Names = {
     r"patch_embed\.proj\b": "patch_embed.projection",
@@ -24,7 +24,7 @@ SHARED: Names = {
 }
 SWIN: Names = {
     **SHARED,
-    r"layers\.(\d)\.downsample": lambda match: f"stages.{int(match[1]) - 1}.downsample",  # timm begins a stage with it
+    r"layers\.(\d)\.downsample": lambda match: f"stages.{int(match[1]) - 1}.downsample",  # timm starts a stage with it
     r"layers\.(\d+)\.blocks": r"stages.\1.blocks",
     r"\.attn\.": ".attn.w_msa.",
     r"^norm\.": "norm3.",
@@ -33,13 +33,13 @@ VIT: Names = {**SHARED, r"blocks\.(\d+)\.": r"layers.\1.", r"norm([12])": r"ln\1
 
 
 def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
-    """Copy the weights of timm's network of the same shape, low-rank layers included, into the backbone.
+    """Copy the weights of a timm network with the same shapes, low-rank layers included, into the backbone.
 
-    Parts that only one of them has are left alone: the classifier's head, the norms of the backbone's other maps.
+    Parts that only one of them has are left alone: the classifier's head, and norms of the backbone's extra maps.
     Position embeddings are resampled. Raises `ValueError` for another family or other shapes.
     """
     if not isinstance(classifier, SwinTransformer | VisionTransformer):
-        raise ValueError(f"a {type(classifier).__name__} is no backbone here: give timm's Swin or a plain ViT")
+        raise ValueError(f"a {type(classifier).__name__} cannot be the backbone: give timm's Swin or a plain ViT")
     names, own = (SWIN, ("head.",)) if isinstance(classifier, SwinTransformer) else (VIT, ("head.", "norm."))
     backbone = network.backbone
     try:
@@ -55,7 +55,7 @@ def transplant(classifier: nn.Module, network: FeatureNetwork) -> None:
             _fit_embedding(tensors, backbone)
         unexpected = backbone.load_state_dict(tensors, strict=False).unexpected_keys
     except (AttributeError, RuntimeError) as error:
-        message = f"the backbone {type(backbone).__name__} has other shapes than its classifier: {error}"
+        message = f"the backbone {type(backbone).__name__} does not have its classifier's shapes: {error}"
         raise ValueError(message) from error
     if unexpected:
         raise ValueError(f"the backbone {type(backbone).__name__} has no place for {', '.join(unexpected)}")
@@ -71,12 +71,12 @@ def _rearranged(name: str, tensor: Tensor) -> Tensor:
     """Reorder the inputs of a downsampling layer."""
     if "downsample" not in name:
         return tensor
-    # Four pixels by column, row, channel for timm; by channel, row, column for mmdet.
+    # timm orders the four pixels by column, row, channel; mmdet by channel, row, column.
     return tensor.unflatten(-1, (2, 2, -1)).transpose(-3, -1).flatten(-3)
 
 
 def _with_own_inputs(name: str, layer: LowRankLayer) -> LowRankLayer:
-    """Copy a layer, its inputs in the backbone's order."""
+    """Copy a layer, with its inputs in the backbone's order."""
     if "downsample" not in name:
         return copy.deepcopy(layer)
     left, right = layer.factors()

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from facts.utils.hub import offline
 
-ROOT = Path(__file__).parents[2]  # of the packages `facts` and `experiments`
-INDEX = ".safetensors.index.json"  # of weights in several files
+ROOT = Path(__file__).parents[2]  # contains the packages `facts` and `experiments`
+INDEX = ".safetensors.index.json"  # lists the files of weights in several
 PUBLISHED = ("model.safetensors", f"model{INDEX}")
 SUFFIXES = (".safetensors", ".pth", ".pth.tar", ".bin")
-# Arguments of scripts, and the logs that OpenMMLab's own checkpoints hold.
+# Script arguments, and the logs in OpenMMLab's own checkpoints.
 OTHER_OBJECTS = (
     "argparse.Namespace",
     "builtins.getattr",
@@ -28,11 +28,11 @@ OTHER_OBJECTS = (
     "numpy.ndarray",
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
 )
-SHOWN = 3  # of the tensors that do not fit
+SHOWN = 3  # tensors that do not fit, in an error message
 
 
 def fetched(repository: str) -> Path | None:
-    """Published weights of a repository at Hugging Face, if this machine has fetched them before."""
+    """Find a repository's published weights if this machine has fetched them before; None otherwise."""
     for name in PUBLISHED:
         path = try_to_load_from_cache(repository, name)
         if isinstance(path, str) and all(file.exists() for file in weight_files(Path(path))):
@@ -52,7 +52,7 @@ def fetch(repository: str) -> Path:
 
 
 def _download(repository: str) -> Path:
-    """Download the file of the weights, or the index of several and all of them."""
+    """Download the weights' file, or an index and all files that it lists."""
     try:
         return Path(hf_hub_download(repository, PUBLISHED[0], local_files_only=offline()))
     except RemoteEntryNotFoundError:
@@ -63,12 +63,12 @@ def _download(repository: str) -> Path:
 
 
 def find_checkpoint(weights: str) -> Path:
-    """Find a checkpoint where the packages are installed, or on this machine. Raises `FileNotFoundError`."""
+    """Find a checkpoint by its path, first within this installation. Raises `FileNotFoundError`."""
     return _first_file(weights, [ROOT / weights, Path(weights).expanduser()])
 
 
 def find_published(folder: Path, repository: str) -> Path:
-    """Find a repository's weights in a folder with the weights of many. Raises `FileNotFoundError`."""
+    """Find a repository's weights in a folder that holds those of many. Raises `FileNotFoundError`."""
     name = repository.rpartition("/")[2]
     single = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
     return _first_file(folder, single + [folder / name / published for published in PUBLISHED])
@@ -104,19 +104,19 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _read_pickle(path)
     except UnpicklingError as error:
-        raise ValueError(f"the checkpoint {path} cannot be read (no tensors of PyTorch); fetch it again") from error
+        raise ValueError(f"the checkpoint {path} cannot be read (not PyTorch tensors); fetch it again") from error
     except (SafetensorError, RuntimeError, EOFError) as error:
         raise ValueError(f"the checkpoint {path} cannot be read ({_first_line(error)}); fetch it again") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping):
             content = content.get(key, content)
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} is no checkpoint: give a file of tensors by name, or with them under `state_dict`")
+        raise ValueError(f"{path} is not a checkpoint: give a file of named tensors, alone or under `state_dict`")
     return dict(content)
 
 
 class _Ignored:
-    """Stand-in for the objects that training scripts save with the tensors: none of their code runs."""
+    """Stand-in for objects that training scripts save with the tensors, so that none of their code runs."""
 
     def __new__(cls, *_: object, **__: object) -> "_Ignored":
         return super().__new__(cls)
@@ -131,7 +131,7 @@ def _read_pickle(path: Path) -> object:
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load every tensor by name, in the model's own type. Raises `ValueError` with the first few that do not fit."""
+    """Load every tensor by name, keeping the model's types. Raises `ValueError` with the first few that do not fit."""
     expected, found = _shapes(model.state_dict()), _shapes(tensors)
     misfits = [
         f"{name}: {found.get(name, 'nothing')} instead of {expected.get(name, 'nothing')}"
@@ -147,7 +147,7 @@ def refuse_misfits(misfits: list[str], model: nn.Module, path: Path) -> None:
     if misfits:
         raise ValueError(
             f"the checkpoint {path} does not fit this {type(model).__name__}: {len(misfits)} tensors differ, the first "
-            f"being {'; '.join(misfits[:SHOWN])}. Give this network's own, or change its tag, variant or arguments."
+            f"being {'; '.join(misfits[:SHOWN])}. Give this network's file, or change its tag, variant or arguments."
         )
 
 

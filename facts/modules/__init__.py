@@ -1,1 +1,1 @@
-"""Low-rank layers, and other layers as calls of linear ones."""
+"""Low-rank layers, and other layers rewritten as calls to linear ones."""

@@ -1,4 +1,4 @@
-"""PyTorch's own attention, computed by calls of linear layers."""
+"""PyTorch's own attention, computed with calls to linear layers."""
 
 from typing import TypeGuard
 
@@ -10,9 +10,9 @@ from facts.modules.lowrank import linear_layer
 
 
 class LinearAttention(nn.Module):
-    """`nn.MultiheadAttention` with its four products as calls of linear layers; arguments and results are alike."""
+    """`nn.MultiheadAttention` with its four products as calls to linear layers; arguments and results are the same."""
 
-    in_proj_bias = None  # keeps PyTorch's encoder layers from their fused path, which calls no layer
+    in_proj_bias = None  # keeps PyTorch's encoder layers off their fused path, which calls no layers
     _qkv_same_embed_dim = True
 
     def __init__(self, original: nn.MultiheadAttention):
@@ -67,7 +67,7 @@ class LinearAttention(nn.Module):
         return outputs if self.batch_first else outputs.transpose(0, 1), weights
 
     def _mask(self, q: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Mask to add to the scores `[N, heads, T, S]`; a boolean mask excludes where it is true."""
+        """Make the mask to add to the scores `[N, heads, T, S]`; boolean masks exclude where they are true."""
         masks = []
         if attn_mask is not None:  # [T, S], or [N * heads, T, S]
             mask = _added(attn_mask, q)
@@ -78,7 +78,7 @@ class LinearAttention(nn.Module):
 
 
 def can_be_linear(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
-    """Check that `LinearAttention` can stand for an attention."""
+    """Check that `LinearAttention` can replace an attention module."""
     return (
         type(module) is nn.MultiheadAttention
         and module._qkv_same_embed_dim

@@ -1,4 +1,4 @@
-"""Forms of a low-rank layer: two plain factors, or pivots and the others as combinations of them."""
+"""Forms of a low-rank layer: two plain factors, or pivots and the other rows or columns as combinations of them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,22 +23,22 @@ class Form(ABC):
     def layer(
         self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
     ) -> LowRankLayer:
-        """Make the layer `left [d_out, k] @ right [k, d_in]` in place of a dense one, exact enough in `precision`."""
+        """Make the layer `left [d_out, k] @ right [k, d_in]` to replace a dense one, accurate enough in `precision`."""
 
     @abstractmethod
     def stand_in(self, dense: nn.Linear, rank: int, precision: torch.dtype = torch.float32) -> LowRankLayer:
-        """Make a layer of the dense one's size, type and bias whose weights mean nothing, for timing."""
+        """Make a layer with the dense one's size, type and bias but meaningless weights, for timing."""
 
     @abstractmethod
     def num_weights(self, d_out: int, d_in: int, rank: int) -> int:
-        """Weights of a layer, and multiply-accumulates for each vector."""
+        """Count the weights of a layer, which are also its multiply-accumulates per vector."""
 
     def full_rank(self, d_out: int, d_in: int) -> int:
         """The largest rank at which the layer costs no more than the dense one."""
         return self._largest_rank(d_out, d_in, d_out * d_in)
 
     def rank_of_ratio(self, d_out: int, d_in: int, ratio: float) -> int:
-        """The rank whose cost is at most `ratio` of the layer's, but at least 1 (paper, section 5.1)."""
+        """The rank for a cost of at most `ratio` of the dense layer's, but at least rank 1 (paper, section 5.1)."""
         return max(1, self._largest_rank(d_out, d_in, math.floor(Fraction(str(ratio)) * d_out * d_in)))
 
     def _largest_rank(self, d_out: int, d_in: int, allowed: int) -> int:
@@ -65,7 +65,7 @@ class Plain(Form):
 
 
 class Pivoted(Form):
-    """k pivots among the rows or columns, and the coefficients of the others: never dearer than dense."""
+    """k pivots among the rows or columns, and the coefficients of the others: never more expensive than dense."""
 
     def layer(
         self, dense: nn.Linear, left: Tensor, right: Tensor, precision: torch.dtype = torch.float32
@@ -85,7 +85,7 @@ class Pivoted(Form):
 
 
 def _filled(layer: LowRankLayer) -> LowRankLayer:
-    """Fill the weights with equal entries that keep the size of what they multiply."""
+    """Fill the weights with equal entries that preserve the magnitude of their inputs."""
     for parameter in layer.parameters():
         if parameter is not layer.bias:
             nn.init.constant_(parameter, 1 / max(1, parameter.shape[1]))
@@ -96,6 +96,6 @@ FORMS: dict[FormName, Form] = {"plain": Plain(), "pivoted": Pivoted()}
 
 
 def refuse_unknown_form(name: str) -> None:
-    """Raises `ValueError` with the choices."""
+    """Raises `ValueError`, which lists the choices, for an unknown form."""
     if name not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {name!r}")

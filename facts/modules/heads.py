@@ -1,7 +1,7 @@
 """Attention head by head: its weights, the linear layers within its two products, and narrower heads.
 
-Legend: H heads, d their width, D features of the inputs; q = W_q x, k = W_k x, v = W_v x, all but W_o without a norm or
-rotation in between.
+Legend: H heads, d their width, D features of the inputs; q = W_q x, k = W_k x, v = W_v x, with no norm or rotation in
+between; W_o reads the heads' outputs.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ SCALE = ("scale", "scaling")
 
 
 class PaddedHeads(nn.Module):
-    """Projection to heads of some `widths`, each padded with zeros to one width, for code that needs them equal."""
+    """Projection to heads of several `widths`, each zero-padded to one width, for code that needs equal widths."""
 
     def __init__(self, linear: nn.Linear, widths: tuple[int, ...], num_heads: int, padded: int):
         super().__init__()
@@ -37,7 +37,7 @@ class PaddedHeads(nn.Module):
 
 
 class LeadingOfHeads(nn.Module):
-    """A linear layer on the first columns of each head, where the others are zeros."""
+    """A linear layer on the first columns of each head; the others are zero padding."""
 
     def __init__(self, linear: nn.Linear, num_heads: int):
         super().__init__()
@@ -50,19 +50,19 @@ class LeadingOfHeads(nn.Module):
 
 @dataclass(frozen=True)
 class Roles:
-    """The names of an attention's projections: one for queries, keys and values, or three; and the output's."""
+    """Names of an attention's projections: `inputs`, one or three for queries, keys and values, and `output`."""
 
     inputs: tuple[str, ...]
     output: str
     num_heads: int
-    num_groups: int  # of heads that share their keys and values
+    num_groups: int  # groups of heads that share keys and values
 
     @classmethod
     def of(cls, attention: nn.Module) -> Self | None:
-        """Find the projections by their names; None for a module that has others, or whose sizes do not match."""
+        """Find the projections by name; None if a module names them differently or their sizes do not match."""
         kinds = nn.Linear, PaddedHeads, LeadingOfHeads
         children = {name: child for name, child in attention.named_children() if isinstance(child, kinds)}
-        holders = attention, getattr(attention, "config", None)  # of a language model the configuration alone says it
+        holders = attention, getattr(attention, "config", None)  # in language models only the configuration has it
         H = next((getattr(each, name) for each in holders for name in NUM_HEADS if hasattr(each, name)), None)
         inputs = next((names for names in INPUTS if children.keys() >= set(names)), None)
         output = next((name for name in OUTPUT if name in children), None)
@@ -91,10 +91,10 @@ class Roles:
 
 @dataclass(frozen=True)
 class Heads:
-    """Weights of an attention: `queries`, `keys`, `values` `[H, d, D]`, `outputs [H, D, d]`, and biases `[H, d]`.
+    """Weights of an attention: `queries`, `keys`, `values` `[H, d, D]`, `outputs [H, D, d]`, and their biases.
 
-    Of keys and values there may be fewer, each for a group of heads. Widths of scores (queries and keys) and of outputs
-    (values and outputs) may differ. `scale` multiplies the scores.
+    Biases are `[H, d]`, the outputs' `[D]`. There may be fewer keys and values, each shared by a group of heads. Scores
+    (queries and keys) and outputs (values and outputs) may differ in width. `scale` multiplies the scores.
     """
 
     queries: Tensor
@@ -109,7 +109,7 @@ class Heads:
 
     @classmethod
     def of(cls, attention: nn.Module, roles: Roles) -> Self:
-        """Read the weights, as views where that is possible."""
+        """Read the weights, as views where possible."""
         H, each = roles.num_heads, 3 // len(roles.inputs)
         (queries, query_bias), (keys, key_bias), (values, value_bias) = (
             part
@@ -143,7 +143,7 @@ class Heads:
         return max(self.score_width, self.output_width)
 
     def empty(self, scores: int | None, outputs: int | None) -> Self:
-        """Heads of other widths (None: as they are) whose values mean nothing."""
+        """Change the widths, with zeros as weights; None leaves a width and its weights unchanged."""
         H, _, D = self.queries.shape
         heads = self
         if scores is not None:
@@ -175,19 +175,19 @@ class Heads:
 
 
 def polar(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`R [..., d, d]` and `Q [..., d, D]` with R Q = `rows`; rows of Q are orthonormal, as near as can be to the given.
+    """Polar factors `R [..., d, d]` and `Q [..., d, D]` with R Q = `rows`.
 
-    If d is more than D, they are of rank D.
+    The rows of Q are orthonormal, and as close as possible to the given ones. If d exceeds D, R and Q have rank D.
     """
     u, s, vh = torch.linalg.svd(rows.double(), full_matrices=False)
     return ((u * s[..., None, :]) @ u.mT).to(rows), (u @ vh).to(rows)
 
 
 def score_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
-    """Heads with orthonormal queries and keys, and for each the linear layer `[d, d]` between the two.
+    """Make queries and keys orthonormal, and for each head the linear layer `[d, d]` between the two.
 
-    With W_q = R_q Q_q and W_k = R_k Q_k, scores are (Q_k x_j)ᵀ R_kᵀ R_q (Q_q x_i). A bias of the queries is a weight of
-    the input 1. A bias of the keys changes all scores of a query alike, which the softmax ignores.
+    With W_q = R_q Q_q and W_k = R_k Q_k, scores are (Q_k x_j)ᵀ R_kᵀ R_q (Q_q x_i). The queries' bias is the weight of a
+    constant input 1. The keys' bias shifts all scores of a query equally, which the softmax ignores.
     """
     biases = () if heads.query_bias is None else (heads.query_bias[..., None],)
     (right, queries), (left, keys) = polar(torch.cat([heads.queries, *biases], dim=-1)), polar(heads.keys)
@@ -197,7 +197,7 @@ def score_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
 
 
 class GroupedProduct(LowRankLayer):
-    """The products `left_h @ right` of heads that share their values: `[..., h, n]` to `[..., h, m]`."""
+    """Products `left_h @ right` for heads that share values: `[..., h, n]` to `[..., h, m]`."""
 
     bias = None
 
@@ -219,11 +219,11 @@ class GroupedProduct(LowRankLayer):
 
 
 def output_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
-    """Heads with orthonormal values and outputs, and for each group the linear layer `[d, d]` between the two.
+    """Make values and outputs orthonormal, and for each group of heads the linear layer `[d, d]` between the two.
 
-    With W_v = R_v Q_v and W_o = Q_o R_o it is R_o R_v, between what attention mixed of Q_v x and Q_o. The h heads that
-    share values have a basis of outputs in common, and one layer `[h d, d]` each. What biases of the values add to the
-    outputs is added at the end.
+    With W_v = R_v Q_v and W_o = Q_o R_o, this layer is R_o R_v; its inputs are Q_v x, mixed by attention. The h heads
+    that share values also share a basis of outputs, and have one layer `[h d, d]` each. What the values' biases add to
+    the outputs is added at the end.
     """
     groups = heads.outputs.unflatten(0, (len(heads.values), -1)).mT  # [G, h, d, D]
     (right, values), (left, outputs) = polar(heads.values), polar(groups.flatten(1, 2))
@@ -239,7 +239,7 @@ def output_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
 
 
 class ScoreCores(nn.Module):
-    """A projection that begins with the queries, and each head's core after it."""
+    """A projection whose outputs begin with the queries, followed by each head's core."""
 
     def __init__(self, projection: nn.Module, cores: list[LowRankLayer]):
         super().__init__()
@@ -256,7 +256,7 @@ class ScoreCores(nn.Module):
 
 
 class OutputCores(nn.Module):
-    """Each group's core, and the output projection after them."""
+    """Each group's core, followed by the output projection."""
 
     def __init__(self, projection: nn.Linear, cores: list[LowRankLayer], num_heads: int):
         super().__init__()
@@ -269,7 +269,7 @@ class OutputCores(nn.Module):
 
 
 def call_cores(attention: nn.Module, roles: Roles, kind: str) -> None:
-    """Make an attention call the cores of both `products`, or of `outputs` alone."""
+    """Make an attention call the cores of both `products`, or only those of `outputs`."""
     heads, scores = Heads.of(attention, roles), None
     if kind == "products":
         heads, scores = score_cores(heads)
@@ -283,11 +283,11 @@ def call_cores(attention: nn.Module, roles: Roles, kind: str) -> None:
 
 
 def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
-    """Give an attention other heads: plain linear layers if scores and outputs have one width, else padded ones."""
+    """Replace an attention's heads: plain linear layers if scores and outputs are equally wide, otherwise padded."""
     trainable = linear_of(attention.get_submodule(roles.output)).weight.requires_grad
     biases = [linear_of(attention.get_submodule(name)).bias is not None for name in roles.inputs]
     before = Heads.of(attention, roles)
-    is_kept = (heads.width, heads.scale) == (before.width, before.scale)  # a norm after the queries may undo a factor
+    is_kept = (heads.width, heads.scale) == (before.width, before.scale)  # a norm after the queries may cancel a factor
     scale = 1.0 if is_kept else heads.scale * heads.width**0.5
     queries = heads.queries * scale
     query_bias = None if heads.query_bias is None else heads.query_bias * scale
@@ -310,7 +310,7 @@ def put_heads(attention: nn.Module, roles: Roles, heads: Heads) -> None:
 
 
 def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
-    """Set what an attention's code knows of its heads' width; the scale of its scores becomes that of the width."""
+    """Set the head width in an attention's attributes, and the scale of its scores to match."""
     for name, value in (("head_dim", width), ("attn_dim", roles.num_heads * width)):
         if hasattr(attention, name):
             setattr(attention, name, value)
@@ -320,14 +320,14 @@ def set_width(attention: nn.Module, roles: Roles, width: int) -> None:
 
 
 def linear_of(module: nn.Module) -> nn.Linear:
-    """The linear layer of a projection, which may be padded."""
+    """Get the linear layer of a projection, which may be padded."""
     linear = module if isinstance(module, nn.Linear) else module.linear
     assert isinstance(linear, nn.Linear)
     return linear
 
 
 def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor, Tensor | None]]:
-    """Weights `[H, d, D]` and biases `[H, d]` of a projection to so many of queries, keys and values; or none."""
+    """Split a projection into `number` weights `[H, d, D]` and biases `[H, d]`; empty if sizes do not fit."""
     linear = linear_of(module)
     widths = module.widths if isinstance(module, PaddedHeads) else None
     if widths is None and linear.out_features % (number * num_heads):
@@ -342,6 +342,6 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
 
 
 def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:
-    """A layer with a copy of these values."""
+    """Make a layer with copies of these values."""
     layer = linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias))
     return layer.requires_grad_(trainable)

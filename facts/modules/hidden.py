@@ -1,4 +1,4 @@
-"""Hidden units of an MLP: the linear layers that make them and the one that reads them, and fewer of them."""
+"""Hidden units of an MLP: the linear layers that compute and read them, and how to keep only some of them."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,9 +11,9 @@ from facts.modules.lowrank import linear_layer, own_parameter
 
 @dataclass(frozen=True)
 class HiddenRoles:
-    """The names of the layers that make hidden units (`ups`; two if gated) and of the one that reads them (`down`).
+    """Names of the layers that compute hidden units (`ups`; two if gated) and of the one that reads them (`down`).
 
-    If `packed`, one layer makes both halves of gated units: unit i is its rows i and i + n.
+    If `packed`, one layer computes both halves of gated units: unit i is its rows i and i + n.
     """
 
     ups: tuple[str, ...]
@@ -22,9 +22,9 @@ class HiddenRoles:
 
     @classmethod
     def of(cls, mlp: nn.Module) -> Self | None:
-        """Find the layers among a module's own, or else all within it, by their sizes: the last reads what others make.
+        """Find the layers by size, among a module's children or else all descendants; the last one is `down`.
 
-        None for a module of other layers.
+        Returns None if the layers do not fit together.
         """
         layers = {name: child for name, child in mlp.named_children() if isinstance(child, nn.Linear)}
         if len(layers) < 2:
@@ -42,7 +42,7 @@ class HiddenRoles:
 
 
 def keep_hidden(mlp: nn.Module, roles: HiddenRoles, kept: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """Keep the hidden units of the indices `kept [w]`, read by another `weight [m, w]` and `bias [m]`."""
+    """Keep the hidden units with indices `kept [w]`, read by a new `weight [m, w]` and `bias [m]`."""
     size = mlp.get_submodule(roles.down).in_features
     rows = torch.cat([kept, kept + size]) if roles.packed else kept
     for name in roles.ups:
@@ -52,14 +52,14 @@ def keep_hidden(mlp: nn.Module, roles: HiddenRoles, kept: Tensor, weight: Tensor
 
 
 def empty_hidden(mlp: nn.Module, roles: HiddenRoles, width: int) -> None:
-    """Leave so many hidden units, with weights that mean nothing."""
+    """Keep `width` hidden units, with meaningless weights."""
     down = mlp.get_submodule(roles.down)
     weight = down.weight.new_zeros(down.out_features, width)
     keep_hidden(mlp, roles, torch.arange(width, device=weight.device), weight, down.bias)
 
 
 def _like(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer with a copy of the values, in a layer's type, trainable where that is."""
+    """Make a linear layer with copies of these values, in the type of `layer` and trainable if it is."""
     assert isinstance(layer, nn.Linear)
     new = linear_layer(
         own_parameter(weight.to(layer.weight)), None if bias is None else own_parameter(bias.to(layer.weight))

@@ -1,4 +1,4 @@
-"""A network that makes the logits of masks, and masks of zeros and ones with a gradient."""
+"""A network that computes logits of masks, and masks of zeros and ones with a gradient."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HIDDEN = 32  # as in the published codes
+HIDDEN = 32  # as in the published implementations
 
 
 class HyperNetwork(nn.Module):
-    """Logits of each of several masks, from fixed random inputs through a bidirectional GRU; widths are the masks'."""
+    """Logits of several masks with these `widths`, computed from fixed random inputs by a bidirectional GRU."""
 
     def __init__(self, widths: Sequence[int]):
         super().__init__()
@@ -25,12 +25,12 @@ class HyperNetwork(nn.Module):
 
 
 def seeded_hypernetwork(widths: Sequence[int], seed: int) -> HyperNetwork:
-    """A hypernetwork by a seed, which leaves PyTorch's own generator alone."""
+    """Make a hypernetwork from a seed, without changing PyTorch's own generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return HyperNetwork(widths)
 
 
 def rounded(soft: Tensor) -> Tensor:
-    """Round a mask between 0 and 1; gradients pass as through the mask itself (straight through)."""
+    """Round a mask between 0 and 1; its gradient is that of the unrounded mask (straight-through)."""
     return (soft > 0.5).to(soft) + soft - soft.detach()

@@ -51,7 +51,7 @@ class LowRankLinear(LowRankLayer):
 
     @classmethod
     def empty(cls, dense: nn.Linear, rank: int) -> Self:
-        """A layer of the dense one's size, type and bias whose weights are not initialised."""
+        """Make a layer with the dense one's size, type and bias and uninitialised weights."""
         weight = dense.weight
         left, right = weight.new_empty(dense.out_features, rank), weight.new_empty(rank, dense.in_features)
         return cls(left, right, dense.bias)
@@ -71,7 +71,7 @@ LinearLayer = nn.Linear | LowRankLayer
 
 
 def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer that shares the memory of `weight [d_out, d_in]` and `bias [d_out]`."""
+    """Make a layer that shares the memory of `weight [d_out, d_in]` and `bias [d_out]`."""
     d_out, d_in = weight.shape
     layer = nn.Linear(d_in, d_out, bias=bias is not None, device="meta")
     layer.weight = nn.Parameter(weight.detach(), weight.requires_grad)
@@ -81,13 +81,13 @@ def linear_layer(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def own_parameter(tensor: Tensor) -> nn.Parameter:
-    """A parameter with a copy of the values, rows in order as in a file: the last bit of outputs depends on that."""
+    """Copy the values to a contiguous parameter, as files store them: outputs' last bits depend on the layout."""
     return nn.Parameter(tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
-@torch.fx.wrap  # a symbolic trace knows no device
+@torch.fx.wrap  # a symbolic trace has no device
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`. On the CPU the bias is added afterwards: faster than a product that starts from copies of it."""
+    """Compute `F.linear`; on a CPU the bias is added afterwards, which is faster than starting from copies of it."""
     if bias is None or x.device.type != "cpu":
         return F.linear(x, weight, bias)
     return F.linear(x, weight).add_(bias)

@@ -8,12 +8,12 @@ from torch import nn
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """Autocast to `precision`, or none at all for float32."""
+    """Autocast to `precision`; disabled for float32."""
     return torch.autocast(device.type, precision, enabled=precision != torch.float32)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """No autocast of the caller's within the block, nor its cache, which would keep casts of weights that change."""
+    """Disable the caller's autocast within the block, and its cache, which would keep outdated casts of weights."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False, cache_enabled=False)
@@ -21,7 +21,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block; afterwards every module is in its own mode again."""
+    """Put a network in evaluation mode within the block; every module returns to its own mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -33,7 +33,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and no gradients of parameters, within the block."""
+    """Put a network in evaluation mode, without gradients of parameters, within the block."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
         try:

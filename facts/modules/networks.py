@@ -1,4 +1,4 @@
-"""Inputs and outputs of networks: images as they are, tokens as transformers expects them."""
+"""Inputs and outputs of networks: plain images, and tokens as transformers expects them."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -13,13 +13,13 @@ NOT_COMPUTED_BY = {"_name_or_path", "architectures", "dtype", "transformers_vers
 
 
 def run(model: nn.Module, inputs: Any) -> Any:
-    """Run the network: its outputs; for one of transformers, which also takes inputs by name, its logits, if any."""
+    """Return a network's outputs; for a transformers network, which may take inputs by name, its logits, if any."""
     if not is_transformers(model):
         return model(inputs)
     settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     on_meta = next(iter(tree_iter(inputs))).device.type == "meta"
     with FakeTensorMode(allow_non_fake_inputs=True) if on_meta else nullcontext() as fake:
-        if fake:  # it would ask for values, but not of a tensor that says it has none
+        if fake:  # transformers reads values, unless a tensor is marked as having none
             inputs = tree_map_only(Tensor, fake.from_tensor, inputs)
         outputs = model(**inputs, **settings) if isinstance(inputs, Mapping) else model(inputs, **settings)
     return outputs.get("logits", outputs)
@@ -30,18 +30,18 @@ def is_transformers(model: nn.Module) -> bool:
 
 
 def reads_tokens(model: nn.Module) -> bool:
-    """Check that the inputs are indices of tokens: integers `[N, T]`."""
+    """Check that the inputs are token indices: integers `[N, T]`."""
     return is_transformers(model) and model.main_input_name == "input_ids"
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
-    """Settings, besides the weights, of a network of transformers: heads, windows, rotations; else empty."""
+    """Settings, besides the weights, of a transformers network (heads, windows, rotations); otherwise empty."""
     settings = model.config.to_diff_dict() if is_transformers(model) else {}
     return {name: settings[name] for name in sorted(settings.keys() - NOT_COMPUTED_BY)}
 
 
 def continues_text(model: nn.Module) -> bool:
-    """Check for a language model that predicts each token from those before."""
+    """Check for a language model that predicts each token from the previous ones."""
     return reads_tokens(model) and model.can_generate() and not is_encoder_decoder(model)
 
 
@@ -50,14 +50,14 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 
 def heads_of(model: nn.Module) -> set[nn.Module]:
-    """The layers that make logits, whatever their names, as transformers and timm define them."""
+    """Find the layers that compute logits, whatever their names, as transformers and timm define them."""
     own = getattr(model, "get_output_embeddings" if is_transformers(model) else "get_classifier", lambda: None)()
     heads = own if isinstance(own, tuple) else (own,)
     return {layer for head in heads if isinstance(head, nn.Module) for layer in head.modules()}
 
 
 def noise(model: nn.Module, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A meaningless batch for timing: images of noise, or tokens `[N, T]` that are all the first one."""
+    """Make a meaningless batch for timing: noise images, or tokens `[N, T]` that are all index 0."""
     if reads_tokens(model):
         return torch.zeros(shape, dtype=torch.int64, device=device)
     return torch.randn(shape, dtype=next(model.parameters()).dtype, device=device)

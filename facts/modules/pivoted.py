@@ -1,7 +1,7 @@
 """Pivoted low-rank layers: k rows or columns of the weight, and the others as combinations of them.
 
-Source: Zhao, Zhang, Cannistraci, "Pivoting Factorization", ICML 2025. So k (d_in + d_out - k) values hold what two
-factors hold in k (d_in + d_out).
+Source: Zhao, Zhang, Cannistraci, "Pivoting Factorization", ICML 2025. This stores k (d_in + d_out - k) values, where
+two factors store k (d_in + d_out).
 """
 
 from typing import Literal, Self
@@ -17,12 +17,12 @@ Layout = Literal["rows", "columns", "scattered rows", "scattered columns"]
 
 
 class PivotedLinear(LowRankLayer):
-    """`basis`, the pivots, and `coefficients`, the others as combinations of them.
+    """A layer stored as `basis`, the pivots, and `coefficients`, which give the others as combinations of them.
 
-    For `rows`, basis `[k, d_in]` and coefficients `[d_out - k, k]`: the pivots' outputs p = x basisᵀ, then the others'
-    p coefficientsᵀ. For `columns`, basis `[d_out, k]` and coefficients `[k, d_in - k]`: the others' inputs are added to
-    the pivots'. The pivots are the first k outputs or inputs, unless `order` permutes outputs, pivots first, to their
-    places, or inputs to have the pivots first.
+    For `rows`, basis `[k, d_in]` and coefficients `[d_out - k, k]`: the pivots' outputs are p = x basisᵀ, the others'
+    p coefficientsᵀ. For `columns`, basis `[d_out, k]` and coefficients `[k, d_in - k]`: the others' inputs are combined
+    and added to the pivots'. The pivots are the first k outputs or inputs, unless there is an `order`: it moves
+    outputs, computed pivots first, to their places, or moves the pivots to the front of the inputs.
     """
 
     order: Tensor | None
@@ -51,7 +51,7 @@ class PivotedLinear(LowRankLayer):
 
     @classmethod
     def empty(cls, dense: nn.Linear, rank: int, layout: Layout) -> Self:
-        """A layer of the dense one's size, type and bias; weights are not initialised, and `order` is the identity."""
+        """Make an uninitialised layer with the dense one's size, type and bias; a scattered `order` is the identity."""
         weight, by_rows = dense.weight, layout.endswith("rows")
         size, other = weight.shape if by_rows else weight.shape[::-1]
         shapes = (rank, other), (size - rank, rank)
@@ -82,11 +82,11 @@ class PivotedLinear(LowRankLayer):
         return f"{super().extra_repr()}, pivots={self.layout}"
 
 
-@torch.fx.wrap  # one node of a graph: what follows looks at devices and shapes, which a symbolic trace does not know
+@torch.fx.wrap  # one node of a graph: the function reads devices and shapes, which a symbolic trace does not have
 def pivoted_product(
     x: Tensor, side: str, basis: Tensor, coefficients: Tensor, bias: Tensor | None, order: Tensor | None
 ) -> Tensor:
-    """The product of a `PivotedLinear` with vectors `[..., d_in]`."""
+    """Apply a `PivotedLinear` to vectors `[..., d_in]`."""
     rows = x.reshape(-1, x.shape[-1])
     if side == "columns":
         rows = rows if order is None else _gather(rows, order)
@@ -107,7 +107,7 @@ def _by_rows(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None
 
 
 def _by_rows_in_place(x: Tensor, basis: Tensor, coefficients: Tensor, bias: Tensor | None) -> Tensor:
-    """The same, without a copy of the outputs, for which autograd and compilers have no use."""
+    """Compute the same without copying the outputs, which autograd and compilers do not support."""
     sizes = coefficients.shape[::-1]
     outputs = x.new_empty(len(x), sum(sizes))
     pivots, others = outputs.split([*sizes], dim=1)
@@ -122,9 +122,9 @@ def _gather(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _in_inference(x: Tensor) -> bool:
-    """Whether an output may be written into: something is computed, and nothing else is done with the operations."""
+    """Check that outputs may be written in place: values are computed, and operations neither traced nor recorded."""
     traced = x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing()
     if traced or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
         return False
-    # Neither by `vmap` and its like, nor by derivatives in forward mode: both are at work without gradients too.
+    # Neither `vmap` and the like nor forward-mode derivatives may be active; both also work with gradients disabled.
     return torch._C._functorch.peek_interpreter_stack() is None and forward_ad._current_level < 0

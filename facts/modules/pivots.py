@@ -10,8 +10,8 @@ from facts.modules.pivoted import PivotedLinear
 
 LEADING_ERROR = 5e-6  # relative; two plain factors have 1e-7 in float32
 
-# From rows `[d, k]` of rank k: the coefficients `[d - k, k]` of the others on k pivots, and a permutation `[d]` that
-# has the pivots first; None if they are the first k already.
+# From rows `[d, k]` of rank k to the coefficients `[d - k, k]` of the others on k pivots, and a permutation `[d]` that
+# puts the pivots first (None if they are already the first k).
 Choice = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
@@ -22,21 +22,21 @@ def pivoted_layer(
     dtype: torch.dtype | None = None,
     arithmetic: torch.dtype | None = None,
 ) -> PivotedLinear:
-    """The layer whose weight is `left [d_out, k] @ right [k, d_in]`, stored in a type, or in theirs.
+    """Make the layer with the weight `left [d_out, k] @ right [k, d_in]`, stored as `dtype` (default: that of `left`).
 
-    The leading rows or columns are the pivots if the weight's error in the type of the `arithmetic` (default: the same)
-    is at most `LEADING_ERROR`, or 1.5 times that of two plain factors; else QR with column pivoting chooses them. Of
-    rows and columns, the more exact side is taken. All is computed in float64.
+    The leading rows or columns are the pivots if the weight's error in the type `arithmetic` (default: `dtype`) is at
+    most `LEADING_ERROR`, or 1.5 times that of two plain factors; otherwise QR with column pivoting chooses them. Of
+    rows and columns, the more accurate are used. Everything is computed in float64.
     """
     dtype = dtype or left.dtype
     left, right = left.detach().double(), right.detach().double()
     exact = left @ right
 
     def error(factors: tuple[Tensor, Tensor]) -> float:
-        """Relative error of the product in the arithmetic's type; its range matters no more than the factors' sizes."""
+        """Relative error of the product in the arithmetic's type, whose range does not matter: factors are scaled."""
         sizes = [factor.abs().amax().double().clamp(min=torch.finfo(torch.float64).tiny) for factor in factors]
         first, second = ((factor / size).to(arithmetic or dtype) for factor, size in zip(factors, sizes, strict=True))
-        return relative_error(first @ second, exact / sizes[0] / sizes[1])  # whose product may be 0
+        return relative_error(first @ second, exact / sizes[0] / sizes[1])  # sizes[0] * sizes[1] may be 0
 
     def better_side(choice: Choice) -> tuple[float, PivotedLinear]:
         layers = _by_rows(choice, left, right, bias, dtype), _by_columns(choice, left, right, bias, dtype)
@@ -49,7 +49,7 @@ def pivoted_layer(
 
 
 def arithmetic_of(weight: Tensor, precision: torch.dtype) -> torch.dtype:
-    """Type with the digits of products with a weight: autocast's, the weight's own, or float16 for TensorFloat-32."""
+    """Type as precise as products with a weight: autocast's, the weight's own, or float16 for TensorFloat-32."""
     if precision != torch.float32:
         return precision
     rounded = weight.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
@@ -77,20 +77,20 @@ def _by_columns(choice: Choice, left: Tensor, right: Tensor, bias: Tensor | None
 
 
 def _chosen(choice: Choice, left: Tensor, right: Tensor) -> tuple[Tensor, slice | Tensor, Tensor | None]:
-    """Coefficients, the pivots among the rows of `left @ right`, and the permutation, if any, that has them first."""
+    """Coefficients, the pivots among the rows of `left @ right`, and the permutation, if any, that puts them first."""
     rank = len(right)
     coefficients, first = choice(left @ torch.linalg.qr(right.T, mode="r").R.T)  # rows with the same inner products
     return coefficients, slice(rank) if first is None else first[:rank], first
 
 
 def _leading(rows: Tensor) -> tuple[Tensor, None]:
-    """The first k rows; coefficients that are not finite if these are singular."""
+    """Choose the first k rows; if these are singular, coefficients are not finite."""
     rank = rows.shape[1]
     return torch.linalg.solve_ex(rows[:rank].T, rows[rank:].T).result.T, None
 
 
 def _by_qr(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Pivots by QR with column pivoting; those beyond the rank, by R's diagonal, are multiplied by zero."""
+    """Choose pivots by QR with column pivoting; those beyond the rank, by R's diagonal, get zero coefficients."""
     size, rank = rows.shape
     triangle, permutation = scipy.linalg.qr(rows.T.cpu().numpy(), mode="r", pivoting=True)
     triangle = torch.from_numpy(triangle).to(rows)

@@ -18,10 +18,10 @@ class PointwiseConvolution(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         rows, columns = self.stride
         outputs = self.linear(images[..., ::rows, ::columns].movedim(-3, -1)).movedim(-1, -3)
-        return outputs.contiguous() if images.is_contiguous() else outputs  # as a convolution lays them out
+        return outputs.contiguous() if images.is_contiguous() else outputs  # in a convolution's memory layout
 
     def convolution(self) -> nn.Conv2d:
-        """The convolution again, with the layer's current weights."""
+        """Convert back to a convolution, with the layer's current weights."""
         layer = self.linear
         result = nn.Conv2d(layer.in_features, layer.out_features, 1, self.stride, bias=False, device="meta")
         result.weight = nn.Parameter(layer.weight.detach()[..., None, None], layer.weight.requires_grad)

@@ -1,4 +1,4 @@
-"""Weights of linear layers as integers of eight or four bits, with a scale for each group of them."""
+"""Weights of linear layers as eight-bit or four-bit integers, with one scale per group."""
 
 from math import ceil
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ Weights = Literal["int8", "int4"]
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Quantization:
-    """Quantized weights of a network: their type, the size of a group (None: a row), and their names."""
+    """Quantized weights of a network: their type, group size (None: a whole row) and names."""
 
     weights: Weights
     group_size: Annotated[int, Field(ge=2)] | None
@@ -29,10 +29,10 @@ class Quantization:
 
 
 class QuantizedWeight(nn.Module):
-    """Parametrization of a weight `[d_out, d_in]`: stored integers, times the scale of their group.
+    """Parametrization of a weight `[d_out, d_in]`: stored integers times the scale of their group.
 
-    Groups are `group_size` neighbours in a row. Eight-bit integers are stored as they are, `[d_out, d_in]`; four-bit
-    ones plus 8, two in a byte, `[d_out, ceil(d_in / 2)]`. The weight has the type of its `scales`, `[d_out, groups]`.
+    A group is `group_size` neighbours in a row. Eight-bit integers are stored unchanged, `[d_out, d_in]`; four-bit ones
+    plus 8, two per byte, `[d_out, ceil(d_in / 2)]`. The weight has the type of its `scales`, `[d_out, groups]`.
     """
 
     scales: Tensor
@@ -48,7 +48,7 @@ class QuantizedWeight(nn.Module):
         return (integers * self.scales[:, :, None]).flatten(1)[:, : self.d_in]
 
     def _integers(self, stored: Tensor) -> Tensor:
-        """Integers `[d_out, d_in]`, if they have four bits as floats: ONNX Runtime has no shifts of bytes."""
+        """Unpack the integers `[d_out, d_in]`, four-bit ones as floats: ONNX Runtime cannot shift bytes."""
         if self.weights == "int8":
             return stored
         low, high = (stored & 15).to(self.scales.dtype), (stored & 240).to(self.scales.dtype) / 16
@@ -56,28 +56,28 @@ class QuantizedWeight(nn.Module):
 
 
 def packed(integers: Tensor) -> Tensor:
-    """Integers from -8 to 7, `[d_out, d_in]`, packed two in a byte, as `QuantizedWeight` stores them."""
+    """Pack integers from -8 to 7, `[d_out, d_in]`, two per byte, as `QuantizedWeight` stores them."""
     shifted = F.pad(integers + 8, (0, integers.shape[1] % 2)).to(torch.uint8)
     return shifted[:, ::2] | shifted[:, 1::2] << 4
 
 
 def quantize_weight(layer: nn.Module, name: str, stored: Tensor, weight: QuantizedWeight) -> None:
-    """Replace a parameter of a layer: what reads it reads the product of the stored integers and their scales."""
+    """Replace a layer's parameter by stored integers; reading it returns the integers times their scales."""
     delattr(layer, name)
-    layer.register_buffer(name, stored)  # no parameter, since integers have no gradients
+    layer.register_buffer(name, stored)  # not a parameter, since integers have no gradients
     register_parametrization(layer, name, weight, unsafe=True)  # it changes the type
 
 
 def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
-    """Replace weights by empty quantized ones. Raises `ValueError` for a name that is no weight of a linear layer."""
+    """Replace weights by empty quantized ones. Raises `ValueError` for a name that is not such a weight."""
     modules = dict(model.named_modules())
     for name in quantization.tensors:
         owner, _, attribute = name.rpartition(".")
         layer = modules.get(owner)
         if layer is None or attribute not in matrices(layer):
             raise ValueError(
-                f"the quantization does not fit this {type(model).__name__}: {name!r} is no weight of a linear layer, "
-                "or is named twice; load the network that was quantized"
+                f"the quantization does not fit this {type(model).__name__}: {name!r} is not a weight of a linear "
+                "layer, or is named twice; load the network that was quantized"
             )
         weight = matrices(layer)[attribute].detach()
         d_out, d_in = weight.shape
@@ -89,14 +89,14 @@ def quantized_empty(model: nn.Module, quantization: Quantization) -> nn.Module:
 
 
 def matrices(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of a linear layer: one, or the two of a low-rank one; none of any other module."""
+    """Find the weights of a linear layer, two if it is low-rank; empty for any other module."""
     if not isinstance(layer, nn.Linear | LowRankLayer):
         return {}
     return {name: parameter for name, parameter in layer.named_parameters(recurse=False) if parameter.ndim == 2}
 
 
 def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
-    """The quantized weights of a network, by the names that they have as tensors."""
+    """Find the quantized weights of a network, by their names as tensors."""
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, QuantizedWeight):
@@ -106,7 +106,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:
-    """Quantization of a network, or None."""
+    """Find the quantization of a network, or None."""
     if not (weights := quantized_weights(model)):
         return None
     first = next(iter(weights.values()))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST_NORM = 1e-10  # of a token's gradient that counts
+LEAST_NORM = 1e-10  # token gradients with a smaller norm do not count
 
 
 class LayerBatch:
@@ -33,14 +33,14 @@ class LayerBatch:
         return self.x.shape[0]
 
     def with_one(self) -> "LayerBatch":
-        """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias as a column of the weight."""
+        """The same batch with a one appended to each input, `[N, T, n + 1]`: a bias becomes a column of the weight."""
         return LayerBatch(F.pad(self.x, (0, 1), value=1.0), self._g, self.first_sample)
 
     @cached_property
     def with_clipped_tokens(self) -> "LayerBatch":
         """The same batch with each token's gradient scaled to 0.1 to 10 times the mean norm in its sample.
 
-        As in the published code of FLAR-SVD's authors. Gradients of zero stay and do not count in the mean.
+        The published code of FLAR-SVD's authors does the same. Zero gradients stay zero and do not count in the mean.
         """
         norms = self.g_energy.sqrt()
         counted = (norms > LEAST_NORM).sum(dim=1, keepdim=True).clamp(min=1)
@@ -60,7 +60,7 @@ class LayerBatch:
 
     @cached_property
     def tokens_are_cheaper(self) -> bool:
-        """Compare operations: True if `[T, T]` Gram matrices need fewer than the D_k `[m, n]` of each sample."""
+        """Whether `[T, T]` Gram matrices take fewer operations than the D_k `[m, n]` of each sample."""
         tokens, n = self.x.shape[1:]
         m = self.g.shape[2]
         through_tokens = 2 * tokens**2 * (m + n) + tokens * (m**2 + n**2) / 2
@@ -114,7 +114,7 @@ def add_symmetric(total: Tensor, left: Tensor, right: Tensor, weights: Tensor | 
 
 
 def mirror(total: Tensor) -> Tensor:
-    """Fill in the upper triangle of a symmetric matrix from the lower one; in place, as it may take half of memory."""
+    """Fill in the upper triangle of a symmetric matrix from the lower one; in place, as it may fill half the memory."""
     for start in range(0, len(total), MIN_BLOCKED_SIZE):
         end = start + MIN_BLOCKED_SIZE
         block = total[start:end, start:end]
@@ -126,8 +126,8 @@ def mirror(total: Tensor) -> Tensor:
 def split_samples(tensor: Tensor, num_samples: int, layer: str) -> Tensor:
     """Reshape `[B, ..., d]` to `[N, T, d]`: all axes between samples and features count as tokens.
 
-    The first axis may hold several rows a sample, as the windows of Swin do (`[N·windows, 49, d]`) or the flattened
-    tokens of a Mamba mixer (`[N·T, d]`); rows of one sample lie together. Raises `ValueError` if it cannot be split.
+    The first axis may hold several rows per sample, such as Swin's windows (`[N·windows, 49, d]`) or the flattened
+    tokens of a Mamba mixer (`[N·T, d]`); a sample's rows are contiguous. Raises `ValueError` if it cannot be split.
     """
     if tensor.ndim < 2 or tensor.shape[0] % num_samples:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Capture of the inputs and output gradients of each layer, handed on as soon as they are complete."""
+"""Capture of the inputs and output gradients of each layer, passed on as soon as they are complete."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,8 +31,8 @@ class _Call:
 class Capture:
     """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
 
-    A layer that is called several times in a forward pass is handed over once, its tokens joined: as soon as its
-    gradients are complete or, without gradients (the second tensor is None), at the end of the batch. Inputs in a
+    A layer that is called several times in a forward pass is handed over once, with its tokens joined: as soon as
+    its gradients are complete or, without gradients (the second tensor is None), at the end of the batch. Inputs in a
     checkpointed block are captured when the block runs again.
     """
 
@@ -61,10 +61,10 @@ class Capture:
         self.checkpoints.runs.clear()
 
     def finish_batch(self) -> None:
-        """Hand over the remaining layers: all, or, with gradients, those with a call that did not reach the loss.
+        """Hand over the remaining layers: all or, with gradients, those with a call that did not affect the loss.
 
-        The gradient of such a call is zero. Raises `ValueError` for a layer without a call that reached it. Blocks may
-        run here, so the autocast type must be that of the forward pass.
+        Such a call has a gradient of zero. Raises `ValueError` for a layer if none of its calls affected the loss.
+        Blocks may rerun here, so the autocast type must be that of the forward pass.
         """
         self.checkpoints.finish()
         for name, calls in list(self.calls.items()):
@@ -109,7 +109,7 @@ class Capture:
             if self.with_grads:
                 grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
                 grads.append(split_samples(grad, self.num_samples, name))
-            call.inputs = call.output_grad = None  # the hooks of the graph, which lives on, refer to the call
+            call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
         x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
         with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
             self.consume(name, x, g[0] if g else None)
@@ -123,7 +123,7 @@ def capturing(
     with_grads: bool = True,
     blocks: Iterable[nn.Module] = (),
 ) -> Iterator[Capture]:
-    """Feed `consume` from every pass through `model` within the block; afterwards the model is as it was.
+    """Feed `consume` from every pass through `model` inside the `with` block; the model is restored afterwards.
 
     `blocks` are modules that run again in the backward pass, if there is one, instead of keeping their activations.
     """

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: a block's activations are not kept for the backward pass, but computed there again."""
+"""Gradient checkpointing: the backward pass recomputes a block's activations instead of keeping them."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 
 def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Find the blocks that contain the layers, without blocks within other blocks.
+    """Find the blocks that contain the layers, leaving out blocks nested in other blocks.
 
     A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`.
     """
@@ -34,7 +34,7 @@ def _block_around(model: nn.Module, name: str) -> nn.Module | None:
 class BlockRun:
     """One call of a block in a forward pass: first with the given arguments, then `again` with the kept ones.
 
-    `calls` are the calls of captured layers that wait for the second run, by layer, in order.
+    `calls` holds the calls of captured layers that await the second run, by layer and in order.
     """
 
     def __init__(self, block: nn.Module, forward: Callable, arguments: tuple[tuple, dict[str, Any]], copy: bool):
@@ -52,14 +52,14 @@ class BlockRun:
         """Run the block and return its output."""
         if self.given is not None:
             arguments, self.given = self.given, None
-        else:  # in copies, since the block may change its arguments
+        else:  # on copies, since the block may change its arguments
             arguments, self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), None, True
         args, kwargs = arguments
         return self.forward(*args, **kwargs)
 
 
 def _kept(tensor: Tensor, copy: bool) -> Tensor:
-    """Detach a tensor from its graph; a new graph begins there if it had one."""
+    """Detach a tensor from its graph; it starts a new graph if it required gradients."""
     kept = tensor.detach()
     return (kept.clone() if copy else kept).requires_grad_(tensor.requires_grad)
 
@@ -73,14 +73,14 @@ class Checkpoints:
         self.copied: set[nn.Module] = set()
 
     def forward_of(self, block: nn.Module) -> Callable:
-        """Make the replacement of the block's forward function."""
+        """Make a replacement for the block's forward function."""
         own = block.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             run = BlockRun(block, own, (args, kwargs), copy=block in self.copied)
-            with set_checkpoint_early_stop(False):  # hooks fire in all of the block, not only where tensors are saved
+            with set_checkpoint_early_stop(False):  # the rerun must reach all hooks, not stop at the last saved tensor
                 output = checkpoint(partial(self.execute, run), use_reentrant=False, preserve_rng_state=False)
-            if run.calls or any(tensor.requires_grad for tensor in run.tensors()):  # else the graph begins later
+            if run.calls or any(tensor.requires_grad for tensor in run.tensors()):  # otherwise the graph begins later
                 self.runs.append(run)
             return output
 
@@ -102,7 +102,7 @@ class Checkpoints:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Run those blocks again that the backward pass did not need."""
+        """Rerun the blocks that the backward pass did not rerun."""
         for run in self.runs:
             if not run.again:
                 self.execute(run)

@@ -32,8 +32,8 @@ class LayerMoments:
     """The moments of one layer, read as `moments[InputGram()]`."""
 
     totals: dict[Moment, Any]
-    device: torch.device | None = None  # where moments are read; some wait in main memory
-    scratch: ScratchFolder | None = None  # kept as long as the moments, some of which are stored in it
+    device: torch.device | None = None  # where moments are read; some are kept in main memory until then
+    scratch: ScratchFolder | None = None  # lives as long as the moments, some of which are stored in it
 
     def __getitem__(self, moment: Moment) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), self.totals[moment])
@@ -60,13 +60,13 @@ def collect_moments(
     only: Collection[str] | None = None,
     append_one: Collection[str] = (),
 ) -> dict[str, LayerMoments]:
-    """Collect the given moments of every layer, or of `only` some, in one pass, or read them from the cache.
+    """Collect the given moments of every layer, or of those in `only`, in one pass, or read them from the cache.
 
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
-    `append_one` are `[x, 1]`, so that their d_in is one more. `cache` must belong to this model, layers, data, loss and
-    precision; processes that share it take turns. Under `torchrun` each process takes its share of the batches, and all
-    get all moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
+    `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
+    precision; processes that share it take turns. Under `torchrun` each process takes its share of the batches, and
+    every process gets all moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
@@ -76,7 +76,7 @@ def collect_moments(
     known = _cached(wanted, cache, layers, device)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
-            known |= _cached(wanted.keys() - known.keys(), cache, layers, device)  # what another run has collected
+            known |= _cached(wanted.keys() - known.keys(), cache, layers, device)  # another run may have collected them
             if missing := [moment for moment in wanted if moment not in known]:
                 needs_grads = any(moment.needs_grads for moment in missing)
                 blocks = memory.blocks(model, all_layers.values()) if needs_grads else []
@@ -106,9 +106,9 @@ def _cached(
 
 @dataclass
 class MomentPass:
-    """One pass over the data; `totals[moment][layer]` grow with it, on the device as long as they take `room` bytes.
+    """One pass over the data that accumulates `totals[moment][layer]`, on the device while they fit in `room` bytes.
 
-    A total without room grows in main memory: each batch's part is computed on the device and added there.
+    A total that does not fit is kept in main memory: each batch's part is computed on the device, then added to it.
     """
 
     model: nn.Module
@@ -157,7 +157,7 @@ class MomentPass:
                 moment.add(totals[name], batch)
 
     def _place(self, moment: Moment, name: str) -> Any:
-        """An empty total, on the layer's device or in main memory."""
+        """Make an empty total, on the layer's device or in main memory."""
         weight = next(self.layers[name].parameters())
         size = moment.num_held(*self._widths(name)) * at_least_float32(weight[:0]).element_size()
         if moment.can_offload and size > self.room:

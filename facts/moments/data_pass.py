@@ -1,4 +1,4 @@
-"""Calibration batches through a network, forwards and, if gradients are needed, backwards."""
+"""Pass of calibration batches through a network: forward and, if gradients are needed, backward."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from facts.utils.batches import batch_size, gathered, in_parts, numbered, to_dev
 
 @dataclass
 class DataPass:
-    """Hands every batch of every layer to `add(name, batch)`; NaN, infinity and layers that never run are errors.
+    """Call `add(name, batch)` for every batch of every layer; NaN, infinity and layers that never run are errors.
 
     `precision` is the autocast type of the model's passes (float32 or bfloat16). Each batch is divided into at most
     `num_parts` parts; `blocks` are checkpointed.
@@ -38,8 +38,8 @@ class DataPass:
     def run(self, own: Iterable[tuple[Any, Any]], first_sample: int = 0, sums: Iterable[Tensor] = ()) -> int:
         """Run this process's share of the batches; then add up `sums` over processes.
 
-        `first_sample` is the position in the data of the first sample of all processes. Returns the position after
-        their last. Raises `ValueError` if the data are empty or a layer's values are not finite.
+        `first_sample` is the position in the data of the first sample over all processes. Returns the position after
+        the last one. Raises `ValueError` if the data are empty, a layer never runs, or its values are not finite.
         """
         seen, exact = 0, without_autocast(next(self.model.parameters()).device)
         with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
@@ -79,16 +79,16 @@ class DataPass:
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
         batch = LayerBatch(x, g, self.first_sample)
-        # Stays on the device and is read once a batch: a check here would synchronise the device at every layer.
+        # Kept on the device and read once per batch: a check here would synchronise the device at every layer.
         self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
 
     def _check_finite(self, batch_number: int) -> None:
         all_flags = [flag for flags in self.finite.values() for flag in flags]
-        if not all_flags or torch.stack(all_flags).all():  # read together: the device is waited for once
+        if not all_flags or torch.stack(all_flags).all():  # read together, to wait for the device only once
             self.finite.clear()
             return
-        # The first layer of the forward pass, then of the backward one, is the nearest to the cause.
+        # The first layer of the forward pass, then of the backward one, is closest to the cause.
         activations = [(name, "activations", 0) for name in self.layers]
         grads = [(name, "output gradients", 1) for name in reversed(list(self.layers))]
         for name, what, index in activations + (grads if self.needs_grads else []):

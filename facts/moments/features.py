@@ -1,4 +1,4 @@
-"""Outputs that are features, not class logits: a loss whose gradients make up their Gauss-Newton matrix."""
+"""Loss for outputs that are features, not class logits; its gradients make up their Gauss-Newton matrix."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, Self
@@ -12,15 +12,15 @@ from facts.moments.losses import SampledTargets, tensors_of
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import content_key
 
-NUM_SAMPLES = 512  # that scales are measured on
-LEAST_SCALE = 1e-3  # of the root mean square of all: a feature that hardly varies would count for everything
+NUM_SAMPLES = 512  # on which scales are measured
+LEAST_SCALE = 1e-3  # of the root mean square of all features: one that hardly varies would otherwise dominate
 
 
 class SampledFeatures(SampledTargets):
-    """Σ over samples of Σ ε f(x) / scale, with new ε of unit variance for each sample and feature.
+    """Σ over samples of Σ ε f(x) / scale, with a fresh ε of unit variance for each sample and feature.
 
-    The mean of g gᵀ over ε is the Gauss-Newton matrix Jᵀ M J, M holding 1 / scale² of each feature. Tensors of the
-    outputs count alike, each by the mean over its values. `scales` has one tensor `[D]` for each.
+    The mean of g gᵀ over ε is the Gauss-Newton matrix Jᵀ M J, where M holds 1 / scale² of each feature. All tensors of
+    the outputs count equally, each as the mean over its values. `scales` has one tensor `[D]` for each.
     """
 
     def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0, batch_number: int = 0):
@@ -41,14 +41,14 @@ class SampledFeatures(SampledTargets):
 
 
 def features_last(values: Tensor) -> Tensor:
-    """Maps `[N, D, H, W]` as `[N, H, W, D]`; the features of all else, `[N, D]` or `[N, T, D]`, are last already."""
+    """Turn maps `[N, D, H, W]` into `[N, H, W, D]`; other outputs, `[N, D]` or `[N, T, D]`, have features last."""
     return values.movedim(1, -1) if values.ndim == 4 else values
 
 
 def scales_of(
     model: nn.Module, batches: Iterable[tuple[Any, Any]], names: Collection[str], precision: torch.dtype
 ) -> list[Tensor]:
-    """Standard deviation `[D]` of each feature of the outputs, over samples and positions, on the first samples."""
+    """Standard deviations `[D]` of the output features over samples and positions, measured on the first samples."""
     device, sums, left = next(model.parameters()).device, list[Tensor](), NUM_SAMPLES
     with torch.no_grad(), evaluating(model), autocast(device, precision):
         for inputs, _ in batches:

@@ -1,4 +1,4 @@
-"""Gradients that are kept whole: one mean weight gradient for each group of samples, on disk or on the device."""
+"""Gradients kept in full: one mean weight gradient per group of samples, on disk or on the device."""
 
 import hashlib
 import logging
@@ -27,14 +27,14 @@ SUFFIX = ".gradients"
 class GradientStore:
     """A growing stack of `[m, n]` gradients that is read in chunks `[k, m, n]`, so it need not fit in memory.
 
-    `like [0, m, n]` has their type and device; without a `path` they lie there.
+    `like [0, m, n]` has their type and device; without a `path` they are kept on that device.
     """
 
     def __init__(self, like: Tensor, path: Path | None):
         self.like, self.path = like, path
         self.num_gradients = 0
         self.held: list[Tensor] = []
-        self.hash = hashlib.sha256()  # of what was written
+        self.hash = hashlib.sha256()  # of everything written
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ class GradientStore:
         self.num_gradients += 1
 
     def find(self, digest: Tensor) -> bool:
-        """Whether the file is there, with all gradients as they were written; if so, they can be read."""
+        """Check whether the file exists and holds all gradients exactly as written; if so, they can be read."""
         if self.path is None or not self.path.exists():
             return False
         with self.path.open("rb") as file:
@@ -83,7 +83,7 @@ class GradientStore:
         return torch.cat([*self.chunks(), self.like])
 
     def chunks(self) -> Iterator[Tensor]:
-        """Read the gradients on the device, `[k, m, n]` at a time."""
+        """Yield the gradients on the device, `[k, m, n]` at a time."""
         if self.path is None:
             for start in range(0, self.num_gradients, self.per_chunk):
                 yield torch.stack(self.held[start : start + self.per_chunk])
@@ -112,7 +112,7 @@ class GroupMeans:
         self.path = path
         own_path = path and path.with_suffix(f".{distributed.rank()}.part") if distributed.size() > 1 else path
         for file in filter(None, (path, own_path)):
-            file.unlink(missing_ok=True)  # of an interrupted pass
+            file.unlink(missing_ok=True)  # left by an interrupted pass
         self.store = GradientStore(like, own_path)
         self.sizes: dict[int, int] = {}  # samples by group, in the order of the store
         self.group = 0
@@ -132,7 +132,7 @@ class GroupMeans:
             self.sum.zero_()
 
     def joined(self) -> GradientStore:
-        """The groups of all processes, each with the mean over all its samples; the main rank writes the file."""
+        """Join the groups of all processes, each with the mean over all its samples; the main rank writes the file."""
         self.close_group()
         if distributed.size() == 1:
             return self.store
@@ -155,10 +155,10 @@ class GroupMeans:
 
 @dataclass(frozen=True)
 class GroupGradients(Moment):
-    """The mean weight gradient of every `group_size` samples in order, as a `GradientStore`.
+    """The mean weight gradient of each `group_size` consecutive samples, as a `GradientStore`.
 
-    Its size grows with the number of groups: `store: disk` streams it to files (the default, 4 bytes a value), `device`
-    keeps it on the device of the layer.
+    Its size grows with the number of groups: `store: disk` (the default) streams it to files, 4 bytes per value;
+    `device` keeps it on the layer's device.
     """
 
     group_size: int = 64

@@ -1,4 +1,4 @@
-"""Losses that networks are differentiated by, and distances between the outputs of two networks."""
+"""Losses for the backward pass, and distances between the outputs of two networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from facts.utils.batches import described
 from facts.utils.cache import content_key
 
-NOTHING = -100  # the label that cross-entropy leaves out
-KL_VALUES = 2**26  # of logits, half a gigabyte each in float64
+NOTHING = -100  # the label that cross-entropy ignores
+KL_VALUES = 2**26  # in a chunk of logits: half a gigabyte per network in float64
 
 Loss = Callable[[Any, Any], Tensor]
 """From outputs and targets to the sum over samples of each one's own loss."""
@@ -26,8 +26,8 @@ OutputError = Callable[[Any, Any], Tensor]
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` summed over tokens.
 
-    Targets are class indices (-100 does not count), or probabilities in the shape of the logits; for a language model,
-    the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that cross-entropy does not fit.
+    Targets are class indices (-100 is ignored), or probabilities in the shape of the logits; for a language model,
+    the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that do not suit cross-entropy.
     """
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or logits.ndim < 2:
         raise _no_cross_entropy(logits, targets)
@@ -48,7 +48,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _are_probabilities(targets: Tensor) -> bool:
     sums = targets.double().sum(dim=-1)
-    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # of bfloat16
+    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)  # bfloat16's error
 
 
 def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
@@ -60,14 +60,14 @@ def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Targets at each position of unpadded tokens `[N, T]`: the next token; nothing at the last position."""
+    """Targets for unpadded tokens `[N, T]`: the next token at each position, -100 (ignored) at the last."""
     return F.pad(tokens[:, 1:], (0, 1), value=NOTHING)
 
 
 class SampledTargets(ABC):
-    """A loss on targets that are drawn; the given ones are ignored.
+    """A loss on randomly drawn targets; the given ones are ignored.
 
-    Every data pass draws the same targets for the batch of the same number.
+    Every data pass draws the same targets for the batch with the same number.
     """
 
     def __init__(self, name: str, module: str, seed: int, batch_number: int):
@@ -77,7 +77,7 @@ class SampledTargets(ABC):
 
     @abstractmethod
     def drawn(self, seed: int, batch_number: int = 0) -> Self:
-        """The same loss with other draws."""
+        """The same loss with other random draws."""
 
     @abstractmethod
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
@@ -96,7 +96,7 @@ class SampledLabels(SampledTargets):
         return type(self)(self.loss, seed, batch_number)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are no class logits."""
+        """Draw labels and sum the loss on them. Raises `ValueError` for outputs that are not class logits."""
         is_tensor = isinstance(outputs, Tensor) and outputs.is_floating_point()
         if not is_tensor or outputs.ndim not in (2, 3) or outputs.shape[-1] < 2:
             raise ValueError("labels can only be drawn from class logits: use the given labels for this network")
@@ -118,7 +118,7 @@ def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
 
 
 def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
-    """Σ over samples of KL(original ‖ changed) of the classes in the last axis of the logits, in float64.
+    """Σ over samples of KL(original ‖ changed) over the classes in the last axis of the logits, in float64.
 
     Distributions are compared in chunks: the logits of a language model take gigabytes.
     """
@@ -127,7 +127,7 @@ def kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
     parts = zip(*(logits.reshape(-1, num_classes).split(rows) for logits in (original, changed)), strict=True)
     if not changed.requires_grad:
         return torch.stack([_kl_divergence(*part) for part in parts]).sum()
-    chunks = (checkpoint(_kl_divergence, *part, use_reentrant=False) for part in parts)  # else all would be kept
+    chunks = (checkpoint(_kl_divergence, *part, use_reentrant=False) for part in parts)  # otherwise all would be kept
     return torch.stack(list(chunks)).sum()
 
 
@@ -137,9 +137,9 @@ def _kl_divergence(original: Tensor, changed: Tensor) -> Tensor:
 
 
 class SquaredError:
-    """Σ over samples of the squared distance of the outputs over the squared norm of the original, in float64.
+    """Σ over samples of ‖changed - original‖² / ‖original‖² of the outputs, in float64.
 
-    The mean over the tensors of the outputs, each `[N, ...]`, or over those with these `names`.
+    It is averaged over the tensors of the outputs, each `[N, ...]`, or over those with these `names`.
     """
 
     def __init__(self, names: Collection[str] = ()):
@@ -160,12 +160,12 @@ squared_error = SquaredError()
 
 
 def error_to_changed(original: Any, changed: Any) -> Tensor:
-    """The squared distance over the squared norm of the changed outputs."""
+    """Squared error relative to the changed outputs: Σ over samples of ‖changed - original‖² / ‖changed‖²."""
     return squared_error(changed, original)
 
 
 def tensors_of(outputs: Any, names: Collection[str] = ()) -> list[Tensor]:
-    """The tensors of real numbers among outputs, or those with these names. Raises `ValueError` if there is none."""
+    """Find the floating-point tensors among outputs, or those with these names. Raises `ValueError` if none exist."""
     if names:
         known = list(outputs) if isinstance(outputs, Mapping) else []
         if unknown := [name for name in names if name not in known]:

@@ -1,4 +1,4 @@
-"""Policy for the memory of a device: where moments grow, and what passes do if it is short."""
+"""Policy for a device's memory: where moments accumulate, and what passes do if memory runs short."""
 
 import math
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ class MemoryPolicy:
 
     `moments` are on the `device`, in main memory (`host`), or with `auto` on the device up to half of its free memory.
     With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in four, and so
-    on; sums that a method defines by batch are then over smaller batches. With `checkpoint_blocks` a pass with
-    gradients computes the activations within blocks twice, which takes a fifth longer, instead of keeping them; `auto`
-    does so on a CPU. A data pass takes `layers_at_once` layers, which are decomposed before the next; None takes all.
+    on; sums that a method defines per batch then cover smaller batches. With `checkpoint_blocks`, a pass with gradients
+    recomputes the activations within blocks instead of keeping them, which takes a fifth longer; `auto` does so on a
+    CPU. A data pass covers `layers_at_once` layers, which are decomposed before the next pass; None covers all.
     """
 
     moments: Literal["auto", "device", "host"] = "auto"

@@ -20,7 +20,7 @@ def make_probes(num_probes: int, d_out: int, d_in: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ProbeMoment(Moment):
-    """A sum of matrices `[K, m, n]`, one a probe."""
+    """A sum of matrices `[K, m, n]`, one per probe."""
 
     num_probes: int
     seed: int = 0
@@ -56,7 +56,7 @@ class FisherProducts(ProbeMoment):
 
 @dataclass(frozen=True)
 class TokenLocalProducts(ProbeMoment):
-    """Σ_k Σ_t g_t (g_tᵀ V x_t) x_tᵀ: the token-local part of that product."""
+    """Σ_k Σ_t g_t (g_tᵀ V x_t) x_tᵀ: the token-local part of the Fisher times a probe."""
 
     def add(self, total, batch):
         x, g = batch.x.flatten(0, 1), batch.g.flatten(0, 1)

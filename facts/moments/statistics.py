@@ -1,4 +1,4 @@
-"""The moments: each a sum over batches, named by what it sums.
+"""The moments: each is a sum over batches, named after what it sums.
 
 Legend: N samples, T tokens, n = d_in, m = d_out; D_k = Σ_t g_t x_tᵀ `[m, n]` is the weight gradient of sample k.
 """
@@ -23,20 +23,20 @@ Normalize = Literal["none", "batch"]
 
 @dataclass(frozen=True)
 class Moment(ABC):
-    """A sum over batches whose size does not grow with them. Equal fields mean the same moment, collected once."""
+    """A sum over batches whose size does not grow with their number. Moments with equal fields are collected once."""
 
     needs_grads: ClassVar[bool] = True
-    is_kept: ClassVar[bool] = True  # whether it stays in the cache when the layers are decomposed
-    can_offload: ClassVar[bool] = True  # whether it may grow in main memory instead of on the device
+    is_kept: ClassVar[bool] = True  # whether it stays in the cache once the layers are decomposed
+    can_offload: ClassVar[bool] = True  # whether it may accumulate in main memory instead of on the device
 
     @property
     def on_disk(self) -> bool:
-        """Whether the sum grows on disk."""
+        """Whether the sum accumulates on disk."""
         return False
 
     @property
     def key(self) -> str:
-        """File name of this moment with its fields and its code, which may be a user's."""
+        """File name of this moment, derived from its fields and its code, which may be a user's."""
         return f"{type(self).__name__}-{content_key(self, code_of(type(self)))}"
 
     @abstractmethod
@@ -44,15 +44,15 @@ class Moment(ABC):
         """Shapes of the tensors that make up the sum."""
 
     def num_values(self, d_in: int, d_out: int, num_samples: int) -> int:
-        """Number of values in the sum over so many samples."""
+        """Number of values in the sum over `num_samples` samples."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def num_held(self, d_in: int, d_out: int) -> int:
-        """Number of values in memory while the sum grows."""
+        """Number of values in memory while the sum accumulates."""
         return self.num_values(d_in, d_out, num_samples=0)
 
     def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
-        """Make an empty sum for a layer, in the type and on the device of `like`; a large moment may use `file`."""
+        """Make an empty sum for a layer, with the type and device of `like`; a large moment may write to `file`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Moment(ABC):
         """Add one batch, in place."""
 
     def reducible(self, total: Any) -> tuple[Tensor, ...]:
-        """The tensors of a total that grow with the data; totals over parts of the data are added up through them."""
+        """The tensors of a total that accumulate; adding them up joins totals over different parts of the data."""
         return total
 
     def finalize(self, total: Any) -> Any:
@@ -76,7 +76,7 @@ class Moment(ABC):
         cache.delete(self.key)
 
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
-        """Load saved sums to main memory; None if there are none. They will be read on `device`."""
+        """Load saved sums into main memory, to be read on `device` later; None if there are none."""
         tensors = cache.load(self.key)
         if tensors is None:
             return None
@@ -85,7 +85,7 @@ class Moment(ABC):
 
 
 def file_name(moment: Moment, layer: str) -> str:
-    """Name, without a suffix, of the file of a layer's sum that grows on disk."""
+    """Name, without a suffix, of the file in which a layer's sum accumulates on disk."""
     return f"{moment.key}-{content_key(layer)}"
 
 
@@ -98,7 +98,7 @@ class Counts(Moment):
         return ((2,),)
 
     def init_state(self, layer, like, d_in, d_out, file):
-        return (like.new_zeros(2, dtype=torch.float64),)  # whole numbers beyond float32's 2^24
+        return (like.new_zeros(2, dtype=torch.float64),)  # float32 is exact for whole numbers only up to 2^24
 
     def add(self, total, batch):
         num_samples, num_tokens = batch.x.shape[:2]
@@ -128,12 +128,12 @@ class GradMoment(SymmetricMoment):
 
 
 def at_least_tiny(size: Tensor) -> Tensor:
-    """A trace or norm to divide by: that of zeros leaves them zero."""
+    """Clamp a trace or norm to divide by, so that zeros stay zero."""
     return size.clamp(min=torch.finfo(size.dtype).tiny)
 
 
 def of_unit_trace(weights: Tensor, energies: Tensor) -> Tensor:
-    """Weights scaled so that Σ weight · energy, the trace of what they weigh, is 1; both in the same shape."""
+    """Scale weights so that Σ weight · energy, the trace of the weighted sum, is 1; both have the same shape."""
     return weights / at_least_tiny((weights * energies).sum())
 
 
@@ -169,8 +169,8 @@ class MeanInputGram(InputMoment):
 class ClippedGradMoment(SymmetricMoment):
     """A moment in which the output gradient of each sample has at most a certain Frobenius norm.
 
-    `grad_clip` is that norm, `median` for the median of the batch, or None. `tokens` clips tokens by the mean norm in
-    their sample.
+    `grad_clip` is that norm, `median` for the batch's median, or None for no bound. `tokens` clips each token by the
+    mean norm in its sample.
     """
 
     grad_clip: GradClip = None
@@ -180,10 +180,10 @@ class ClippedGradMoment(SymmetricMoment):
 
     @abstractmethod
     def add_clipped(self, total: Any, batch: LayerBatch) -> None:
-        """Add one batch whose tokens are clipped already, in place; its samples are weighted."""
+        """Add one batch, in place; its tokens are already clipped, its samples are to be weighted by `weights`."""
 
     def weights(self, batch: LayerBatch) -> Tensor:
-        """Weights of samples `[N]` for products of two factors of their gradients: 1 unless they are clipped."""
+        """Weights `[N]` of samples in sums that are quadratic in their gradients: 1 for unclipped samples."""
         if self.grad_clip in (None, "tokens"):
             return batch.g.new_ones(batch.num_samples)
         norms = batch.g_energy.sum(dim=1).sqrt()
@@ -192,9 +192,9 @@ class ClippedGradMoment(SymmetricMoment):
 
 
 class ScaledGradMoment(ClippedGradMoment):
-    """A moment whose last matrix has the trace of gradients of unclipped samples: directions change, not the scale.
+    """A moment whose last matrix keeps the trace for unclipped samples: clipping changes directions, not the scale.
 
-    While it grows, a further scalar sums up that trace.
+    An extra scalar accumulates that trace.
     """
 
     def init_state(self, layer, like, d_in, d_out, file):
@@ -227,7 +227,7 @@ class SummedGradGram(ScaledGradMoment, GradMoment):
 
 @dataclass(frozen=True)
 class GradWeightedInputGram(ClippedGradMoment, InputMoment):
-    """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch is divided by its trace first."""
+    """Σ ‖g_t‖² x_t x_tᵀ `[n, n]`; with `normalize: batch` each batch's sum is first divided by its trace."""
 
     normalize: Normalize = "none"
 
@@ -307,8 +307,8 @@ class InputMagnitude(InputVector):
 class LiteralShrunkGram(InputMoment):
     """Σ over batches of the batch's mean XᵀX, shrunk by λ = clip(1e10 (tr S - tr T) / ‖S - T‖², 0, 1).
 
-    T = mean(diag S) I has the trace of S, so that λ is rounding error. It is float32's: the published code of FLAR adds
-    up S in float64 but leaves T in float32.
+    T = mean(diag S) I has the same trace as S, so λ is only rounding error, that of float32: the published code of FLAR
+    accumulates S in float64 but leaves T in float32.
     """
 
     needs_grads = False
@@ -326,8 +326,8 @@ class LiteralShrunkGram(InputMoment):
 class TokenPowerStep(ClippedGradMoment):
     """Σ (g_tᵀ B g_t) x_t x_tᵀ `[n, n]` and Σ (x_tᵀ A x_t) g_t g_tᵀ `[m, m]` for A and B of the previous step, and tr A.
 
-    A further token-wise power iteration (paper, theorem 4.2). `iteration` distinguishes the steps: `previous`, by
-    layer, follows from the data and the other fields.
+    One more token-wise power iteration (paper, theorem 4.2). `iteration` tells the steps apart: `previous`, A and B by
+    layer, follows from the data and the other fields, so it is not compared.
     """
 
     iteration: int

@@ -27,7 +27,7 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class PruningProblem:
-    """A network and the `ratio` of its `cost` (of the whole network, by the paper's rule) that may remain.
+    """A network and the `ratio` of its `cost` (the whole network's, by the paper's rule) that may remain.
 
     FLOPs are counted for `input_shape`. Raises `ValueError` for an invalid ratio or cost, and without data.
     """
@@ -60,7 +60,7 @@ class PruningProblem:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in the blocks of a vision transformer for one image."""
+        """Number of tokens per image in the blocks of a vision transformer."""
         return self.calibration.rows["blocks.0.attn.qkv"]
 
     @cached_property
@@ -96,7 +96,7 @@ class PruningProblem:
 
 
 def removal_order(scores: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
-    """Place of each unit of each group in one order, from 0: smallest score first; the largest of each group last."""
+    """Rank all units of all groups in one order, from 0: smallest score first, but the largest of each group last."""
     staying = [score.index_fill(0, score.argmax(), float("inf")) for score in scores.values()]
     order = torch.cat(staying).argsort(stable=True)
     return dict(zip(scores, order.argsort().split([len(score) for score in staying]), strict=True))
@@ -104,7 +104,7 @@ def removal_order(scores: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
 
 @options
 class Pruner(ABC):
-    """A way to narrow a network."""
+    """A structured pruning method."""
 
     def prune(self, problem: PruningProblem) -> nn.Module:
         """Return a copy within the budget, in evaluation mode.

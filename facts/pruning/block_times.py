@@ -16,7 +16,7 @@ MIN_SECONDS = 0.02
 
 
 class BlockTimes:
-    """Seconds of the first block by its widths: measured at each one and its half, linear between and beyond."""
+    """Seconds of the first block by its widths: measured at full and half widths, linear between and beyond."""
 
     def __init__(self, model: VisionTransformer, batch: int, tokens: int):
         single = copy.deepcopy(model)
@@ -28,7 +28,7 @@ class BlockTimes:
         self.table = RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
 
     def savings(self, widths: Mapping[str, Width]) -> dict[str, float]:
-        """Seconds that one unit less saves in the whole network, for each width."""
+        """Seconds that the whole network saves if one unit is removed, for each width."""
         saved = dict.fromkeys(widths, 0.0)
         for number in range((len(widths) - 1) // len(BLOCK_WIDTHS)):
             names = [EMBEDDING, *(f"blocks.{number}.{name}" for name in BLOCK_WIDTHS)]
@@ -36,7 +36,7 @@ class BlockTimes:
             points = torch.cat([sizes[None], sizes - torch.eye(len(sizes), dtype=torch.long)])
             whole, *less = self.table(points.numpy()).tolist()
             for name, seconds in zip(names, less, strict=True):
-                saved[name] += max(0.0, whole - seconds)  # by measurement, less may take longer
+                saved[name] += max(0.0, whole - seconds)  # measured times may be longer for less work
         return saved
 
 

@@ -1,4 +1,4 @@
-"""Gates on the features that the blocks of a vision transformer read and write, and blocks cut down to open gates."""
+"""Gates on the features that a vision transformer's blocks read and write, and blocks reduced to the open gates."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ PLACES = ("attn_in", "attn_out", "mlp_in", "mlp_hidden", "mlp_out")
 
 
 class IndexedBlock(nn.Module):
-    """`block` cut down to the features `kept` at each of `PLACES`; the stream, which norms see, keeps its width."""
+    """`block` reduced to the features `kept` at each of `PLACES`; the residual stream and norms keep their width."""
 
     def __init__(self, block: Block, kept: Mapping[str, Tensor]):
         super().__init__()
@@ -62,7 +62,7 @@ def gate_widths(model: VisionTransformer) -> list[int]:
 
 
 def remaining_weights(model: VisionTransformer, masks: Sequence[Tensor]) -> Tensor:
-    """Number of entries of the blocks' matrices that the masks leave, differentiably."""
+    """Number of entries that the masks leave in the blocks' matrices, as a differentiable tensor."""
     total = masks[0].new_zeros(())
     for block, gates in zip(model.blocks, _by_block(masks), strict=True):
         attn_in, attn_out, mlp_in, hidden, mlp_out = (gate.sum() for gate in gates)

@@ -1,4 +1,4 @@
-"""Networks that can be pruned, plain and distilled vision transformers of timm; and narrower parameters for them."""
+"""Networks that can be pruned, timm's plain and distilled vision transformers, and slicing of their parameters."""
 
 import re
 
@@ -28,14 +28,14 @@ def check_vit(model: nn.Module) -> VisionTransformer:
 
 
 def slice_parameter(module: nn.Module, name: str, axis: int, kept: Tensor) -> None:
-    """Keep the entries `kept` of one axis of a parameter, if the module has it."""
+    """Keep the entries `kept` along one axis of a parameter, if the module has it."""
     if (parameter := getattr(module, name)) is not None:
         sliced = parameter.detach().index_select(axis, kept.to(parameter.device))
         setattr(module, name, nn.Parameter(sliced, requires_grad=parameter.requires_grad))
 
 
 def update_sizes(model: nn.Module) -> None:
-    """Set the sizes that layers and the network keep as attributes from their parameters' shapes."""
+    """Set the size attributes of the layers and the network from their parameters' shapes."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape

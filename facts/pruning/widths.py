@@ -1,4 +1,4 @@
-"""The widths of a vision transformer that can be narrowed, and the parameter entries of each of their units."""
+"""Widths of a vision transformer that can be narrowed, and the parameter entries of each of their units."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ BLOCK_WIDTHS = ("heads", "key_dims", "value_dims", "hidden")
 
 
 class NarrowAttention(nn.Module):
-    """timm's attention with its weights and scale; queries and keys may be narrower than values."""
+    """timm's attention with the same weights and scale; queries and keys may differ in width from values."""
 
     def __init__(self, attention: Attention):
         super().__init__()
@@ -49,14 +49,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Width:
-    """Number of units, and where their parameter entries are."""
+    """Number of units, and the places of their parameter entries."""
 
     size: int
     places: list[Place]
 
 
 def widths_of(model: VisionTransformer) -> dict[str, Width]:
-    """The embedding and four widths in each block, of a network with `NarrowAttention`; heads of a block stay alike."""
+    """Find the embedding and four widths per block, with `NarrowAttention`; a block's heads stay equally wide."""
     widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
     for number, block in enumerate(model.blocks):
         prefix, attn = f"blocks.{number}", block.attn
@@ -65,7 +65,7 @@ def widths_of(model: VisionTransformer) -> dict[str, Width]:
         head_of_key, head_of_value = (heads.repeat_interleave(len(dims)) for dims in (keys, values))
         no_key, no_value = -torch.ones_like(head_of_key.repeat(2)), -torch.ones_like(head_of_value)
         value_of_head = values.repeat(len(heads))
-        units = (  # of the outputs of the first layer, and of the inputs of the second
+        units = (  # one for each output of the first layer, and for each input of the second
             (torch.cat([head_of_key, head_of_key, head_of_value]), head_of_value),
             (torch.cat([keys.repeat(2 * len(heads)), no_value]), None),
             (torch.cat([no_key, value_of_head]), value_of_head),
@@ -101,7 +101,7 @@ def importance(model: VisionTransformer, widths: Mapping[str, Width]) -> dict[st
     scores = {}
     device = next(model.parameters()).device
     for name, width in widths.items():
-        total = torch.zeros(width.size + 1, device=device)  # the last entry is for units -1
+        total = torch.zeros(width.size + 1, device=device)  # the last entry is for unit -1
         for place in width.places:
             parameter = getattr(model.get_submodule(place.module), place.name)
             products = (parameter.detach() * parameter.grad).movedim(place.axis, 0).reshape(len(place.units), -1)
@@ -115,7 +115,7 @@ def without(model: VisionTransformer, widths: Mapping[str, Width], kept: Mapping
     model = copy.deepcopy(model)
     masks: dict[tuple[str, str, int], Tensor] = {}
     for name, width in widths.items():
-        keeps = torch.cat([kept[name], torch.ones(1, dtype=torch.bool)])  # units -1 stay
+        keeps = torch.cat([kept[name], torch.ones(1, dtype=torch.bool)])  # unit -1 stays
         for place in width.places:
             key = (place.module, place.name, place.axis)
             masks[key] = keeps[place.units] & masks.get(key, True)

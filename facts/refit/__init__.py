@@ -1,4 +1,4 @@
-"""Refits: low-rank layers fitted to the outputs of the compressed layers before them, one file a method."""
+"""Refits: low-rank layers fitted to the outputs of the compressed layers before them, one file per method."""
 
 from facts.refit.base import Refit, RefitProblem
 from facts.utils.registry import load_methods

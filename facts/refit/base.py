@@ -1,4 +1,4 @@
-"""Refits: after ranks are chosen, layers are fitted again in the order in which they run."""
+"""Refits: once ranks are chosen, layers are fitted again in the order in which they run."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RefitProblem:
-    """A plan, and a `network` whose earlier layers are compressed; their `decompositions` are the refitted ones."""
+    """A plan, and a `network` whose earlier layers are already compressed, with refitted `decompositions`."""
 
     calibration: Calibration
     estimator: Estimator
@@ -40,7 +40,7 @@ class RefitProblem:
         self.network = copy_with(self.calibration.model)
 
     def layers(self, names: list[str]) -> dict[str, nn.Linear]:
-        """The layers of the network that are still the original's."""
+        """Layers of the network, by name, that are still the original ones."""
         return {name: self.network.get_submodule(name) for name in names}  # type: ignore[misc]
 
     def weight(self, name: str) -> Tensor:
@@ -53,7 +53,7 @@ class RefitProblem:
         return rank
 
     def truncated(self, name: str) -> Decomposition:
-        """A layer's decomposition, cut at its rank."""
+        """A layer's decomposition, truncated to its rank."""
         decomposition, rank = self.decompositions[name], self.rank(name)
         left, right = decomposition.truncate(rank)
         return replace(decomposition, left=left, right=right, energies=decomposition.energies[:rank])
@@ -70,9 +70,9 @@ class RefitProblem:
 
 @options
 class Refit(ABC):
-    """A way to fit low-rank layers to a network whose earlier layers are compressed already.
+    """A way to fit low-rank layers to a network whose earlier layers are already compressed.
 
-    It goes from block to block, or, unless `by_block`, from layer to layer.
+    It goes from block to block, or from layer to layer if not `by_block`.
     """
 
     by_block: ClassVar[bool] = True
@@ -80,15 +80,15 @@ class Refit(ABC):
 
     @abstractmethod
     def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
-        """Decompositions of the layers that come next, for their ranks in the plan."""
+        """Compute decompositions of the next layers, for their ranks in the plan."""
 
     def check(self, fit_bias: bool, has_data: bool) -> None:
-        """Raises `ValueError` if there are no data, or if biases are to be fitted and this refit leaves them."""
+        """Raise `ValueError` if there are no data, or if biases are to be fitted and this refit cannot fit them."""
         name = type(self).__name__
         if not has_data:
             raise ValueError(f"{name} runs the network on calibration data: give some, or no refit")
         if fit_bias and not self.fits_bias:
-            raise ValueError(f"{name} leaves biases as they are: choose fit_bias=False with it, or the refit blockwise")
+            raise ValueError(f"{name} does not fit biases: choose fit_bias=False with it, or the refit blockwise")
 
     def fit(self, problem: RefitProblem) -> dict[str, Decomposition]:
         """Fit all layers of a plan in the order in which they run."""
@@ -100,7 +100,7 @@ class Refit(ABC):
 
 
 def in_order(calibration: Calibration, plan: Plan, by_block: bool) -> list[list[str]]:
-    """Names of the low-rank layers in the order in which they first run, in groups: one for each block or layer."""
+    """List the names of the low-rank layers in the order in which they first run, one group per block or layer."""
     names = {calibration.layers[name]: name for name, rank in plan.items() if rank is not None}
     blocks = blocks_of(calibration.model, names) if by_block else []
     owners = dict(zip(names, names, strict=True)) | {layer: block for block in blocks for layer in block.modules()}

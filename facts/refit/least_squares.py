@@ -1,4 +1,4 @@
-"""The factors of a low-rank layer that fit its outputs best, in closed form and float64.
+"""Closed-form factors of a low-rank layer that fit its outputs best, in float64.
 
 Legend: m = d_out, n = d_in, k = rank; x the inputs of a layer in the original network, x̃ those in the network whose
 earlier layers are compressed, y the outputs to fit; `target [m, n]` = Σ y x̃ᵀ and `gram [n, n]` = Σ x̃ x̃ᵀ.
@@ -29,7 +29,7 @@ class InputGrams:
 
 
 def input_grams(problem: RefitProblem, names: list[str]) -> dict[str, InputGrams]:
-    """Collect the sums of some layers in one pass of both networks."""
+    """Collect the sums of some layers in one data pass through both networks."""
     calibration, device = problem.calibration, next(problem.network.parameters()).device
     original, compressed = {name: calibration.layers[name] for name in names}, problem.layers(names)
 
@@ -60,7 +60,7 @@ def _inputs(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -> d
     with capturing(model, layers, note, with_grads=False) as capture:
         capture.start_batch(batch_size(inputs))
         run(model, inputs)
-        if capture.inputs_have_changed():  # once more, with copies of them
+        if capture.inputs_have_changed():  # run again, with copies of them
             capture.start_batch(batch_size(inputs))
             run(model, inputs)
         capture.finish_batch()
@@ -68,14 +68,14 @@ def _inputs(model: nn.Module, layers: Mapping[str, nn.Linear], inputs: Any) -> d
 
 
 def best_left(target: Tensor, gram: Tensor, right: Tensor) -> Tensor:
-    """The U `[m, k]` of least Σ ‖y - U V x̃‖² for a V `[k, n]`; directions of V x̃ without energy get none."""
+    """Find the U `[m, k]` that minimises Σ ‖y - U V x̃‖² for a V `[k, n]`; it ignores directions without energy."""
     return target @ right.T @ torch.linalg.pinv(right @ gram @ right.T, rtol=NEAR_SINGULAR, hermitian=True)
 
 
 def best_right(target: Tensor, gram: Tensor, left: Tensor, weight: Tensor, ridge: float) -> Tensor:
-    """The V `[k, n]` of least Σ ‖y - U V x̃‖² + ridge ‖U V - W‖² for a U `[m, k]`: the best full weight projected on U.
+    """Find the V `[k, n]` that minimises Σ ‖y - U V x̃‖² + ridge ‖U V - W‖² for a U `[m, k]`.
 
-    Without a ridge, directions of x̃ without energy keep the original weight W `[m, n]`.
+    It is the best full weight projected onto U. Without a ridge, directions of x̃ without energy keep W `[m, n]`.
     """
     ridged = gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     change = (target - weight @ gram) @ torch.linalg.pinv(ridged, rtol=NEAR_SINGULAR, hermitian=True)

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 
 Call = Callable[[Tensor], Tensor]
-TOLERANCE = 1e-4  # of the largest output
+TOLERANCE = 1e-4  # relative to the largest output
 NUM_COMPARED = 32
-USELESS = 1.0  # relative squared error of zeros
+USELESS = 1.0  # relative squared error of outputs that are all zero
 
 
 def checked(model: nn.Module, exported: Call, example: Tensor, samples: list[Tensor]) -> float:
-    """The error in int8 on the first samples `[1, ...]`; without samples, 0 after `compare`.
+    """Return the error in int8 on the first samples `[1, ...]`; without samples, 0 after `compare`.
 
-    Raises `ValueError` if outputs are too far off.
+    Raises `ValueError` if the outputs are too far off.
     """
     if not samples:
         compare(model, exported, example)
@@ -30,19 +30,19 @@ def checked(model: nn.Module, exported: Call, example: Tensor, samples: list[Ten
 
 @torch.no_grad()
 def compare(model: nn.Module, exported: Call, example: Tensor) -> None:
-    """Raises `ValueError` if the outputs on two batch sizes differ by more than rounding."""
+    """Raises `ValueError` if outputs are not one tensor, or differ by more than rounding on one of two batch sizes."""
     for batch in (example, torch.cat([example, example[:1]])):
         expected = model(batch)
         if not isinstance(expected, Tensor):
             raise ValueError(
-                f"{type(model).__name__} returns a {type(expected).__name__}, and only a network that returns one "
+                f"{type(model).__name__} returns a {type(expected).__name__}, but only a network that returns one "
                 "tensor can be exported: wrap it in a module that picks one"
             )
         difference, allowed = (exported(batch) - expected).abs().max(), TOLERANCE * expected.abs().max()
         if not difference <= allowed:
             raise ValueError(
                 f"outputs of the exported {type(model).__name__} differ from the network's by up to {difference:.3g} "
-                f"on {len(batch)} inputs, and {allowed:.3g} is allowed; nothing was written. Look in `forward` for "
+                f"on {len(batch)} inputs, but only {allowed:.3g} is allowed; nothing was written. Check `forward` for "
                 "randomness or dependence on the batch size"
             )
 

@@ -27,18 +27,18 @@ def export_onnx(
 ) -> float:
     """Write the network as ONNX, opset 20: `input [N, ...]` to `output`, for any N, otherwise shaped as `example`.
 
-    On the batch `example` and on one more sample, ONNX Runtime must match PyTorch's outputs, to 1e-4 of the largest;
-    otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`, of which the first
-    300 samples calibrate ONNX Runtime's static quantization; the relative squared error of the outputs on 32 of them is
-    returned (0 in float32). Weights above 1.5 GB are stored as `<path>.data`. Raises `ModuleNotFoundError` without
-    `facts[export]`, and `ValueError` for a network that is not in float32, for unfit data, or if the outputs in int8
-    are no better than zeros.
+    In float32, ONNX Runtime must match PyTorch's outputs to 1e-4 of the largest, on the batch `example` and with one
+    more sample; otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`; its
+    first 300 samples calibrate ONNX Runtime's static quantization. Returns the relative squared error of the outputs on
+    32 of them (0 in float32). Weights above 1.5 GB are stored as `<path>.data`. Raises `ModuleNotFoundError` without
+    `facts[export]`, and `ValueError` for a network that is not in float32, for unsuitable data, or if the outputs in
+    int8 are no better than zeros.
     """
     refuse_without_onnx()
     model, example = on_cpu(compressed, example)
     if other := {str(parameter.dtype) for parameter in model.parameters()} - {"torch.float32"}:
         raise ValueError(
-            f"ONNX is written in float32, and the network is in {', '.join(other)}: export `model.float()`"
+            f"ONNX is written in float32, but the network is in {', '.join(other)}: export `model.float()`"
         )
     samples = [] if int8 is None else samples_of(int8, model, example)
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}

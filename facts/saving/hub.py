@@ -1,4 +1,4 @@
-"""Compressed networks on Hugging Face's hub: pushed from here, pulled by `load_compressed`."""
+"""Compressed networks on the Hugging Face Hub: pushed from here, pulled by `load_compressed`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -28,13 +28,13 @@ def push_to_hub(
     """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
 
     `metrics` is as in `save_compressed`; `revision` is a branch, created if necessary; `token` needs write access
-    (default: the one of `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for any other
-    form of name, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
+    (default: the one from `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for a name
+    of any other form, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
     """
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
     if not answers():
-        raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed until then")
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed for now")
     hub = HfApi(token=token)
     address = hub.create_repo(repository, private=private, exist_ok=True)
     if revision:
@@ -44,12 +44,12 @@ def push_to_hub(
             hub.hf_hub_download(repository, CARD, revision=revision, local_dir=folder)
         save_compressed(result, folder, metrics)
         write_card(Path(folder), repository)
-        # an earlier network's loader goes, unless this one has it too
+        # delete an earlier network's loader, unless this network has one too
         hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision, delete_patterns=LOADER)
     return str(address)
 
 
 def pull(name: str, revision: str | None = None, token: str | None = None) -> Path:
-    """Fetch the data files of a repository to Hugging Face's cache, unless they are there. Raises `OSError`."""
+    """Fetch the data files of a repository to Hugging Face's cache, if they are not there. Raises `OSError`."""
     path = snapshot_download(name, revision=revision, token=token, allow_patterns=DATA, local_files_only=offline())
     return Path(path)

@@ -15,7 +15,7 @@ LAYERS = ["Conv", "Gemm", "MatMul"]
 
 
 class Reader:
-    """Inputs as ONNX Runtime's calibration asks for them: one after the other, then None."""
+    """Inputs as ONNX Runtime's calibration expects them: one at a time, then None."""
 
     def __init__(self, samples: Iterable[Tensor]):
         self.inputs: Iterator[dict[str, Any]] = iter([{"input": sample.numpy()} for sample in samples])
@@ -27,19 +27,19 @@ class Reader:
 def quantize_onnx(file: Path, samples: Iterable[Tensor], out: Path) -> None:
     """Round the weights of linear layers and convolutions, one scale per channel, and their inputs, one per tensor.
 
-    Attention's products and all else stay in float32, and so do outputs: if they are rounded too, some releases of ONNX
-    Runtime fuse layers into others that compute something else. By its static quantization in the default format.
+    Everything else stays in float32, such as attention's products. So do outputs: if they are rounded too, some
+    releases of ONNX Runtime fuse layers incorrectly. Uses its static quantization in the default format.
     """
     from onnxruntime.quantization import quantize_static
 
-    with silence():  # it asks for steps that change nothing in such a file
+    with silence():  # it recommends steps that change nothing in such a file
         quantize_static(
             file,
             out,
             Reader(samples),
             op_types_to_quantize=LAYERS,
             per_channel=True,
-            reduce_range=True,  # to seven bits: without VNNI a CPU adds two products in sixteen, which eight overflow
+            reduce_range=True,  # to seven bits: without VNNI, CPUs add two products in 16 bits; eight bits overflow
             use_external_data_format=file.with_name(f"{file.name}.data").exists(),
             extra_options={"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": LAYERS},
         )
@@ -52,6 +52,6 @@ def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[T
     if not samples:
         raise ValueError("there is no data to calibrate int8 on: give some images")
     if others := [sample for sample in samples if sample.shape[1:] != example.shape[1:]]:
-        shapes = f"{list(others[0].shape[1:])}, and the example is {list(example.shape[1:])}"
-        raise ValueError(f"a sample to calibrate int8 on is {shapes}: their shapes must match")
+        shapes = f"{list(others[0].shape[1:])}, but the example has {list(example.shape[1:])}"
+        raise ValueError(f"a sample to calibrate int8 on has the shape {shapes}: they must match")
     return samples

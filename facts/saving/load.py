@@ -1,4 +1,4 @@
-"""Load a compressed network from a folder of JSON and safetensors, none of which is run."""
+"""Load a compressed network from a folder of JSON and safetensors, without running code from it."""
 
 import pkgutil
 from operator import attrgetter
@@ -22,7 +22,7 @@ from facts.saving.structure import convert, misfits, read_header, with_plan
 from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
 from facts.utils.hub import REPOSITORY
 
-DENSE_PER_SAVED = 16  # far more parameters than any network registers for each tensor of its file
+DENSE_PER_SAVED = 16  # far more parameters than any network registers per tensor in its file
 
 
 def load_compressed(
@@ -36,12 +36,12 @@ def load_compressed(
     """Load a folder that `save_compressed` wrote, on the CPU and in evaluation mode.
 
     `source` is a folder, or a repository `OWNER/NAME` on Hugging Face, with `revision` (branch, tag or commit) and
-    `token`. Without a recipe in it, give the dense network as `model`, whose tensors the result takes over, or a
-    function that builds it as `architecture`, `package.module:function`. Only data are read: raises `FileNotFoundError`
-    or `ValueError`, before anything is built, for a folder that is incomplete, holds code or does not fit.
+    `token`. If it holds no recipe, give the dense network as `model`, whose tensors the result takes over, or as
+    `architecture` the function that builds it, `package.module:function`. Only data are read. Raises
+    `FileNotFoundError` or `ValueError`, before a recipe's weights are allocated, for missing files, misfits or code.
     """
     if architecture and model is not None:
-        raise ValueError("model and architecture both say what the dense network is: give one of them")
+        raise ValueError("model and architecture both define the dense network: give one of them")
     folder = _folder(source, revision, token)
     refuse_what_is_not_data(folder)
     manifest, weights = Manifest.read(folder), folder / WEIGHTS

@@ -25,10 +25,10 @@ Metrics = dict[str, dict[Literal["original", "compressed"], Finite]]
 class Manifest:
     """Instructions to build the network (`recipe`, `plan`), its provenance, and its summary.
 
-    `fingerprint` is the SHA-256 of the weights' file, `versions` the libraries' versions. `base_model` holds, as far as
-    known, the `name` and the `repository` of the original, and the file (`source`, `sha256`) of its weights. `buffers`
-    holds the types of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers. `checksum` is the
-    SHA-256 of the file without it; older files have none.
+    `fingerprint` is the SHA-256 of the weight file, `versions` the libraries' versions. `base_model` holds, as far as
+    known, the original's `name` and `repository`, and its weight file (`source`, `sha256`). `buffers` holds the types
+    of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers. `checksum` is the SHA-256 of this
+    file without the checksum; older files have none.
     """
 
     recipe: dict[str, Any] | None
@@ -61,11 +61,11 @@ class Manifest:
             )
         theirs = manifest.versions.get("facts", __version__)
         if int(theirs.partition(".")[0]) > int(__version__.partition(".")[0]):
-            raise ValueError(f"{path} was written by facts {theirs}, and this is {__version__}: pip install -U facts")
+            raise ValueError(f"{path} was written by facts {theirs}, but this is {__version__}: pip install -U facts")
         return manifest
 
     def text(self) -> str:
-        """JSON that ends with its own checksum."""
+        """Render JSON that ends with its own checksum."""
         text = json.dumps({**asdict(self), "checksum": ""}, indent=1)
         before, after = text.rsplit('""', 1)
         return f'{before}"{hashlib.sha256(text.encode()).hexdigest()}"{after}'

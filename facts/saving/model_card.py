@@ -14,7 +14,7 @@ MARK = b"\n<!-- Saving again renews this page, unless it has been edited. "
 
 
 def write_card(folder: Path, source: str) -> None:
-    """Write `README.md` of a saved network, to be loaded from `source`, unless a card there was edited."""
+    """Write `README.md` for a saved network that is loaded from `source`, unless an existing card was edited."""
     path = folder / CARD
     card = path.read_bytes() if path.exists() else b""
     written = card.rpartition(MARK)[0]
@@ -30,9 +30,9 @@ def _mark(text: bytes) -> bytes:
 
 
 def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> str:
-    """Render Markdown with the YAML header of Hugging Face's hub. Unknown values are left out.
+    """Render Markdown with the YAML header of the Hugging Face Hub. Unknown values are left out.
 
-    `alone`: the folder has code that loads the network without facts.
+    `alone` means that the folder has code that loads the network without facts.
     """
     summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
@@ -50,7 +50,7 @@ def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> 
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)
-    dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader brings the dense network
+    dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader provides the dense network
     code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}).model\n```'
     code += f"\n\nWithout facts: `{LOADER}`." if alone else ""
     return f"---\n{header}\n---\n\n# {source}\n\n{_table(manifest, num_bytes)}\n\n{code}\n\n{known}\n"

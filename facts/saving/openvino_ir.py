@@ -25,12 +25,12 @@ from facts.utils.files import staging
 def export_openvino(
     compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str, *, int8: Iterable[Any] | None = None
 ) -> float:
-    """Write the network as `<path>.xml` and `<path>.bin`: in float32, or in int8, calibrated on the first 300 samples.
+    """Write the network to `path`, an `.xml`, and a `.bin` next to it, in float32 or calibrated int8.
 
-    `int8` is data as for `facts.prepare`, with inputs shaped as `example`. NNCF's post-training quantization rounds
-    weights and activations, with its scheme for transformers. Returns the relative squared error of the outputs on 32
-    samples (0 in float32). In float32 outputs are compared as in `export_onnx`. Raises `ModuleNotFoundError`
-    without `facts[openvino]`, and `ValueError` for unfit data, or if the outputs in int8 are no better than zeros.
+    `int8` is data as for `facts.prepare`, with inputs shaped as `example`, of which the first 300 are used. NNCF's
+    post-training quantization rounds weights and activations, with its scheme for transformers. Returns the relative
+    squared error of the outputs on 32 samples (0 in float32, where outputs are compared as in `export_onnx`). Raises
+    `ModuleNotFoundError` without `facts[openvino]`, `ValueError` for unsuitable data or int8 outputs as bad as zeros.
     """
     path = Path(path)
     openvino = import_openvino(int8=int8 is not None)
@@ -52,7 +52,7 @@ def export_openvino(
 
 
 def import_openvino(int8: bool = False) -> Any:
-    """OpenVINO without its telemetry, which would write an identifier of this machine and call home."""
+    """Import OpenVINO without its telemetry, which would store an identifier of this machine and call home."""
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     with needing("openvino", "OpenVINO export"):
         if int8 and find_spec("nncf") is None:
@@ -63,7 +63,7 @@ def import_openvino(int8: bool = False) -> Any:
 def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """Load a file as a function of a batch on the CPU, with torch's number of threads.
 
-    Everything but the integers in the file is computed in that precision; `openvino_formats` lists this CPU's.
+    Everything except the integers in the file is computed in `precision`; `openvino_formats` lists this CPU's choices.
     """
     hint = "bf16" if precision == torch.bfloat16 else "f32"
     settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
@@ -72,13 +72,13 @@ def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> C
 
 
 def openvino_formats() -> list[str]:
-    """The floating-point formats that OpenVINO computes in on this CPU."""
+    """List the floating-point formats that OpenVINO computes in on this CPU."""
     able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
 
 
 def _in_own_process(*files: Path) -> None:
-    """Quantize in a new process: NNCF changes logging for all, and processes that fork after its import may crash.
+    """Quantize in a new process: NNCF changes logging globally, and processes that fork after its import may crash.
 
     `files` are the arguments of `quantize`. Raises `RuntimeError` with NNCF's last line.
     """
@@ -89,7 +89,7 @@ def _in_own_process(*files: Path) -> None:
 
 
 def quantize(file: str, inputs: str, out: str) -> None:
-    """Quantize the network of an ONNX file, calibrated on the array `[N, ...]` of inputs; write OpenVINO's files."""
+    """Quantize the network in an ONNX file, calibrated on inputs `[N, ...]` in an array, and write OpenVINO's files."""
     os.environ.setdefault("NNCF_CI", "1")  # no telemetry from NNCF either
     openvino, nncf = import_openvino(), import_module("nncf")
     samples = np.load(inputs)

@@ -20,10 +20,10 @@ from facts.saving.manifest import first_fault
 from facts.saving.structure import layouts_of, with_plan
 from facts.utils.hub import REPOSITORY
 
-REMEDY = "pass the dense network as model=, or its function as architecture="
+REMEDY = "pass the dense network as model=, or a function that builds it as architecture="
 MOST_LAYERS = 10_000
-MOST_ENTRIES = 2**16  # such as names of classes
-# Integers of a network: text models have vocabularies and periods of rotations; timm counts nothing from the end.
+MOST_ENTRIES = 2**16  # such as class names
+# Integers allowed: text models have vocabularies and periods of rotations; timm counts nothing from the end.
 SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: range(-(2**31), 2**31)}
 OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
-    """Describe a recipe that builds the network from JSON alone; None if there is none."""
+    """Describe a recipe that builds the network from JSON only; None if there is none."""
     model = result.model
     recipe = getattr(model, "recipe", None)
     if recipe is None:
@@ -44,13 +44,13 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
         recipe = recipe.portable()
         recipe.refuse_foreign()
     except ValueError as error:
-        log.warning("%s: load it by facts.load_compressed(folder, model=the dense network)", error)
+        log.warning("%s: load it with facts.load_compressed(folder, model=the dense network)", error)
         return None
     return {"kind": recipe.kind, **{name: value for name, value in asdict(recipe).items() if name != "weights"}}
 
 
 def _timm_recipe(result: CompressionResult) -> TimmModel | None:
-    """Make a recipe of timm's name and the options that the network shows, if it builds the same network."""
+    """Make a recipe from timm's name and the options seen in the network, if it builds the same network."""
     model = result.model
     tag = getattr(model, "pretrained_cfg", {}).get("architecture")
     if tag is None:
@@ -67,7 +67,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
 
 
 def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple[str, str], Any]]:
-    """Structure that distinguishes networks of one name: their text, their shapes, and their modules' settings."""
+    """Structure that distinguishes networks of the same name: printed form, shapes, and modules' settings."""
     shapes = {name: tensor.shape for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     settings = {
         (name, attribute): value
@@ -79,12 +79,12 @@ def _structure(model: nn.Module) -> tuple[str, dict[str, torch.Size], dict[tuple
 
 
 def read_recipe(fields: dict[str, Any] | None, path: Path) -> Recipe:
-    """Make the recipe of a manifest. Raises `ValueError` if it builds nothing, too much, or would load or run more."""
+    """Make a manifest's recipe. Raises `ValueError` if it builds nothing, too much, or loads or runs anything else."""
     if fields is None:
         raise ValueError(f"{path} names no architecture that can be built from JSON; {REMEDY}")
     kind = fields.get("kind")
     if kind not in [*RECIPES]:
-        raise ValueError(f"{path} is of {kind!r}, which this version cannot build; {REMEDY}")
+        raise ValueError(f"{path} is of kind {kind!r}, which this version cannot build; {REMEDY}")
     try:
         _refuse_excess(fields, SIZES.get(kind, OTHER_SIZES))
         arguments = {name: value for name, value in fields.items() if name != "kind"}
@@ -122,7 +122,7 @@ def build_recipe(recipe: Recipe) -> nn.Module:
 
 
 def provenance_of(model: nn.Module) -> dict[str, str] | None:
-    """`name` and `repository` of a network, `source` and `sha256` of the file of its weights, as far as known."""
+    """Find a network's `name` and `repository`, and its weight file's `source` and `sha256`, as far as known."""
     if known := getattr(model, "provenance", None):  # of a network that was saved and loaded
         return known
     if recipe := getattr(model, "recipe", None):
@@ -147,7 +147,7 @@ def provenance_of(model: nn.Module) -> dict[str, str] | None:
 
 
 def _holds(path: Path, model: nn.Module) -> bool:
-    """Compare the largest weight that a network and a file share, since timm does not record whether it was read."""
+    """Compare the largest weight that a network and a file share, since timm does not record if the file was read."""
     if path.suffix != ".safetensors":
         return False
     ours = model.state_dict()

@@ -1,4 +1,4 @@
-"""Speed of networks in the runtimes and number formats of their device."""
+"""Speed of networks in the runtimes and number formats that their device supports."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ COMPILERS: dict[str, dict[str, Any] | None] = {  # arguments of torch.compile
     "PyTorch": None,
     "PyTorch compiled": {},
     "CUDA graph": {"mode": "reduce-overhead"},
-    "PyTorch fused": {"options": {"b2b_gemm_pass": True}},  # a low-rank layer's two products in one kernel of Triton
+    "PyTorch fused": {"options": {"b2b_gemm_pass": True}},  # a low-rank layer's two products in one Triton kernel
 }
 
 
 @dataclass(frozen=True)
 class RuntimeSpeed:
-    """Samples per second in batches, with `spread`, the relative interquartile range; seconds for one sample alone."""
+    """Samples per second in batches, their relative interquartile range (`spread`), and seconds for a single sample."""
 
     network: str
     runtime: str
@@ -41,7 +41,7 @@ class RuntimeSpeed:
 
 
 def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
-    """Names of the runtimes that are installed, with their number formats; in int8 only for calibration data."""
+    """List the runtimes installed, with their number formats; int8, which needs calibration data, only on request."""
     if device.type != "cpu":
         return [f"{kind}, {name}" for kind in COMPILERS for name in FORMATS]
     found = [f"{kind}, {name}" for kind in list(COMPILERS)[:2] for name in list(FORMATS)[:2]]
@@ -63,8 +63,8 @@ def benchmark(
 ) -> list[RuntimeSpeed]:
     """Time networks on a batch `[N, ...]` and on its first sample; all networks and runtimes take turns.
 
-    `runtimes` are names of `runtimes_of`, by default all, but only PyTorch's for networks of transformers: they return
-    more than the one tensor that can be exported. int8 is calibrated on the data `int8`. Raises `ValueError` for other
+    `runtimes` are names from `runtimes_of` (default: all; for transformers networks only PyTorch's, since they return
+    more than the one tensor that can be exported). int8 is calibrated on the data `int8`. Raises `ValueError` for other
     names, or for a network that cannot be exported.
     """
     known = runtimes_of(batch.device, int8=int8 is not None)
@@ -89,7 +89,7 @@ def benchmark(
 
 
 def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
-    """The network as a function of a batch in one runtime and format; its files are in the folder."""
+    """Load the network in a runtime and format, as a function of a batch; its files are kept in the folder."""
     kind, _, number_format = runtime.partition(", ")
     if kind in COMPILERS:
         return _in_pytorch(network, FORMATS[number_format], COMPILERS[kind])
@@ -108,7 +108,7 @@ def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: I
 
 
 def _in_pytorch(network: nn.Module, dtype: torch.dtype, compiler: dict[str, Any] | None) -> Call:
-    """The network with weights and images in that type, compiled if there are arguments for it."""
+    """Make a function of a batch, with weights and images in `dtype`; compiled unless `compiler` is None."""
     model: Any = copy_with(network).to(dtype).eval()
     model = model if compiler is None else torch.compile(model, dynamic=False, **compiler)
 

@@ -32,10 +32,10 @@ def save_compressed(
 
     Processors and settings of a transformers network are written too; for a timm vision transformer with only units
     compressed, also code as text, `load_without_facts.txt`, which facts itself never runs. If no recipe rebuilds
-    the network, a warning is logged, and loading needs the dense network. `metrics`, `{"top1": {"original": 72.1,
-    "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values are stored as `dtype`
-    (default: as they are). If the process is killed halfway, loading refuses the folder. Raises `FileExistsError` for a
-    folder that holds something else.
+    the network, a warning is logged, and loading needs the dense network. `metrics`, such as `{"top1": {"original":
+    72.1, "compressed": 70.3}}`, are for the model card, which is rewritten unless it was edited. Values are stored as
+    `dtype` (default: their own types). If the process is killed halfway, loading refuses the folder. Raises
+    `FileExistsError` for a folder that holds something else.
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = target_folder(Path(folder))
@@ -65,7 +65,7 @@ def save_compressed(
 
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
-    """Write the text of `standalone.py` if it can load the network, else remove one from an earlier save."""
+    """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
     others = any(isinstance(module, LowRankLayer | QuantizedWeight) for module in model.modules())
     if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
         with replacing(folder / LOADER) as path:

@@ -25,10 +25,10 @@ DTYPES = {**FLOATS, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U
 def with_plan(
     dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout], quantization: Quantization | None
 ) -> nn.Module:
-    """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, under all names of each layer.
+    """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, and narrow the planned units.
 
-    Layers in `layouts` are pivoted, the others plain. Weights are quantized last. Raises `ValueError` for
-    a layer or weight that is missing or not linear, and for a rank that it cannot have.
+    Layers are replaced under all their names; those in `layouts` are pivoted, the others plain. Weights are quantized
+    last. Raises `ValueError` for a layer or weight that is missing or not linear, and for a rank that it cannot have.
     """
     modules = dict(dense.named_modules())
     inner = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}
@@ -38,7 +38,7 @@ def with_plan(
     units = {name: widths for name in plan if (widths := _unit_of(modules, name))}
     for name, width in units.items():
         if (rank := plan[name]) is not None and rank > width:
-            raise ValueError(_unfit(model, f"{name!r} is {width} wide, and its rank {rank}"))
+            raise ValueError(_unfit(model, f"{name!r} is {width} wide, but its rank is {rank}"))
     _narrow_units(modules, units, plan)
     for name, rank in plan.items():
         if name in units:
@@ -51,7 +51,7 @@ def with_plan(
             raise ValueError(_unfit(model, f"{name!r} is {found}"))
         d_out, d_in = layer.weight.shape
         if rank is not None and rank > min(d_out, d_in):
-            raise ValueError(_unfit(model, f"{name!r} is {d_out} x {d_in}, and its rank {rank}"))
+            raise ValueError(_unfit(model, f"{name!r} is {d_out} x {d_in}, but its rank is {rank}"))
         if rank is not None:
             layout = layouts.get(name)
             empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
@@ -60,7 +60,7 @@ def with_plan(
 
 
 def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
-    """The width of the unit of that name, None if there is none."""
+    """Find the width of the unit with this name; None if there is none."""
     owner, _, kind = name.rpartition(".")
     if name in modules:
         made = HiddenRoles.of(modules[name])
@@ -72,7 +72,7 @@ def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
 
 
 def _narrow_units(modules: Mapping[str, nn.Module], units: Iterable[str], plan: Plan) -> None:
-    """Narrow the units that have a rank; before layers of the same attention become low-rank ones."""
+    """Narrow the units that have a rank, before layers of the same attention become low-rank ones."""
     for owner in dict.fromkeys(name if name in modules else name.rpartition(".")[0] for name in units):
         module, hidden = modules[owner], plan.get(owner)
         scores, outputs = (plan.get(f"{owner}.{kind}") for kind in ("scores", "outputs"))
@@ -87,7 +87,7 @@ def _unfit(model: nn.Module, fault: str) -> str:
 
 
 def layouts_of(model: nn.Module) -> dict[str, Layout]:
-    """Layouts of the pivoted layers."""
+    """List the layouts of the pivoted layers."""
     return {name: module.layout for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
 
 
@@ -101,20 +101,20 @@ def read_header(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
     if MOST_HEADER < size <= path.stat().st_size:
-        raise ValueError(f"{path} has a header of {size:,} bytes, and {MOST_HEADER:,} are allowed: fetch it again")
+        raise ValueError(f"{path} has a header of {size:,} bytes, but only {MOST_HEADER:,} are allowed: fetch it again")
     try:
         with safe_open(path, "pt") as file:
-            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118, it is no mapping
+            slices = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118, not a mapping
             sizes = {name: (part.get_shape(), DTYPES[part.get_dtype()]) for name, part in slices}
             return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in sizes.items()}
-    except (SafetensorError, RuntimeError, KeyError) as error:  # the second if it cannot be mapped into memory
+    except (SafetensorError, RuntimeError, KeyError) as error:  # RuntimeError if it cannot be mapped into memory
         raise ValueError(f"{path} is not a whole safetensors file ({error}); save or fetch it again") from error
 
 
 def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
     """List the differences in names, shapes and types between a file and a network. All float types count as equal.
 
-    Of a shared tensor, the file holds one copy under any of its names.
+    The file holds one copy of a shared tensor, under any of its names.
     """
     expected = model.state_dict(keep_vars=True)
     held = {id(expected[name]) for name in found.keys() & expected.keys()}
@@ -130,7 +130,7 @@ def misfits(model: nn.Module, found: Mapping[str, Tensor]) -> list[str]:
 
 
 def convert(model: nn.Module, saved: Mapping[str, Tensor], buffers: Mapping[str, str]) -> None:
-    """Give each float the type that it has in the file, or in `buffers` (by default float32) if it is not saved."""
+    """Give each float tensor its type in the file or, if it is not saved, in `buffers` (default: float32)."""
     unsaved = _unsaved_buffers(model)
     types = {name: FLOATS[buffers.get(name, "F32")] for name in unsaved}
     types |= {name: tensor.dtype for name, tensor in saved.items()}
@@ -146,7 +146,7 @@ def types_of_buffers(model: nn.Module) -> dict[str, Any]:
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Floating-point buffers that are in no file: the network computes them when it is built."""
+    """List the floating-point buffers that no file holds: the network computes them when it is built."""
     saved = model.state_dict().keys()
     buffers = model.named_buffers(remove_duplicate=False)
     return {name: buffer for name, buffer in buffers if name not in saved and buffer.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Validation of a folder from someone else: only data, and nothing that leads out of it."""
+"""Validation of a folder from someone else: it must hold only data, and nothing that leads out of it."""
 
 import itertools
 import json
@@ -20,11 +20,11 @@ KINDS = (
 NAMES = ("LICENSE", "NOTICE", ".gitattributes")
 HIDDEN = (".git", ".cache")  # folders of git and of Hugging Face's hub, which are never read
 CODE = re.compile(b"\x80[\x02-\x05]|PK\x03\x04|\x7fELF")  # how pickles, archives (PyTorch's pickles) and programs begin
-SETTINGS = ("config.json", "map.json")  # endings of the files that transformers reads
-REFERENCES = re.compile("auto_map|custom_generate|init_inputs|fast_tokenizer_files|.*_(file|path|dir)")  # in these
+SETTINGS = ("config.json", "map.json")  # name endings of the files that transformers reads
+REFERENCES = re.compile("auto_map|custom_generate|init_inputs|fast_tokenizer_files|.*_(file|path|dir)")  # their keys
 MOST_PARSED = 2**22  # bytes of a JSON file that is parsed here, which takes thirteen times as much memory
 MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of that
-MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, in addition to as many as the file has
+MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, beyond the size of the file
 
 
 def refuse_what_is_not_data(folder: Path) -> None:
@@ -37,8 +37,8 @@ def refuse_what_is_not_data(folder: Path) -> None:
 
 
 def _link(path: Path, folder: Path) -> str | None:
-    """Where a path leads out of the folder; links of Hugging Face's cache to the repository's blobs are fine."""
-    home, target = folder.resolve(), Path(os.path.realpath(path))  # which leaves circular links as they are
+    """Say where a link leads out of the folder; links in Hugging Face's cache to the repository's blobs are fine."""
+    home, target = folder.resolve(), Path(os.path.realpath(path))  # which leaves circular links unresolved
     cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
     if not path.is_symlink() or target.is_relative_to(home) or cached:
         return None
@@ -52,7 +52,7 @@ def _more_than_data(path: Path) -> str | None:
         return "is not a regular file: remove it"
     most = MOST_PARSED if path.name.endswith((MANIFEST, *SETTINGS)) else MOST_JSON
     if path.suffix.lower() == ".json" and path.stat().st_size > most:
-        return f"has {path.stat().st_size:,} bytes, and {most:,} are allowed: fetch it again"
+        return f"has {path.stat().st_size:,} bytes, but only {most:,} are allowed: fetch it again"
     # A killed writer leaves `.model.safetensors.x1y2z3`.
     name = path.name[1:].rpartition(".")[0] if path.name.startswith(".") else path.name
     with path.open("rb") as file:
@@ -64,7 +64,7 @@ def _more_than_data(path: Path) -> str | None:
 
 
 def _reference(path: Path) -> str | None:
-    """Which setting of transformers would have it read other files or run code."""
+    """Say which setting would make transformers read other files or run code."""
     if not path.name.endswith(SETTINGS):
         return None
     try:
@@ -81,7 +81,7 @@ def _reference(path: Path) -> str | None:
 def bounded_parameters(most: int) -> Iterator[None]:
     """Raises `ValueError` within the block once networks have more than `most` parameters.
 
-    Otherwise 100,000 layers, which take no memory on the meta device, would be built for minutes before a refusal.
+    Otherwise it would take minutes to build 100,000 layers, which take no memory on the meta device, before a refusal.
     """
     numbers = itertools.count(1)
 

@@ -1,4 +1,4 @@
-"""Searches: the number of components that each layer keeps, one file a method."""
+"""Searches choose the number of components that each layer keeps; one file per method."""
 
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import Plan, Search, SearchResult

@@ -1,4 +1,4 @@
-"""Allocation: one choice for each layer, of least total error within a budget, by an integer program."""
+"""Allocation: an integer program picks one choice per layer, with the least total error within a budget."""
 
 import math
 import time
@@ -17,16 +17,16 @@ Status = Literal["optimal", "time limit"]
 
 # Total errors are scaled to about this size: solvers treat differences below 1e-7 to 1e-5 as equal.
 SCALE = 1e4
-# Tolerance above a budget of 1, so that rounding in the solver excludes no choice that just fits; checked exactly.
+# Tolerance above a budget of 1, so that the solver's rounding excludes no choice that just fits; exact checks follow.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The choice of each layer by its index, the total of each cost, and the proof.
+    """Each layer's choice by its index, the total of each cost, and the proof of optimality.
 
     No allocation within the budget has a total error below `bound`; `gap` is (error - bound) / |error|. `optimal` is
-    proved to 1e-9 of the error; at the `time limit` the choices are the best found, the bound the Lagrangian one.
+    proved to 1e-9 of the error; at the `time limit`, the choices are the best found and the bound is Lagrangian.
     """
 
     choices: dict[str, int]
@@ -45,9 +45,9 @@ def allocate(
     solver: Solver = "cbc",
     time_limit: float = 60.0,
 ) -> Allocation:
-    """Choose one `(cost, error)` a layer: least total error, total cost within the budget (paper, eq. 3).
+    """Choose one `(cost, error)` per layer, minimising the total error within the budget for total cost (paper, eq. 3).
 
-    A cost is a number, or one for each bound of `budget`; `time_limit` is in seconds. Raises `ValueError` for a profile
+    A cost is a number, or one per bound of `budget`; `time_limit` is in seconds. Raises `ValueError` for a profile
     that is empty or holds NaN or infinity, a budget below the smallest cost, and a solver that is not installed.
     """
     program = _Program(*_checked(profiles, budget))
@@ -58,10 +58,10 @@ def allocate(
     excluded: list[list[int]] = []
     while (left := deadline - time.monotonic()) > 0:
         found, proved = program.solve(command(msg=False, timeLimit=left, gapRel=0), prices, best, excluded)
-        if found is not None and not program.fits(found):  # by less than the solver's tolerance
+        if found is not None and not program.fits(found):  # over by less than the solver's tolerance
             excluded.append(found)
         elif found is not None and (best is None or program.error(found) < program.error(best)):
-            best = found  # and once more, among the fewer choices that this leaves, whose errors lie closer together
+            best = found  # and solve again: fewer choices can beat it, and their errors lie closer together
         else:
             status = "optimal" if proved else "time limit"
             break
@@ -106,8 +106,8 @@ def _checked(
 
 
 def _command(solver: Solver) -> Callable[..., pulp.LpSolver]:
-    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path  # PuLP's own CBC, through the class that PuLP 4 keeps
-    # Their preprocessing loses the optimum of some small problems; the choices that it would remove are removed here.
+    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path  # PuLP's bundled CBC, run by the class that PuLP 4 still has
+    # The solvers' preprocessing misses the optimum of some small problems; `_contenders` removes choices instead.
     cbc = partial(pulp.COIN_CMD, path=bundled, options=["preprocess off"])
     commands = {"cbc": cbc, "highs": partial(pulp.HiGHS, presolve="off")}
     if solver not in commands:
@@ -139,7 +139,7 @@ class _Program:
 
     @cached_property
     def spare(self) -> np.ndarray:
-        """Budget left above the smallest costs `[bounds]`. Raises `ValueError` if a bound lies below its smallest."""
+        """Budget left above the smallest costs `[bounds]`. Raises `ValueError` if a bound is below the smallest."""
         smallest = [math.fsum(column) for column in zip(*(cost.min(axis=0) for cost in self.costs), strict=True)]
         if any(smallest > self.budget):
             raise ValueError(
@@ -160,7 +160,7 @@ class _Program:
         return np.where(self.spare > 0, 1.0, 0.0)
 
     def relaxation(self) -> tuple[np.ndarray, list[int] | None]:
-        """Prices of each cost `[bounds]` in the linear relaxation, and its rounding if that fits the budget."""
+        """Solve the linear relaxation; return each cost's price `[bounds]`, and the rounded choices if they fit."""
         layer = np.repeat(np.arange(len(self.costs)), [len(error) for error in self.errors])
         errors = np.concatenate([error - error.min() for error in self.errors])
         size = errors.max() or 1.0
@@ -190,7 +190,7 @@ class _Program:
         return math.fsum(priced.min() for priced in self._priced(prices)) - float(self.affordable @ prices)
 
     def _contenders(self, prices: np.ndarray, best: list[int] | None) -> list[np.ndarray]:
-        """Choices of each layer in allocations better than `best`; at these prices all others cost too much."""
+        """Choices of each layer that an allocation better than `best` can use; these prices rule out all others."""
         payable = self._payable()
         if best is None:
             return [np.flatnonzero(mask) for mask in payable]
@@ -201,7 +201,7 @@ class _Program:
         return [np.flatnonzero(masks[0] & masks[1]) for masks in zip(payable, good, strict=True)]
 
     def _payable(self) -> list[np.ndarray]:
-        """Mark the choices that leave every other layer something to choose; repeat until no choice is removed."""
+        """Mark the choices that leave every other layer an affordable one; repeat until no choice is removed."""
         kept = [np.ones(len(shares), dtype=bool) for shares in self.shares]
         while all(mask.any() for mask in kept):
             least = np.array([shares[mask].min(axis=0) for shares, mask in zip(self.shares, kept, strict=True)])
@@ -216,7 +216,7 @@ class _Program:
     def solve(
         self, command: pulp.LpSolver, prices: np.ndarray, best: list[int] | None, excluded: list[list[int]]
     ) -> tuple[list[int] | None, bool]:
-        """The solver's choices, None if it has none, and whether they are proved optimal."""
+        """Run the solver; return its choices, None if it found none, and whether that is proved optimal."""
         contenders = self._contenders(prices, best)
         if not all(map(len, contenders)):
             return None, True

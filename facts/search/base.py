@@ -14,17 +14,17 @@ from facts.search.problem import AllocationProblem
 from facts.utils.options import Positive, Ratio, options
 
 Profile = dict[str, dict[int | None, float]]
-"""Layer name to the error at each rank; the dense layer (None) has none unless it is listed."""
+"""Error of each layer, by name, at each rank; the dense layer (None) has error 0 unless it is listed."""
 
 Ratios = Annotated[tuple[Ratio, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan, the solver's answer, if there is one, and the sensitivity profile that decided.
+    """A rank plan, the solver's answer if there is one, and the sensitivity profile that the plan is based on.
 
-    `predicted` is the mean error of the outputs that the search expects, if it expects one. `decompositions` replace
-    the problem's, if the search trains weights too.
+    `predicted` is the mean error of the outputs that the search predicts, if it predicts one. If the search also trains
+    weights, its `decompositions` replace those of the problem.
     """
 
     plan: Plan
@@ -36,13 +36,13 @@ class SearchResult:
 
 @options
 class Search(ABC):
-    """A way to spend a budget. It compares outputs on `num_samples` samples unless it is given data for that."""
+    """A method that chooses ranks within a budget; by default it compares outputs on `num_samples` samples."""
 
     num_samples: ClassVar[int] = 512
 
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        """Choose a rank for each layer. The budget is below the dense cost: `compress` handles the other case."""
+        """Choose a rank for each layer. The budget is below the dense cost; `compress` handles larger budgets."""
 
 
 @options
@@ -53,7 +53,7 @@ class MILPSearch(Search):
     time_limit: Positive = 60.0
 
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
-        """Find the plan of least total error within the budget; staying dense has the error `errors[None]` or 0."""
+        """Find the plan with the least total error within the budget; dense layers have their error at None, or 0."""
         choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items()}
         profiles = {
             name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]

@@ -28,9 +28,9 @@ from facts.utils.cache import Cache
 class AllocationProblem:
     """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
 
-    FLOPs and parameters are the parts', latency is the whole network's, predicted by `latency`. After rounds,
-    `limits` are what the bounds allow of the original's cost. `sensitivity` holds batches on which a changed
-    network is compared with the original.
+    FLOPs and parameters are counted over the parts; latency is that of the whole network, predicted by `latency`. After
+    rounds, `limits` holds the costs that the bounds allow, computed from the original network. `sensitivity` holds
+    batches on which a changed network is compared with the original.
     """
 
     calibration: Calibration
@@ -48,7 +48,7 @@ class AllocationProblem:
 
     @property
     def network(self) -> nn.Module:
-        """The network as it calls the layers that are decomposed."""
+        """The network that calls the decomposed layers; the model itself unless units are compressed."""
         return self.calibration.network
 
     @property
@@ -57,7 +57,7 @@ class AllocationProblem:
 
     @property
     def layers(self) -> dict[str, nn.Linear]:
-        """The layers, if they are the parts. Raises `ValueError` for units."""
+        """The layers, if the parts are layers. Raises `ValueError` for units."""
         return self.calibration.layers
 
     @property
@@ -66,7 +66,7 @@ class AllocationProblem:
 
     @cached_property
     def cache(self) -> Cache | None:
-        """A cache for errors, which belong to this network and these decompositions."""
+        """The cache for errors of this network with these decompositions, if there is one."""
         cache = self.calibration.cache if self.calibration.execution.cache_errors else None
         return cache and Cache(cache.folder / file_name(self.estimator))
 
@@ -83,7 +83,7 @@ class AllocationProblem:
         return self.calibration.data
 
     def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
-        """Cost of a part at a rank (None for dense), one value a bound: integers except for latency."""
+        """Cost of a part at a rank (None for dense), one value per bound: integers except for latency."""
         part = self.parts[name]
         params = part.dense if rank is None else part.num_weights(self.form, rank)
         costs: dict[CostName, float] = {"flops": 2 * part.rows * params, "params": params}
@@ -101,9 +101,9 @@ class AllocationProblem:
 
     @cached_property
     def budget(self) -> tuple[float, ...]:
-        """Cost that the layers may have, with ratios as decimals: 0.7 of 10 is 7.
+        """The cost allowed for the layers, with ratios as exact decimals: 0.7 of 10 is 7.
 
-        Raises `ValueError` for a latency that leaves the layers nothing.
+        Raises `ValueError` for a latency that leaves no time for the layers.
         """
         return self.limits or tuple(
             self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
@@ -129,19 +129,19 @@ class AllocationProblem:
         return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
 
     def full_rank(self, name: str) -> int:
-        """The largest rank at which a layer costs no more than dense: ratio 1 (1 if none is that cheap)."""
+        """The largest rank at which a layer costs no more than dense (ratio 1), or 1 if there is none."""
         return max(1, self.parts[name].full_rank(self.form))
 
     def rank_of_ratio(self, name: str, ratio: float) -> int:
-        """The rank at which a layer costs at most `ratio` of the dense one, but at least 1."""
+        """The rank at which a layer costs at most `ratio` of its dense cost, but at least 1."""
         return self.parts[name].rank_of_ratio(self.form, ratio)
 
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
-        """Ranks of some ratios for each layer, each rank once, in ascending order."""
+        """The ranks of several ratios for each layer, in ascending order and without duplicates."""
         return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.parts}
 
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
-        """The `ranks` at the tightest bound's ratio, or at the largest number of thousandths that a latency allows."""
+        """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths."""
         largest = ranks(min(self.bounds.values()))
         if "latency" in self.bounds and not self.fits(largest):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
@@ -153,7 +153,7 @@ class AllocationProblem:
         return torch.stack([self.decompositions[call].energies.double() for call in self.parts[name].calls]).sum(dim=0)
 
     def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
-        """The network of a plan, made of decompositions."""
+        """Apply a plan to a copy of the model, with these decompositions."""
         calibration, precision = self.calibration, self.calibration.execution.precision
         return apply_plan(
             self.model, decompositions, plan, self.form, precision, calibration.units, calibration.network
@@ -162,6 +162,6 @@ class AllocationProblem:
     def candidate_ranks(
         self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
     ) -> dict[str, list[int]]:
-        """Ranks to choose from for each layer: multiples of `multiple` whose ratios lie between two."""
+        """The ranks to choose from for each layer: multiples of `multiple` with ratios `between` two values."""
         lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.parts} for ratio in between)
         return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.parts}

@@ -20,7 +20,7 @@ from facts.utils.sources import code_of
 
 
 class Training:
-    """State of a training: an optimizer, random draws, and the number of epochs done.
+    """State of a training run: an optimizer, a random generator, and the number of epochs done.
 
     The learning rate falls to `last_rate` along a cosine, epoch by epoch; `clip` bounds the gradient's norm.
     """
@@ -49,7 +49,7 @@ class Training:
         forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]],
         loss_at: Callable[[int, Batch], Tensor],
     ) -> None:
-        """Minimise `loss_at(epoch, batch)` of the network with other forward functions, from where the cache has it."""
+        """Minimise `loss_at(epoch, batch)` of the network with other forward functions, resuming from the cache."""
         batches = problem.training_batches()
         with frozen(problem.network), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
@@ -65,7 +65,7 @@ class Training:
                         self.optimizer.step()
 
     def _epochs(self, problem: AllocationProblem, search: Search) -> Iterator[int]:
-        """Yield the numbers of the epochs that the problem's cache does not have; save the state after each."""
+        """Yield the numbers of the epochs that are not in the problem's cache, and save the state after each."""
         method, file = type(search).__name__, ""
         if problem.cache:
             setting = type(problem.form).__name__, dict(problem.bounds), code_of(type(search))
@@ -98,7 +98,7 @@ class Training:
 
 
 class TrainedLayer:
-    """A layer, or a call of a unit, whose leading components are weighted by what is trained."""
+    """A layer, or a call of a unit, whose leading components are multiplied by trained weights."""
 
     def __init__(self, problem: AllocationProblem, name: str, number: int):
         self.dense = problem.calibration.calls[name]
@@ -108,11 +108,11 @@ class TrainedLayer:
         self.mean = None if decomposition.mean is None else decomposition.mean.to(weight)
 
     def weight(self, weights: Tensor) -> Tensor:
-        """The sum of the components times `weights [number]`."""
+        """Sum the components, each multiplied by its entry of `weights [number]`."""
         return (self.left * weights) @ self.right
 
     def outputs(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The outputs with another weight, and with the bias that keeps the output of the mean."""
+        """Compute the outputs with another weight, and with the bias that keeps the output of the mean input."""
         bias: Tensor | None = self.dense.bias
         if self.mean is not None and bias is not None:
             bias = bias + (self.dense.weight.detach() - weight) @ self.mean
@@ -122,13 +122,13 @@ class TrainedLayer:
 
 
 def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:
-    """The outputs of the network as it is."""
+    """Compute the outputs of the network in its current state."""
     with autocast(problem.device, problem.calibration.execution.precision):
         return run(problem.network, to_device(inputs, problem.device))
 
 
 def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
-    """The mean loss over a batch's samples of the network as it is."""
+    """Compute the mean loss over a batch's samples for the network in its current state."""
     inputs, targets = to_device(batch, problem.device)
     with autocast(problem.device, problem.calibration.execution.precision):
         loss = on_given_labels(problem.calibration.loss)

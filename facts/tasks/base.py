@@ -13,7 +13,7 @@ from facts.utils.options import options
 
 
 class Batches(Protocol):
-    """Batches of `(inputs, targets)`. A slice leaves the other batches unread."""
+    """Batches of `(inputs, targets)`. Slicing does not read the batches outside the slice."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
@@ -22,7 +22,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class Judgement:
-    """Metrics by name; for those that are shares of samples, `outcomes [N]` too: whether each sample counts."""
+    """Metrics by name; for metrics that are a share of samples, also `outcomes [N]`: whether each counts."""
 
     metrics: dict[str, float]
     outcomes: dict[str, Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Task(ABC):
 
     @abstractmethod
     def inspect(self) -> str:
-        """Describe the data in words. Raises an `OSError` or `ValueError` if they are missing or damaged."""
+        """Describe the data in words. Raises `OSError` or `ValueError` if any are missing or damaged."""
 
     @abstractmethod
     def content_key(self, model: nn.Module) -> str:
@@ -42,7 +42,7 @@ class Task(ABC):
 
     @abstractmethod
     def calibration(self, model: nn.Module) -> Iterable[tuple[Any, Any]]:
-        """Batches of `(inputs, targets)` to calibrate on; they can be read again and again."""
+        """Batches of `(inputs, targets)` to calibrate on, which can be read repeatedly."""
 
     @abstractmethod
     def sensitivity(self, model: nn.Module) -> Iterable[tuple[Any, Any]]:
@@ -50,29 +50,29 @@ class Task(ABC):
 
     @abstractmethod
     def analysis(self, model: nn.Module) -> tuple[Iterable[tuple[Any, Any]], Iterable[tuple[Any, Any]]]:
-        """Disjoint parts of the evaluation data, balanced by class: for the factors to analyse, and to compare with."""
+        """Two disjoint parts of the evaluation data, balanced by class: for the factors, and for the comparison."""
 
     @abstractmethod
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches:
-        """Batches for one epoch, equally many in each. Order and augmentation depend on `seed` and `epoch`."""
+        """Batches for one epoch, the same number in each. Order and augmentation depend on `seed` and `epoch`."""
 
     def chosen_images(self) -> dict[str, Any]:
-        """Images that give the factors and the sensitivities; empty if they need not be recorded."""
+        """Images used for the factors and the sensitivities; empty if they need not be recorded."""
         return {}
 
     @abstractmethod
     def output_error(self, original: Any, changed: Any) -> Tensor:
-        """Distance of the outputs of a changed network from the original ones: the sum over samples."""
+        """Distance of a changed network's outputs from the original's, summed over samples."""
 
     def distillation_error(self, original: Any, changed: Any, temperature: float) -> Tensor:
-        """Distance of a student's outputs from its teacher's, summed. Raises `ValueError` if no logits are softened."""
+        """Summed distance of a student's outputs from its teacher's. Raises `ValueError` without logits to soften."""
         if temperature != 1:
-            raise ValueError(f"the outputs of {type(self).__name__} are no class logits: temperature must be 1")
+            raise ValueError(f"the outputs of {type(self).__name__} are not class logits: temperature must be 1")
         return self.output_error(original, changed)
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """The sum over samples of each one's own loss."""
+        """Sum of the samples' own losses."""
 
     @abstractmethod
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """Measure the task's metrics by name, on the model's device and in the given autocast type."""
+        """Measure the task's metrics by name, on the model's device and with autocast to `precision`."""
 
     def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
         """Measure the same metrics, with the outcomes behind them."""
@@ -89,7 +89,7 @@ class Task(ABC):
 
 @options
 class ClassLogits(Task):
-    """A task of networks with class logits: cross-entropy on labels, Kullback-Leibler divergence between networks."""
+    """A task for networks with class logits: cross-entropy on labels, Kullback-Leibler divergence between networks."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return summed_cross_entropy(outputs, targets)
@@ -98,17 +98,17 @@ class ClassLogits(Task):
         return kl_divergence(original, changed)
 
     def distillation_error(self, original: Tensor, changed: Tensor, temperature: float) -> Tensor:
-        """KL divergence of the softened outputs, times the squared temperature, by which their gradient shrinks."""
+        """KL divergence of the softened outputs, times the squared temperature, which restores the gradient's scale."""
         return temperature**2 * kl_divergence(original / temperature, changed / temperature)
 
 
 def settings_of(task: Task) -> dict[str, Any]:
-    """The fields that a result depends on: all but the place of the data and the number of workers."""
+    """The fields that a result depends on: all but the location of the data and the number of workers."""
     return {each.name: getattr(task, each.name) for each in fields(task) if each.name not in ("root", "num_workers")}
 
 
 def chosen_indices_of(task: Any) -> dict[str, list[int]]:
-    """Positions for `sensitivity` and for `calibration` among shuffled images. Raises `ValueError` for too few."""
+    """Indices of shuffled images for `sensitivity` and `calibration`. Raises `ValueError` if there are too few."""
     available, first = len(task.training_images), task.num_sensitivity
     if available < (needed := first + task.num_calibration):
         message = f"{task.root} holds {available} training images"

@@ -1,4 +1,4 @@
-"""Data sets at Hugging Face's hub, named `hub:OWNER/DATASET/CONFIGURATION/SPLIT`."""
+"""Data sets on the Hugging Face Hub, named `hub:OWNER/DATASET/CONFIGURATION/SPLIT`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ HUB = "hub:"
 
 
 def fetched(source: str, configuration: str | None, split: str | None, instead: str) -> Any:
-    """Fetch a data set, or all its splits. Raises `ConnectionError` that says what to give `instead` if it cannot."""
+    """Fetch one split of a data set, or all. On failure, raises `ConnectionError` that suggests `instead`."""
     with needing("llm", f"the data set {source}"):
         from datasets import load_dataset
     repository = "/".join(source.removeprefix(HUB).split("/")[:2])

@@ -1,4 +1,4 @@
-"""Batches that depend on their number alone, in every process and after every interruption."""
+"""Batches that depend only on their number, in every process and after any interruption."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 
 @dataclass(frozen=True)
 class NumberedBatches:
-    """Batches of some `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
+    """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
 
-    `finish` turns an item into `(inputs, targets)` in the main process, or into None for a batch that is left out.
-    Workers persist, since searches read the same batches again and again.
+    `finish` turns an item into `(inputs, targets)` in the main process, or into None to skip the batch.
+    Workers persist, since searches read the same batches repeatedly.
     """
 
     items: Dataset
@@ -29,13 +29,13 @@ class NumberedBatches:
     def loader(self) -> DataLoader:
         return DataLoader(
             self.items,
-            batch_size=None,  # an item is a batch already
+            batch_size=None,  # an item is already a batch
             sampler=self.numbers,
             num_workers=self.num_workers,
             collate_fn=_unchanged,
             pin_memory=self.pin_memory and torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
-            generator=torch.Generator(),  # else the loader would draw from the global generator
+            generator=torch.Generator(),  # otherwise the loader draws from the global generator
         )
 
     def __len__(self) -> int:

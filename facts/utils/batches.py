@@ -23,14 +23,14 @@ MAX_PARTS = 64
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors, also within mappings, lists and tuples, to `device`, without the gradients that they ask for."""
+    """Detach tensors, also those in mappings, lists and tuples, and move them to `device`."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().to(device, non_blocking=True), value)
 
 
 def in_parts(batch: tuple[Any, Any], num_parts: int) -> Iterator[tuple[Any, Any]]:
     """Divide `(inputs, targets)` into at most `num_parts` parts, every tensor along its first axis.
 
-    Raises `ValueError` for a tensor without one row a sample.
+    Raises `ValueError` for a tensor without one row per sample.
     """
     if num_parts == 1:
         yield batch
@@ -61,22 +61,22 @@ def batch_size(inputs: Any) -> int:
 def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] | None = None) -> Iterator[T]:
     """Yield this process's share of the batches; after the last one, add up `sums` over all processes, in place.
 
-    `what` is the work's name in its progress, which is shown if there is one.
+    If `what` names the work, its progress is shown.
     """
     own = distributed.shard(batches)
     yield from with_progress(own, what) if what else own
-    if sums is not None:  # else the processes do not meet here
+    if sums is not None:  # otherwise the processes do not meet here
         distributed.all_reduce(sums)
 
 
 def gathered(own: list[T]) -> list[T]:
-    """Join the values that each process has for its batches, one a batch, in the order of the data."""
+    """Join the values of all processes, one per batch, in the order of the data."""
     turns = zip_longest(*distributed.all_gather(own))
     return [value for turn in turns for value in turn if value is not None]
 
 
 def first_of(batches: Iterable[T]) -> T | None:
-    """The first batch, which the main process reads for all; None without one."""
+    """Read the first batch, on the main process for all; None if there is none."""
     return distributed.on_main_rank(lambda: next(waiting(batches), None))
 
 
@@ -99,7 +99,7 @@ def numbered(own: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> Ite
 
 
 def described(value: Any) -> str:
-    """The type and shape of a tensor, such as `float32 [4, 10]`; the type's name of anything else."""
+    """Describe a tensor by type and shape, such as `float32 [4, 10]`, and anything else by its type's name."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
@@ -108,7 +108,7 @@ def described(value: Any) -> str:
 def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
     """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
 
-    Raises `MemoryError` that says how to need less.
+    Raises a `MemoryError` that says how to use less.
     """
     num_parts = 1
     while True:
@@ -124,4 +124,4 @@ def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
         num_parts *= 2
         gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
         torch.cuda.empty_cache()
-        log.warning("out of memory: the pass starts again with each batch in %d parts", num_parts)
+        log.warning("out of memory: starting the pass again with each batch in %d parts", num_parts)

@@ -23,7 +23,7 @@ CHECKSUM = "checksum"  # of names and tensors, in a file's metadata
 
 
 class Cache:
-    """A folder of safetensors files, each with a checksum. A file that is damaged is dropped and computed again."""
+    """A folder of safetensors files, each with a checksum. Damaged files are dropped, to be computed again."""
 
     def __init__(self, folder: Path):
         self.folder = writable_folder(Path(folder))
@@ -32,7 +32,7 @@ class Cache:
         return self._path(name).exists()
 
     def load(self, name: str) -> dict[str, Tensor] | None:
-        """Load tensors; None if there are none, if they are damaged, or unless all processes find the same ones."""
+        """Load tensors; None if there are none, if they are damaged, or if processes find different ones."""
         tensors, checksum = self._read(self._path(name)) or (None, None)
         return tensors if len(set(distributed.all_gather(checksum))) == 1 else None
 
@@ -46,7 +46,7 @@ class Cache:
             return self._drop(path, str(error))
         checksum = content_key(dict(sorted(tensors.items())))
         if (metadata or {}).get(CHECKSUM) != checksum:
-            return self._drop(path, "its checksum is another one")
+            return self._drop(path, "its checksum does not match")
         return tensors, checksum
 
     @staticmethod
@@ -55,7 +55,7 @@ class Cache:
         path.unlink(missing_ok=True)
 
     def save(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Save tensors; of several processes, the main one writes."""
+        """Save tensors; only the main process writes."""
         distributed.on_main_rank(partial(self._write, name, tensors))
 
     def _write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -64,7 +64,7 @@ class Cache:
             save_file(tensors, path, metadata={CHECKSUM: content_key(dict(sorted(tensors.items())))})
 
     def locked(self, name: str) -> AbstractContextManager[None]:
-        """Hold the lock file `name` of the folder; the main process does so for all."""
+        """Hold the folder's lock file `name.lock`; the main process holds it for all."""
         return distributed.held_by_main_rank(locked(self.folder / f"{name}.lock"))
 
     def delete(self, name: str) -> None:
@@ -105,13 +105,13 @@ def _update(digest: "hashlib._Hash", part: Any) -> None:
 
 
 def calibration_key(calibration: Iterable) -> str:
-    """The data's own `content_key`, if it has one, or the hash of every batch."""
+    """The data's own `content_key` if there is one, otherwise a hash of all batches."""
     own = getattr(calibration, "content_key", None)
     return own if own is not None else content_key(*calibration)
 
 
 def name_of(function: Callable, argument: str) -> str:
-    """Module and name. Raises `ValueError` for a function without a name that distinguishes it from others."""
+    """Module and name of a function. Raises `ValueError` if they do not distinguish it from others."""
     name = getattr(function, "__qualname__", "<unnamed>")
     if "<" in name:
         raise ValueError(

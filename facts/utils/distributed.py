@@ -1,6 +1,6 @@
 """One run on several processes started by `torchrun`: each takes its share of the data, and sums are added up.
 
-All processes run the same program. Where they meet, they first exchange errors: an error in one is raised in all, and
+All processes run the same program. Where they meet, they first exchange errors: an error in one is raised in all, so
 none waits for a process that has failed. If a process is killed, torchrun ends the others.
 """
 
@@ -28,11 +28,11 @@ LONGEST_WAIT = timedelta(days=2)  # long enough for a rank search on the main ra
 
 @dataclass(frozen=True)
 class _Group:
-    """This process's place among the others; one alone until `join`."""
+    """This process's place among the others; until `join`, it is the only one."""
 
     rank: int = 0
     size: int = 1
-    messages: Any = None  # torch's group for the exchange
+    messages: Any = None  # torch's group for exchanging objects
 
 
 _group = _Group()
@@ -44,7 +44,7 @@ class _Failure:
 
 
 def join() -> None:
-    """Join the processes that torchrun started, if it did, each with its own GPU if there are any."""
+    """Join the processes that torchrun started, if any; with GPUs, each process takes its own."""
     global _group
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _group.size > 1:
         return
@@ -104,7 +104,7 @@ def on_all_ranks(action: Callable[[], T]) -> T:
 
 
 def on_main_rank(action: Callable[[], T]) -> T:
-    """Run an action on the main rank alone; all ranks return its result or raise its error."""
+    """Run an action only on the main rank; all ranks return its result or raise its error."""
     if _group.size == 1:
         return action()
     outcome: Any = None
@@ -134,7 +134,7 @@ def all_reduce(tensors: Iterable[Tensor]) -> None:
 
 
 def copy_from_main_rank(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by the main rank's."""
+    """Overwrite each tensor with the main rank's."""
     if _group.size > 1:
         _meet(None)
         for tensor in tensors:
@@ -149,9 +149,9 @@ def shard(batches: Iterable[T]) -> Iterable[T]:
 
 
 def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
-    """Take the batch of number `rank`, and every `size`-th after it.
+    """Take batch number `rank` and every `size`-th one after it.
 
-    Data with a method `shard(rank, size)` leave the other batches unread.
+    Data with a method `shard(rank, size)` need not read the other batches.
     """
     own = getattr(batches, "shard", None)
     return own(rank, size) if own else islice(batches, rank, None, size)

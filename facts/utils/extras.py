@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """Around imports: if a package is missing, `ModuleNotFoundError` says which extra of this package brings it."""
+    """Wrap imports: if a package is missing, the `ModuleNotFoundError` says which extra installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Atomic writing of files, under another name first and then renamed; and locks on files."""
+"""Atomic writing of files, first under a temporary name and then renamed; and file locks."""
 
 import errno
 import logging
@@ -25,7 +25,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file in the same folder that becomes `path` if the block succeeds, and is removed otherwise.
 
-    Raises `OSError` that says what to do if the disk is full.
+    Raises an `OSError` that says what to do if the disk is full.
     """
     with needing_room(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,10 +43,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """Yield `path` in a temporary folder next to it, for a writer of several files that `path` refers to.
+    """Yield a stand-in for `path` in a temporary folder next to it, for writers that add files `path` refers to.
 
     If the block succeeds, all files move to the folder of `path`, `path` last; if it fails, they are removed. Raises
-    `OSError` that says what to do if the folder cannot be written or the disk is full.
+    an `OSError` that says what to do if the folder cannot be written or the disk is full.
     """
     folder = writable_folder(path.parent)
     with needing_room(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as temporary:
@@ -68,7 +68,7 @@ def _to_disk(path: Path) -> None:
 
 @contextmanager
 def needing_room(path: Path) -> Iterator[None]:
-    """Raises `OSError` that says what to do if the disk is full while the block writes `path`."""
+    """Raises an `OSError` that says what to do if the disk is full while the block writes `path`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -85,7 +85,7 @@ def needing_room(path: Path) -> Iterator[None]:
 
 
 def _error_number(error: OSError | SafetensorError) -> int | None:
-    """The system's error number; safetensors has it only in its text, and has none for errors of tensors."""
+    """The system's error number; safetensors gives it only in the text, and none for errors in tensors."""
     if isinstance(error, OSError):
         return error.errno
     match = re.search(r"os error (\d+)", str(error))
@@ -101,7 +101,7 @@ class ScratchFolder:
 
 
 def writable_folder(path: Path) -> Path:
-    """Create `path` if necessary. Raises `OSError` that says what to do if nothing can be written there."""
+    """Create `path` if necessary. Raises an `OSError` that says what to do if nothing can be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -118,8 +118,8 @@ class HeldElsewhere(Exception):
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Hold the lock file `path` for the block, against all processes and machines that share it.
 
-    The lock is the kernel's (`flock`), released however its process ends, also on NFS, CIFS and GPFS, and on Lustre and
-    BeeGFS with user locks. The empty file stays, since removing it would let two processes in at once. Raises
+    The lock is the kernel's `flock`, released however the process ends, also on NFS, CIFS and GPFS, and on Lustre and
+    BeeGFS with user locks. The empty file stays, since removing it could let two processes in at once. Raises
     `HeldElsewhere` if `wait` is false and the lock is held, and `OSError` if the file system has no locks.
     """
     writable_folder(path.parent)

@@ -1,4 +1,4 @@
-"""Hugging Face's hub: the names of its repositories, and whether it answers."""
+"""Hugging Face's hub: the form of repository names, and whether the hub answers."""
 
 import re
 import time
@@ -12,12 +12,12 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def offline() -> bool:
-    """Check whether only fetched files can be read, by choice or since the hub is silent and each try takes minutes."""
+    """Check whether to read only fetched files: by choice, or as the hub does not answer and a try takes minutes."""
     return constants.HF_HUB_OFFLINE or not answers()
 
 
 def answers() -> bool:
-    """Check that the hub answers, at most once a minute."""
+    """Check whether the hub answers, at most once a minute."""
     return _answers(constants.ENDPOINT, int(time.monotonic() // 60))
 
 

@@ -18,5 +18,5 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, Field))
 def options(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass with keyword-only fields. Values of other types and unknown names are errors."""
+    """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are errors."""
     return cast(type[T], dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls))

@@ -15,7 +15,7 @@ def device_name(device: torch.device) -> str:
 
 
 def processor() -> str:
-    """Name of this machine's processor; if it does not tell, its architecture."""
+    """Name of this machine's processor, or its architecture if no name is known."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -25,8 +25,8 @@ def processor() -> str:
 
 
 def loader_workers(wanted: int | None) -> int:
-    """Worker processes of a loader: as wanted, or a process's share of the processors, up to 16."""
+    """Number of workers for a loader: as wanted, or this process's share of the processors, up to 16."""
     if wanted is not None:
         return wanted
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, able // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # which torchrun sets
+    return max(1, min(MOST_WORKERS, able // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # set by torchrun

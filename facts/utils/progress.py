@@ -1,4 +1,4 @@
-"""Progress of long work: on a terminal a bar in the running stage's row, elsewhere lines of the log."""
+"""Progress of long work: a bar in the running stage's row on a terminal, lines in the log elsewhere."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ SECONDS = 30.0  # between two lines of the log
 
 
 class Show(Protocol):
-    """Function that shows how much is done, of a total that may not be known."""
+    """Function that shows how much is done, of the total if that is known."""
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
@@ -33,7 +33,7 @@ def with_progress(batches: Iterable[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def progress_of(what: str) -> Iterator[Show]:
-    """Yield a function that shows how much is done: at once on a terminal, elsewhere in a line each 30 seconds."""
+    """Yield a function that shows how much is done: at once on a terminal, elsewhere in a line every 30 seconds."""
     watch = current_stopwatch()
     if watch and watch.display and watch.running:
         name = watch.running if watch.running == what else f"{watch.running}: {what}"
@@ -48,7 +48,7 @@ def progress_of(what: str) -> Iterator[Show]:
 
 def _in_lines(what: str) -> Show:
     start = last = time.monotonic()
-    first: int | None = None  # work that is continued begins above 0
+    first: int | None = None  # resumed work starts above 0
 
     def show(done: int, total: int | None, note: str = "") -> None:
         nonlocal last, first

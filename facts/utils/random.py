@@ -1,4 +1,4 @@
-"""Random draws that depend on nothing but their seed."""
+"""Random draws that depend only on their seed."""
 
 import random
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from facts.utils.cache import content_key
 
 
 def seed_of(*parts: Any) -> int:
-    """A seed of 32 bits that depends on all parts."""
+    """Derive a 32-bit seed from all parts."""
     return int(content_key(*parts), base=16) % 2**32
 
 

@@ -1,4 +1,4 @@
-"""Methods by name: each is a file in a folder, called by the file's name."""
+"""Methods by name: each is one file in a folder, and has the file's name."""
 
 import ast
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Description(NamedTuple):
 
 
 def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
-    """Import the method of each file of a package, its first subclass of `base`, by file name."""
+    """Import the methods in a package by file name: from each file, its first subclass of `base`."""
     methods = {}
     for path in _files(package):
         module = import_module(f"{package}.{path.stem}")
@@ -29,16 +29,16 @@ def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
 
 
 def describe_methods(package: str) -> dict[str, Description]:
-    """Read the docstring of each file of a package, by file name. Nothing is imported.
+    """Read the docstring of each file in a package, by file name, without importing anything.
 
-    The docstring begins with `NAME: summary (source).`
+    A docstring begins with `NAME: summary (source).`
     """
     descriptions = {}
     for path in _files(package):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         first, _, rest = text.partition("\n")
         summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
-        assert summary, f"the docstring of {path} is to begin with `NAME: summary (source).`"
+        assert summary, f"the docstring of {path} must begin with `NAME: summary (source).`"
         descriptions[path.stem] = Description(summary, rest.strip())
     return descriptions
 

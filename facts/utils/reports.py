@@ -1,11 +1,11 @@
-"""Reports of stages, as they go on, to a listener."""
+"""Reports about running stages to a listener."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 Listener = Callable[[str, dict[str, float]], None]
-"""From a stage and what is known of it now: its `seconds` when it ends, or the `loss` of an `epoch`."""
+"""Gets a stage's name and what is now known about it: its `seconds` at its end, or the `loss` of an `epoch`."""
 
 _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
@@ -18,7 +18,7 @@ def report(stage: str, **values: float) -> None:
 
 @contextmanager
 def reporting_to(listener: Listener) -> Iterator[None]:
-    """Report the stages of the block to `listener` while they go on."""
+    """Report the stages within the block to `listener` while they run."""
     token = _listener.set(listener)
     try:
         yield

@@ -8,7 +8,7 @@ from io import StringIO
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress the logs, prints and progress bars of libraries: a line a parameter, a page a metric."""
+    """Suppress the logs, prints and progress bars of libraries, such as a line per parameter."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Hashes of the package's own code: what other code computed is never taken for a result of this one."""
+"""Hashes of the package's own code, so that results of other versions are never taken for its own."""
 
 import ast
 import inspect
@@ -8,9 +8,9 @@ from pathlib import Path
 from facts.utils.cache import content_key
 
 PACKAGE = Path(__file__).parents[1]
-# No number depends on these.
+# No result depends on these.
 WITHOUT_RESULTS = ("__main__.py", "cli", "saving")
-# Each file is one method's, and counts for that one alone.
+# Each file holds one method, and affects only that one.
 METHODS = "methods"
 
 
@@ -24,7 +24,7 @@ def shared_code() -> str:
 
 @cache
 def code_of(cls: type) -> str:
-    """Hash of the file that defines a class; empty for one typed into a session."""
+    """Hash of the file that defines a class; empty if it was typed into a session."""
     try:
         return content_key(statements(Path(inspect.getfile(cls))))
     except (OSError, TypeError):
@@ -33,7 +33,7 @@ def code_of(cls: type) -> str:
 
 @cache
 def statements(path: Path) -> str:
-    """The code of a file without comments and docstrings."""
+    """Code of a file, without comments and docstrings."""
     tree = ast.parse(path.read_bytes())  # in UTF-8, whatever the locale
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:

@@ -1,4 +1,4 @@
-"""Seconds of the stages of long work, and their rows on a terminal."""
+"""Times of the stages of long work, and their rows on a terminal."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -29,13 +29,13 @@ _hidden = False
 
 
 def hide_displays() -> None:
-    """Show no display from now on: one terminal has no room for the displays of several processes."""
+    """Show no displays from now on: a terminal has no room for those of several processes."""
     global _hidden
     _hidden = True
 
 
 def new_display() -> Progress | None:
-    """Make a display that leaves nothing behind; None without a terminal. Each row has a field `note`."""
+    """Make a display that vanishes at the end; None without a terminal. Each row has a field `note`."""
     console = Console(stderr=True)
     if _hidden or not console.is_terminal:
         return None
@@ -49,12 +49,12 @@ def new_display() -> Progress | None:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        redirect_stdout=False,  # it may be a file
+        redirect_stdout=False,  # output may go to a file
     )
 
 
 class Stopwatch:
-    """Seconds of each stage, which follow each other; the stage that runs; and a display, if there is a terminal."""
+    """Seconds of each stage, one after another; the running stage; and a display, if there is a terminal."""
 
     def __init__(self, display: Progress | None):
         self.display, self.running = display, ""
@@ -80,7 +80,7 @@ def current_stopwatch() -> Stopwatch | None:
 
 @contextmanager
 def stopwatch() -> Iterator[dict[str, float]]:
-    """Time the stages within the block, and show them on a terminal. Yields their seconds, which grow.
+    """Time the stages within the block, and show them on a terminal. Yields their seconds, updated as they run.
 
     A block within another one shares its seconds.
     """
@@ -99,7 +99,7 @@ def stopwatch() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Make the block a stage of the stopwatch that runs, if there is one; within another stage it is a part of that."""
+    """Time the block as a stage of the running stopwatch, if there is one; within another stage, as a part of that."""
     own = _current.get()
     if own is None or own.running:
         yield
@@ -115,7 +115,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def waiting(batches: Iterable[T]) -> Iterator[T]:
-    """Yield the batches. The time that they are waited for is of the stage `reading`, not of the one around."""
+    """Yield the batches. Time spent waiting for them counts as the stage `reading`, not as the running one."""
     own = _current.get()
     if own is None:
         yield from batches
@@ -126,7 +126,7 @@ def waiting(batches: Iterable[T]) -> Iterator[T]:
         batch = next(iterator, _END)
         waited = time.perf_counter() - start
         own.seconds[READING] = own.seconds.get(READING, 0.0) + waited
-        own.seconds[around] = own.seconds.get(around, 0.0) - waited  # `stage` adds the whole
+        own.seconds[around] = own.seconds.get(around, 0.0) - waited  # `stage` adds the total
         if batch is _END:
             return
         yield batch  # type: ignore[misc]  # not the end

@@ -93,7 +93,7 @@ ATTACKS = {
     "a name for a network": (lambda: compress("vit"), "the model must be a torch.nn.Module, got a str"),
     "a quantised network": (lambda: compress(Quantised()), "compress it first and quantise the result"),
     "a network without weights": (lambda: compress(nn.ReLU()), "ReLU has no weights in floating point"),
-    "a network on meta": (lambda: compress(make_model().to("meta")), "lies on the meta device, without values"),
+    "a network on meta": (lambda: compress(make_model().to("meta")), "is on the meta device, without values"),
     "a layer called by keyword": (lambda: compress(ByKeyword()), r"layer second is called by keyword"),
     "samples instead of batches": (
         lambda: compress(timm.create_model("test_vit"), [torch.zeros(3, 160, 160)] * 4),
@@ -143,7 +143,7 @@ ATTACKS = {
     "ratio NaN": (lambda: compress(ratio=float("nan")), NUMBER),
     "ratio True": (lambda: compress(ratio=True), NUMBER),
     "ratio as a text": (lambda: compress(ratio="0.5"), NUMBER),
-    "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "above the budget"),
+    "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "exceeds the budget"),
     "an error as a text": (
         lambda: compress(budget=facts.Budget(error="0.05")),
         "must be a positive number, got '0.05'",
@@ -158,14 +158,14 @@ ATTACKS = {
     "an unknown search": (lambda: compress(search="best"), "unknown search 'best'; choose one of"),
     "factors of another shape": (
         lambda: compress(estimator=Narrow()),
-        r"Narrow gives A \[5, 5\] for layer grid, and it must be \[6, 6\], or None for the identity",
+        r"Narrow gives A \[5, 5\] for layer grid; it must be \[6, 6\], or None for the identity",
     ),
     "a plan without a layer": (
         lambda: compress(search=Planning(grid=0)),
-        "Planning must plan a rank, or None, .*; not so grid",
+        "Planning must plan a rank, or None, .*; wrong for grid",
     ),
     "a rank beyond the layer": (lambda: compress(search=Planning(rows=99)), r"rank 99 for layer rows: .* 1 \.\. 11"),
-    "fit_bias as a text": (lambda: facts.prepare(make_model(), fit_bias="no"), "fit_bias is True or False, got 'no'"),
+    "fit_bias as a text": (lambda: facts.prepare(make_model(), fit_bias="no"), "fit_bias must be True or False, got"),
     "an unknown form": (lambda: compress(form="round"), "form must be one of plain, pivoted, got 'round'"),
     "precision as a text": (lambda: facts.Execution("bfloat16"), "precision must be a type such as torch.bfloat16"),
     "an integer precision": (lambda: facts.Execution(torch.int8), "precision must be a type such as"),

@@ -120,7 +120,7 @@ def test_an_error_is_kept_on_them():
     result = facts.compress(make_model(), data, budget=facts.Budget(error=0.001))
     assert result.summary.distance.num_samples == 32 and result.summary.distance.mean <= 0.001
     assert "the smallest found with an error of at most 0.001 on the held-out samples" in str(result)
-    with pytest.raises(ValueError, match="the data are too few: give 4 or more"):
+    with pytest.raises(ValueError, match="there are too few: give at least 4 samples"):
         facts.compress(make_model(), image_batches([3]), budget=facts.Budget(error=0.001))
 
 

@@ -72,8 +72,8 @@ class TestReasons:
             "small": "it has fewer than 10 outputs",
             "idle": "it is never called: another module may read its weight",
             "read": "it is never called: another module may read its weight",
-            "of_a_table": "its inputs do not have the samples for their first axis",
-            "own": "it is a Doubling, which computes in a way of its own",
+            "of_a_table": "its inputs do not have samples along their first axis",
+            "own": "it is a Doubling, which has its own way of computing",
             "tied": "it shares its weight with second",
             "second": "it shares its weight with tied",
             "classifier": "its name holds `classifier`",
@@ -187,7 +187,7 @@ class TestLayersThatComputeMore:
     @pytest.mark.parametrize(
         ("layer", "reason"),
         [
-            (Doubling(16, 16), "it is a Doubling, which computes in a way of its own"),
+            (Doubling(16, 16), "it is a Doubling, which has its own way of computing"),
             (with_another_forward(), HOOK),
             (hooked("register_forward_hook", lambda module, args, output: 2 * output), HOOK),
             (hooked("register_forward_pre_hook", lambda module, args: 2 * args[0]), HOOK),

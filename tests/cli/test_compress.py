@@ -118,7 +118,7 @@ def test_device_times(run, photos, tmp_path):
     result = run(*arguments, *latency, "--form", "plain", "--out", tmp_path / "vit")
     assert "latency, batch of 2" in result.stdout and "predicted for a board, not measured" in result.stdout
     result = run(*arguments, *latency, "--out", tmp_path / "other", code=1)
-    assert "are of form plain, and pivoted is asked for" in result.output
+    assert "are for form plain, but pivoted is wanted" in result.output
 
 
 @pytest.mark.parametrize(

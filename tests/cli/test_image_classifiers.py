@@ -122,6 +122,6 @@ class TestDataSets:
             ("hub:a/b", "hub:a/b is not on this machine and could not be fetched ("),
             (tmp_path / "texts", "has 0 columns of images among text, label: give a data set with one"),
             (tmp_path / "splits", "has the splits one, two, and no images in train: name a split"),
-            (tmp_path / "columns", "has several columns of classes, none of them called label: leave one"),
+            (tmp_path / "columns", "has several columns of classes, none of them called label: keep one"),
         ):
             assert message in run("evaluate", *VIT, "--data", data, code=1).output

@@ -109,7 +109,7 @@ def test_wrong_arguments_are_refused_before_any_work(model, batches, evaluate, t
         ({"forms": ("sparse",)}, "form must be one of plain, pivoted, got 'sparse'"),
         ({"ratios": (0.5, 1.5)}, r"must lie in \(0, 1\], got 1.5"),
         ({"loss": lambda outputs, targets: outputs.sum()}, "loss= to have a name of its own"),
-        ({"file": other}, "is no table of this kind"),
+        ({"file": other}, "is not a table of this kind"),
         ({"calibration": []}, "calibration data is empty"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -137,10 +137,10 @@ def test_refusals(network, monkeypatch):
     cases = (
         (network, {"weights": "int3"}, r"weights must be one of int8, int4, got 'int3'"),
         (network, {"group_size": 2.5}, "group_size must be an integer of at least 2, or None for the default, got 2.5"),
-        (copy.deepcopy(network).double(), {}, r"only float32 is quantized, and dense\.weight is in torch\.float64"),
-        (facts.quantize(network), {"weights": "int4"}, "is quantized already .5 weights in int8.*: quantize the one"),
+        (copy.deepcopy(network).double(), {}, r"only float32 can be quantized, but dense\.weight is torch\.float64"),
+        (facts.quantize(network), {"weights": "int4"}, "is already quantized .5 weights in int8.*: quantize the net"),
         (nn.Sequential(nn.Linear(1, 4)), {}, "Sequential has no linear layer with a weight of its own"),
-        (unfit, {}, r"plain\.left holds NaN or infinity, and only finite weights are quantized"),
+        (unfit, {}, r"plain\.left contains NaN or infinity: only finite weights can be quantized"),
     )
     for given, options, message in cases:
         with pytest.raises(ValueError, match=message):

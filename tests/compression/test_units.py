@@ -297,5 +297,5 @@ def test_what_works_on_layers_alone_refuses_units():
         facts.compress(
             make_vit(), image_batches([4], shape=(3, 16, 16)), form="plain", budget=facts.Budget(rounds=(0.7,))
         )
-    with pytest.raises(ValueError, match=r"rounds stop at ratios in \(0, 1\), got 7"):
+    with pytest.raises(ValueError, match=r"rounds must be ratios in \(0, 1\), got 7"):
         facts.Budget(rounds=(7,))

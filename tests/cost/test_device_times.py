@@ -101,16 +101,16 @@ def test_a_layer_that_was_not_measured_is_named(measured, caplog):
 
 def test_a_missed_budget_is_an_error_since_nothing_is_measured(measured, monkeypatch):
     monkeypatch.setattr(Uniform, "allocate", lambda search, problem: SearchResult(dict.fromkeys(problem.layers)))
-    with pytest.raises(ValueError, match="Uniform ends above the budget: latency of the compressed layers would be"):
+    with pytest.raises(ValueError, match="Uniform exceeds the budget: latency of the compressed layers would be"):
         compress(measured)
 
 
 def test_times_of_something_else_are_refused(measured, tmp_path):
     half = facts.Execution(torch.bfloat16)
     for options, words in (
-        ({"form": "plain"}, "of a board are of form pivoted, and plain is asked for"),
-        ({"form": "pivoted", "execution": half}, "of precision float32, and bfloat16 is"),
-        ({"shape": (2, 7, 64)}, "are of Net .* not of this network .*: measure this one there"),
+        ({"form": "plain"}, "of a board are for form pivoted, but plain is wanted"),
+        ({"form": "pivoted", "execution": half}, "for precision float32, but bfloat16 is"),
+        ({"shape": (2, 7, 64)}, "are for Net .* not for this network .*: measure this one there"),
     ):
         with pytest.raises(ValueError, match=words):
             compress(measured, latency_ms=5, **options)
@@ -122,7 +122,7 @@ def test_times_of_something_else_are_refused(measured, tmp_path):
         replace(measured, dense=1e308)
     for text in ("", "[]", '{"device": "a board"}', '{"layers": NaN}'):
         (tmp_path / "board.json").write_text(text)
-        with pytest.raises(ValueError, match=r"board.json is no file of `facts measure` \(.*\): measure again"):
+        with pytest.raises(ValueError, match=r"board.json is not from `facts measure` \(.*\): measure again"):
             compress(tmp_path / "board.json")
     with pytest.raises(FileNotFoundError, match="absent"):
         compress(tmp_path / "absent.json")

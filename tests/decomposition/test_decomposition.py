@@ -81,7 +81,7 @@ def test_float64_inside_and_the_type_of_the_weight_outside(dtype):
 
 @pytest.mark.parametrize("rank", [0, -1, 7])
 def test_rank_out_of_range(rank):
-    with pytest.raises(ValueError, match=rf"rank must lie in 1 \.\. 6 for this layer, got {rank}"):
+    with pytest.raises(ValueError, match=rf"rank must be from 1 to 6 for this layer, got {rank}"):
         facts.low_rank_factors(torch.randn(6, 8), KroneckerFactors(), rank)
 
 

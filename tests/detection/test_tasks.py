@@ -114,7 +114,7 @@ def test_the_shipped_networks_are_good(detection, detector, segmentation, segmen
 
 
 def test_missing_and_too_few_data_are_clear_errors(tmp_path, detection):
-    with pytest.raises(FileNotFoundError, match="COCO 2017 as it is unpacked"):
+    with pytest.raises(FileNotFoundError, match="COCO 2017, unpacked"):
         Coco(root=str(tmp_path), num_calibration=1, batch_size=1).inspect()
     with pytest.raises(FileNotFoundError, match="ADEChallengeData2016"):
         ADE20K(root=str(tmp_path), num_calibration=1, batch_size=1).inspect()

@@ -40,4 +40,4 @@ def test_the_doctor_says_where_weights_come_from(cell_config):
     published, own = (sources(n, instantiate(cell_config("profile=paper", f"model={n}").model.paper)) for n in names)
     assert re.search(r"SHA-256 that begins with 762e2178: https://\S+-762e2178\.pth", published)
     assert "experiments.train_dense model=upernet_swin_b task=ade20k" in published
-    assert "Nobody publishes it: python -m experiments.train_dense model=mask_rcnn_swin_b task=coco" in own
+    assert "It is not published: python -m experiments.train_dense model=mask_rcnn_swin_b task=coco" in own

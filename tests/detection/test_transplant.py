@@ -71,10 +71,10 @@ def test_positions_are_resampled_to_the_backbone_s_grid():
 
 def test_other_families_and_shapes_are_refused():
     recipe, classifier = drawn("upernet_swin_b")
-    with pytest.raises(ValueError, match="a ConvNeXt is no backbone here"):
+    with pytest.raises(ValueError, match="a ConvNeXt cannot be the backbone"):
         untrained(recipe, timm.create_model("convnext_atto"))
     other = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=48, num_heads=[2, 4, 8, 16])
-    with pytest.raises(ValueError, match="has other shapes than its classifier"):
+    with pytest.raises(ValueError, match="does not have its classifier's shapes"):
         untrained(recipe, other)
     classifier.extra = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"SwinTransformer has no place for extra\.weight, extra\.bias"):

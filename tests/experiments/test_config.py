@@ -149,11 +149,11 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
     [
         (["estimator.shrinkage_row=2"], "estimator.shrinkage_row=2: input should be less than or equal to 1"),
         (["hardware.memory.layers_at_once=0"], "hardware.memory.layers_at_once=0: input should be greater"),
-        (["hardware.timing=${ratio}", "ratio=1.0"], "1.0 stands in place of a group of fields: set its fields"),
+        (["hardware.timing=${ratio}", "ratio=1.0"], "got 1.0 where a group of fields is expected: set its fields"),
         (["hardware.precision=int8"], "hardware.precision must be one of float32, bfloat16, got 'int8'"),
         (["hardware.num_threads=-3"], "hardware.num_threads must be at least 1, got -3"),
         (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),
-        (["analysis=cross_moments", "fit_bias=true"], "an analysis is of layers and of their inputs alone"),
+        (["analysis=cross_moments", "fit_bias=true"], "an analysis covers only layers and their inputs"),
         (["stages=pela", "estimator=none", *DETECTOR], "stages begin with a compression: choose an estimator"),
         (["stages=pela", "refit=mpifa", *DETECTOR], "stages train the compressed layers again: choose refit=null"),
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),

@@ -101,7 +101,7 @@ def test_the_verdict_counts_what_the_tables_hold_and_photos_have_their_own_table
         assert f"{place} {leading}" in page.text
     assert page.text.count("the first of these is −1.5 to −1.5 points below the original") == 2
     assert "0.0 to 2.4 points, and 28 of 32 pairs of methods" in page.text and "in 2 of 2 columns by more" in page.text
-    assert "nor any speed on a GPU" in page.text and "since networks and data are others" in page.text
+    assert "nor any speed on a GPU" in page.text and "since networks and data differ" in page.text
     assert rows(page, "photos-rivals")["C"][2] == "99.5 ± 0.4*"  # after the FLOPs and the published ones
 
 

@@ -60,12 +60,12 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("name: mine", "name: rivals", r"results go under the name, which must be the file's, mine, not rivals"),
-        ("columns: {Net: []}", "", r" has no columns, and would make nothing"),
-        ("metrics: {top1: Top-1}", "", r" has no metrics, and would make nothing"),
+        ("name: mine", "name: rivals", r"results go under the name, which must be the file's: mine, not rivals"),
+        ("columns: {Net: []}", "", r" has no columns, and would produce nothing"),
+        ("metrics: {top1: Top-1}", "", r" has no metrics, and would produce nothing"),
         ("top1", "topp1", r"no cell has the metric topp1; there are gflops\|.*\|top1"),
         ("ranked_by: top1", "ranked_by: gflops", r"ranked_by must be one of top1"),
-        ("{A: []}", "{A: [hydra/launcher=joblib]}", r": hydra/launcher=joblib is for the command line alone"),
+        ("{A: []}", "{A: [hydra/launcher=joblib]}", r": hydra/launcher=joblib is only for the command line"),
         ("task:", "notes: [in mini: few]\ntask:", r"notes\.0=\{'in mini': 'few'\}: input should be a valid string"),
     ],
 )

@@ -44,7 +44,7 @@ def test_outputs_that_are_no_logits_are_compared_by_the_task_s_own_error():
     original, changed = torch.rand(3, 4), torch.rand(3, 4)
     task = Features([1])
     assert task.distillation_error(original, changed, 1.0).equal(squared_error(original, changed))
-    with pytest.raises(ValueError, match="outputs of Features are no class logits: temperature must be 1"):
+    with pytest.raises(ValueError, match="outputs of Features are not class logits: temperature must be 1"):
         task.distillation_error(original, changed, 2.0)
 
 
@@ -122,10 +122,10 @@ def test_a_backbone_can_learn_more_slowly():
 def test_a_loss_that_is_not_finite_is_an_error():
     task = Given([2, 2])
     task.batches[1][0][0] = torch.nan
-    with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: lower learning_rate, or take precision"):
+    with pytest.raises(ValueError, match="the loss is nan in epoch 0, step 1: lower learning_rate, or use precision"):
         finetuned(task)
     task.batches = []
-    with pytest.raises(ValueError, match=r"not one whole batch to train on: lower its batch_size"):
+    with pytest.raises(ValueError, match=r"no complete batch to train on: lower its batch_size"):
         finetuned(task)
 
 
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_is_an_error():
         ({"alpha": 1.1}, "alpha"),
         ({"precision": "auto"}, "precision"),
         ({"warmup": 5}, "warmup"),
-        ({"min_learning_rate": 0.1}, "min_learning_rate 0.1 is what learning_rate 0.01 falls to"),
+        ({"min_learning_rate": 0.1}, "min_learning_rate 0.1 must not exceed learning_rate 0.01"),
         ({"schedule": "steps"}, "give them with schedule=steps"),
         ({"decay_epochs": [8]}, "give them with schedule=steps"),
     ],
@@ -193,5 +193,5 @@ def test_rates_follow_the_schedule_once_they_have_risen(fields, expected):
 def test_too_little_memory_for_a_batch_says_what_lowers_the_need():
     student = make_student()
     student.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("none left")))
-    with pytest.raises(MemoryError, match=r"a batch of 3 .*divide batch_size, and multiply accumulate by as much"):
+    with pytest.raises(MemoryError, match=r"a batch of 3 .*divide batch_size and multiply accumulate by the same"):
         finetune(student, make_model(), Given([3]), recipe())

@@ -58,8 +58,8 @@ def test_files_in_half_precision_and_with_tied_weights_twice(tmp_path):
     ("fields", "message"),
     [
         ({"configuration": CONFIGURATIONS["llama"], "weights": "pretrained"}, "without a tag"),
-        ({"configuration": {}}, "knows no model_type None"),
-        ({"configuration": CONFIGURATIONS["llama"], "arguments": {"num_layer": 1}}, "of llama is called num_layer"),
+        ({"configuration": {}}, "does not support model_type None"),
+        ({"configuration": CONFIGURATIONS["llama"], "arguments": {"num_layer": 1}}, "llama has no field num_layer"),
     ],
 )
 def test_recipes_that_build_nothing_are_refused(fields, message):

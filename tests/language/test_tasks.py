@@ -78,7 +78,7 @@ def test_every_epoch_has_as_many_batches(tmp_path, model, rest):
     epochs = [corpus.training(model, epoch, seed=5) for epoch in range(12)]
     assert {len(batches) for batches in epochs} == ({2} if rest < length - 1 else {3})
     assert len(replace(corpus, sequence_length=length * 3 + rest).training(model, 0)) == 1
-    with pytest.raises(ValueError, match="tokens has not one window of 10000"):
+    with pytest.raises(ValueError, match="tokens does not fill a window of 10000"):
         replace(corpus, sequence_length=10000).training(model, 0)
 
 
@@ -174,7 +174,7 @@ def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     assert quiz.evaluate(model)["accuracy_quiz"] == pytest.approx(100 * sum(right) / 8)
     with pytest.raises(ValueError, match=r"no benchmark is called yours in .*, which describes mine, quiz"):
         replace(quiz, benchmark_names=("mine", "yours")).inspect()
-    with pytest.raises(ValueError, match="gives no accuracy of mine"):
+    with pytest.raises(ValueError, match="reports no accuracy for mine"):
         replace(quiz, benchmark_names=("mine",)).evaluate(model)
 
 

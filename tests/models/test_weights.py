@@ -187,5 +187,5 @@ def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, 
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {"state_dict": 3}, torch.zeros(2)])
 def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
     torch.save(content, tmp_path / "other.pth")
-    with pytest.raises(ValueError, match=r"other.pth is no checkpoint: give a file of tensors"):
+    with pytest.raises(ValueError, match=r"other.pth is not a checkpoint: give a file of named tensors"):
         weights.read_checkpoint(tmp_path / "other.pth")

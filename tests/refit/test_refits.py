@@ -136,7 +136,7 @@ def test_what_a_refit_cannot_do():
     model, batches = make_model(), image_batches([4])
     with pytest.raises(ValueError, match="Blockwise runs the network on calibration data: give some, or no refit"):
         facts.compress(model, estimator="pela", refit="blockwise", ratio=0.5)
-    with pytest.raises(ValueError, match="MPIFA leaves biases as they are: choose fit_bias=False"):
+    with pytest.raises(ValueError, match="MPIFA does not fit biases: choose fit_bias=False"):
         facts.compress(facts.prepare(model, batches, fit_bias=True), refit="mpifa", ratio=0.5)
     with pytest.raises(ValueError, match="unknown refit 'gptq'; choose one of blockwise, mpifa, svd_llm"):
         facts.compress(model, batches, refit="gptq", ratio=0.5)

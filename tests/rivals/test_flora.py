@@ -88,7 +88,7 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
 def test_what_cannot_be_searched():
     model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
     batches = [(torch.randn(16, 1), torch.zeros(16, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="FLORASearch ends above the budget"):  # there is nothing to choose
+    with pytest.raises(ValueError, match="FLORASearch exceeds the budget"):  # there is nothing to choose
         facts.compress(model, batches, search=FLORASearch(), ratio=0.5, layers=["0", "2"], form="plain")
     problem = make_problem(output_error=lambda original, changed: changed.sum() * float("nan"))
     with pytest.raises(ValueError, match="is NaN or infinite: lower learning_rate"):

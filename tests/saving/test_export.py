@@ -137,7 +137,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
     path.write_text("before")
     with pytest.raises(ValueError, match=r"differ from the network's by up to .* nothing was written"):
         export(Noisy(), EXAMPLE, path)
-    with pytest.raises(ValueError, match="Pair returns a tuple, and only a network that returns one tensor can be"):
+    with pytest.raises(ValueError, match="Pair returns a tuple, but only a network that returns one tensor can be"):
         facts.export_program(Pair(), EXAMPLE, path)
     with room_for(4096), pytest.raises(OSError, match=r"no room for .*model\..*: free some"):
         export(perceptron(), EXAMPLE, path)
@@ -150,7 +150,7 @@ def test_refusals_leave_the_folder_as_it_was(kind, tmp_path):
 
 
 def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"written in float32, and the network is in torch\.float64: export `model"):
+    with pytest.raises(ValueError, match=r"written in float32, but the network is in torch\.float64: export `model"):
         facts.export_onnx(make_model(), torch.randn(2, 3, 8, 8), tmp_path / "model.onnx")
     path = tmp_path / "model.pt2"
     example = torch.randn(2, 24, dtype=torch.bfloat16)

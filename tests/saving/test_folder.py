@@ -131,7 +131,7 @@ def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog
     model = timm.create_model(tag, num_classes=16, **options).eval()
     result = compressed(model, (3, 160, 160), layers=LAYERS.get(tag))
     facts.save_compressed(result, tmp_path)
-    assert "load it by facts.load_compressed(folder, model=the dense network)" in caplog.text
+    assert "load it with facts.load_compressed(folder, model=the dense network)" in caplog.text
     with pytest.raises(ValueError, match=REFUSED):
         facts.load_compressed(tmp_path)
     assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))

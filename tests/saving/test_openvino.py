@@ -40,7 +40,7 @@ def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
         (
             [torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)],
             out,
-            r"is \[3, 8, 8\], and the example is \[3, 16, 16\]: their shapes must match",
+            r"has the shape \[3, 8, 8\], but the example has \[3, 16, 16\]: they must match",
         ),
     ):
         with pytest.raises(ValueError, match=message):

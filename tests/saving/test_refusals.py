@@ -89,7 +89,7 @@ MANIFESTS = {
     **each("text", lambda text: write(MANIFEST, text), TEXTS, DAMAGED),
     **each("without", drop, FIELDS, rf"{DAMAGED}({'|'.join(FIELDS)}): Field required"),
     **each("wrong", lambda wrong: put(wrong[1], wrong[0]), WRONG, rf"{DAMAGED}({'|'.join(dict(WRONG))})"),
-    "newer": (put({"facts": "999.0"}, "versions"), r"by facts 999\.0, and this is .*: pip install -U facts"),
+    "newer": (put({"facts": "999.0"}, "versions"), r"by facts 999\.0, but this is .*: pip install -U facts"),
     "no recipe": (put(None, "recipe"), "names no architecture that can be built from JSON; pass the dense network"),
     "other weights": (put("0" * 64, "fingerprint"), r"is not the file that compression\.json describes"),
 }
@@ -114,23 +114,23 @@ RECIPES = {
     ),
     "code": (put("print()", "recipe", "code"), f"{REFUSED}.*Unexpected keyword argument"),
     **each("source", lambda name: put(name, "recipe", "weights"), ("pretrained", "a.pth"), f"{REFUSED}.*'random'"),
-    **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is no tag of timm's own, but a repository or a folder"),
+    **each("tag", lambda tag: put(tag, "recipe", "tag"), TAGS, "is not one of timm's tags, but a repository or"),
     "no tag": (put("no_such_network", "recipe", "tag"), "cannot be built as it was saved"),
     **each("loaded", lambda name: argument(name, {"source": "hub"}), LOADED, "would have timm load something"),
     **each("torchvision", torchvision, TORCHVISION, f"{REFUSED}torchvision's .* or would load something"),
-    **each("address", lambda name: argument("act_layer", name), ("https://a.b", ["/etc"]), "and may name no file"),
+    **each("address", lambda name: argument("act_layer", name), ("https://a.b", ["/etc"]), "may not name a file"),
     **each("size", lambda size: argument(*size), SIZES, f"{REFUSED}|cannot be built|{UNFIT}"),
-    **each("config", lambda name: openmmlab(config=name), PATHS, "is no name of a file among the library's"),
+    **each("config", lambda name: openmmlab(config=name), PATHS, "is not a file name among the library's"),
     **each("option", lambda given: openmmlab(arguments=given), OPENMMLAB, "set (type|init_cfg|_delete_|pretrained) to"),
     "classifier": (openmmlab(classifier={"tag": "vit", "weights": "evil.pth"}), "names a classifier to be loaded"),
-    **each("configuration", transformers, TRANSFORMERS, f"{REFUSED}.*(sets .* to|may name no file)"),
+    **each("configuration", transformers, TRANSFORMERS, f"{REFUSED}.*(sets .* to|may not name a file)"),
     "by tag": (put({"kind": "transformers", "tag": "a/b"}, "recipe"), f"{REFUSED}.*has no configuration"),
 }
 RANKS = (0, -1, 3.0, True, "3", [3], float("nan"))
 LAYERS = ("gone", "blocks.0.norm1", "patch_embed.proj", "patch_embed.proj.linear", "", "__class__")
 PLANS = {
     **each("rank", lambda rank: put(rank, "plan", LAYER), RANKS, rf"{DAMAGED}plan\.blocks\.0\.mlp\.fc1"),
-    **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "192 x 48, and its rank"),
+    **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "192 x 48, but its rank"),
     **each(
         "layer",
         lambda name: put(3, "plan", name),
@@ -162,7 +162,7 @@ STORED, SCALES = f"{QKV}.parametrizations.weight.original", f"{QKV}.parametrizat
 NOT_LINEAR = (f"{QKV}.bias", QKV, "blocks.0.norm1.weight", "")
 QUANTIZED = {
     "kind": (put("int2", "quantization", "weights"), rf"{DAMAGED}quantization\."),
-    **each("tensor", lambda name: put([name], "quantization", "tensors"), NOT_LINEAR, "is no weight of a linear layer"),
+    **each("tensor", lambda name: put([name], "quantization", "tensors"), NOT_LINEAR, "is not a weight of a linear"),
     "another type": (put("int8", "quantization", "weights"), UNFIT),
     "a group beyond any row": (put(10**30, "quantization", "group_size"), UNFIT),
     "no quantization": (put(None, "quantization"), r"parametrizations\.weight.* is unexpected"),
@@ -172,8 +172,8 @@ QUANTIZED = {
 CONFIGURATION = "recipe", "configuration"
 CLASSIFIER = {
     "image_size": (put(10**9, *CONFIGURATION, "image_size"), "image_size is 1000000000, which no network has"),
-    "hidden_act": (put("somebody/kernel", *CONFIGURATION, "hidden_act"), "may name no file and no address"),
-    "model_type": (put("timm_wrapper", *CONFIGURATION, "model_type"), r"timm within transformers \(timm_wrapper\)"),
+    "hidden_act": (put("somebody/kernel", *CONFIGURATION, "hidden_act"), "may not name a file or an address"),
+    "model_type": (put("timm_wrapper", *CONFIGURATION, "model_type"), r"timm network within transformers"),
     "id2label": (put(dict.fromkeys(range(70_000), "a"), *CONFIGURATION, "id2label"), "too many for any network"),
 }
 

@@ -96,7 +96,7 @@ def test_latency_is_a_cost_like_any_other(name):
 @pytest.mark.parametrize("name", ["uniform", "aafm", "asvd", "asvd_plus", "fastlrd", "flar", "memvit", "svd_llm_v2"])
 def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name):
     budget = make_problem(bounds={"flops": 0.05}).budget[0]
-    with pytest.raises(ValueError, match=rf"above the budget: flops .* would be \d+, and {budget:.6g} are allowed"):
+    with pytest.raises(ValueError, match=rf"exceeds the budget: flops .* would be \d+, but at most {budget:.6g} may"):
         compress(name, ratio=0.05)
 
 

@@ -126,5 +126,5 @@ def test_what_only_has_the_name_of_an_image_is_left_out(tmp_path, caplog):
     (photos.root / "dog" / "folder.jpg").mkdir()
     (photos.root / "fox" / "link.jpg").symlink_to("gone")
     assert labels(photos.evaluation(network(3))) == [0] * 4 + [1] * 4 + [2] * 4
-    assert "3 of 15 images are left out, mend or remove these broken links, folders or pipes: " in caplog.text
+    assert "3 of 15 images are left out, repair or remove these broken links, folders or pipes: " in caplog.text
     assert "cat/pipe.png, " in caplog.text

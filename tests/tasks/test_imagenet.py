@@ -178,7 +178,7 @@ class TestLayouts:
         with pytest.raises(ValueError, match=rf"train holds no image .* 4 of them: {FIRST}, \w+, \w+, \.\.\.; classes"):
             find_images(copied, "train")
         (copied / "val" / FIRST).rename(copied / "val" / "tench")
-        with pytest.raises(ValueError, match=r"val holds classes that are none of ImageNet-1k, 1 of them: tench;"):
+        with pytest.raises(ValueError, match=r"val holds classes that are not in ImageNet-1k, 1 of them: tench;"):
             find_images(copied, "val")
 
 

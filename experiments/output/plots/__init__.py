@@ -1,1 +1,1 @@
-"""Figures, one function each: from an experiment's records to the figure and its values."""
+"""Figures, one function each, from an experiment's records to the figure and its values."""

@@ -14,11 +14,11 @@ from experiments.output.plots.colors import BLACK, CURVES, MARKERS
 from experiments.output.plots.style import WIDTH, Records, metrics_of, panels, say, share_legend
 from experiments.output.tables import flops_unit
 
-CHARACTERS_OF_LABEL = 10  # in a line
-CHARACTERS_OF_AXIS = 50  # labels that take more than this at equal width are turned
+CHARACTERS_OF_LABEL = 10  # per line
+CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
 TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-LEAST_SPAN = 5  # points of an axis of shares, so that noise looks like noise
-BESIDE = 0.1  # between curves at one value, so that error bars do not hide each other
+LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
+BESIDE = 0.1  # distance between curves at one value, so that error bars do not hide each other
 PIVOTED = ", pivoted"
 COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 

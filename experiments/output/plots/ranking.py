@@ -21,7 +21,7 @@ def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFr
     """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
 
     95 % intervals of ranks come from a bootstrap over test images, the same for all methods and columns of one size.
-    Blue marks the best and those whose rank difference may be zero; the line joins methods that none beats in both.
+    Blue marks the best and those whose rank difference may be zero; the line joins methods that no other beats in both.
     """
     methods = ranked(experiment, records)
     figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
@@ -77,7 +77,7 @@ def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
             "minutes": np.mean(minutes, axis=1),
         }
     ).sort_values(["rank", "minutes"], ignore_index=True)
-    timed = table.fillna({"minutes": np.inf})  # the original takes none
+    timed = table.fillna({"minutes": np.inf})  # the original needs none
     by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
     return table.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
 

@@ -44,7 +44,7 @@ def joined(parts: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
 
 
 def metrics_of(records: Records, *metrics: str) -> pd.DataFrame:
-    """Collect metrics by row and column, one line a record; NaN where a record lacks one."""
+    """Collect metrics by row and column, one line per record; NaN where a record lacks one."""
     found = [(*place, *map(record.metrics.get, metrics)) for place, record in records.items() if record]
     return pd.DataFrame(found, columns=["row", "column", *metrics])
 

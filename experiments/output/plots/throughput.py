@@ -1,4 +1,4 @@
-"""Images per second as bars, by device, with their ratio to the original network's."""
+"""Images per second as bars, by device, with their ratios to the original network's."""
 
 from collections.abc import Iterable
 from dataclasses import fields

@@ -15,7 +15,7 @@ from experiments.output.report.results import Result
 from experiments.output.tables import flops_unit, is_dense
 
 INK = "#010203"  # stands for the colour of the text around the chart
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear on both
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear in both
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
 CHARTS = STYLE | dict.fromkeys(INKED, INK) | {"font.size": 10, "axes.titlesize": 10, "grid.alpha": 0.15}
 CHARTS |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none"}

@@ -1,4 +1,4 @@
-"""The report, from a results folder alone: `report.html`, one file that loads nothing, and the short `report.md`."""
+"""The report on a results folder: `report.html`, a single file that loads nothing, and the short `report.md`."""
 
 import io
 import re
@@ -33,7 +33,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
-    """Write both files in `folder`, including its sibling `photos`; `properties` are by table name."""
+    """Write both files to `folder`, including results from its sibling `photos`; `properties` are by table name."""
     results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
     loader, escaping = PackageLoader("experiments.output.report"), select_autoescape()
     environment = Environment(
@@ -117,7 +117,7 @@ def _bar(share: float, text: str) -> Markup:
 
 
 def picture(path: Path) -> str:
-    """Put a PNG into a URL, as lossless WebP: a third of the bytes."""
+    """Encode a PNG in a URL, as lossless WebP: a third of the bytes."""
     file = io.BytesIO()
     Image.open(path).save(file, "WEBP", lossless=True)
     return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"

@@ -90,10 +90,10 @@ def of_earlier_code(records: Iterable[Record]) -> list[Record]:
 
 
 def _code_today(record: Record) -> str:
-    config = {name: node for name, node in record.config.items() if name not in ("model", "task")}  # large, not read
+    config = {name: node for name, node in record.config.items() if name not in ("model", "task")}  # large and unused
     try:
         return code_of_results(method_of(OmegaConf.create(config)))
-    except (AttributeError, KeyError, ValueError):  # it has an option that is gone, or lacks a new one
+    except (AttributeError, KeyError, ValueError):  # it has a removed option, or lacks a new one
         return ""
 
 

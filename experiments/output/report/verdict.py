@@ -24,13 +24,13 @@ def verdict(paper: list[Result], photos: Path, comparable: bool) -> list[str]:
     errors = entries.standard_error.dropna()
     low, middle, high = orders.ours.astype(float).quantile([0, 0.5, 1])
     on_cpu = all(record.machine["gpu"] == "none" for result in paper for record in result.records.values())
-    lacking = "" if comparable else "the paper's accuracies, since networks and data are others; nor "
+    lacking = "" if comparable else "the paper's accuracies, since networks and data differ; nor "
     places = {"In the paper's tables": entries, "; on photos": others}
     found = [f"{place} {_leading(table)}" for place, table in places.items() if table.behind.notna().any()]
     return [
         f"{''.join(found)}.",
         f"One standard error over test images is {errors.min():.1f} to {errors.max():.1f} points, and "
-        f"{pairs.ours.sum():.0f} of {pairs['count'].sum():.0f} pairs of methods lie more than two apart, not level; "
+        f"{pairs.ours.sum():.0f} of {pairs['count'].sum():.0f} pairs of methods are more than two apart, not level; "
         f"their order correlates with the paper's by {low:.2f} to {high:.2f} (median {middle:.2f}), "
         f"in {(orders.p_value < SIGNIFICANT).sum()} of {len(orders)} columns by more than chance (p < {SIGNIFICANT}).",
         f"None of this shows {lacking}what another calibration set or seed would change, since each cell was run "

@@ -1,6 +1,6 @@
-"""MemViT: a low-rank residual that gives back what truncation has taken from the outputs (Azizi et al., 2024).
+"""MemViT: a low-rank residual that restores what truncation removes from the outputs (Azizi et al., 2024).
 
-min over P, Q of Σ ‖W x - U V x̃ - P Q x̃‖²: x are the inputs in the original, x̃ those behind compressed layers.
+min over P, Q of Σ ‖W x - U V x̃ - P Q x̃‖²: x are the inputs in the original, x̃ those after compressed layers.
 """
 
 from dataclasses import replace
@@ -18,9 +18,9 @@ from facts.utils.options import Ratio, options
 
 @options
 class MemViTResidual(Refit):
-    """U V keeps its leading components, P Q gets the other ranks of the plan, so that the cost stays.
+    """U V keeps its leading components, and P Q gets the plan's other ranks, so that the cost stays the same.
 
-    P Q has `residual_share` of the dense layer's weights, but U V has rank 1 at least. Both are stored as one layer.
+    P Q has `residual_share` of the dense layer's weights, but U V has at least rank 1. Both are stored as one layer.
     """
 
     by_block = False

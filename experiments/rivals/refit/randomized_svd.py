@@ -1,6 +1,6 @@
-"""Randomized SVD: the SVD by random projection in place of the exact one, without oversampling (Halko et al., 2011).
+"""Randomized SVD: an SVD by random projection instead of the exact one, without oversampling (Halko et al., 2011).
 
-As many random vectors as the rank, and power iterations, as in PyTorch's `svd_lowrank`.
+It uses as many random vectors as the rank, and power iterations, like PyTorch's `svd_lowrank`.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from facts.utils.random import seeded
 
 @options
 class RandomizedSVD(Refit):
-    """The factors that `torch.svd_lowrank(whitened weight, q=rank)` gives, with a draw for each layer and rank."""
+    """The factors that `torch.svd_lowrank(whitened weight, q=rank)` gives, with a new draw for each layer and rank."""
 
     fits_bias = True
 
@@ -28,7 +28,7 @@ class RandomizedSVD(Refit):
         return {name: self.randomized(name, problem.decompositions[name], problem.rank(name)) for name in names}
 
     def randomized(self, name: str, exact: Decomposition, rank: int) -> Decomposition:
-        """Draw for diag(s) of U diag(s) Vᵀ alone: Gaussian vectors have the same distribution in any basis."""
+        """Draw only for diag(s) of U diag(s) Vᵀ: Gaussian vectors have the same distribution in any basis."""
         s = exact.energies.double().cpu().sqrt()
         with seeded(self.seed, name, rank):
             u, values, v = torch.svd_lowrank(s.diag(), q=rank, niter=self.num_iterations)

@@ -1,7 +1,7 @@
 """SAES-SVD: one decomposition of a mixture of local and original outputs (Hu et al., ICLR 2026).
 
-min over rank k of Σ ‖W' x̃ - W (β x + (1 - β) x̃)‖²: x are the inputs in the original, x̃ those behind compressed layers.
-From the abstract alone: how the paper searches β was not read, nor its range.
+min over rank k of Σ ‖W' x̃ - W (β x + (1 - β) x̃)‖²: x are inputs in the original, x̃ those after compressed layers.
+Based only on the abstract: the paper's search for β and its range were not read.
 """
 
 from dataclasses import replace
@@ -18,9 +18,9 @@ from facts.utils.options import Share, options
 
 @options
 class SAESSVD(Refit):
-    """Layer after layer. Of some `shares` β, that is taken whose outputs keep most of their energy at the plan's rank.
+    """Layer by layer, use the β of `shares` whose mixture keeps most of its energy at the plan's rank.
 
-    That is the energy that a linear map of x̃ can reach.
+    Only the energy that a linear map of x̃ can reach counts.
     """
 
     by_block = False

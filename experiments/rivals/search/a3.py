@@ -1,8 +1,8 @@
-"""A3: each part of a block by the error of what it computes, all at one share (Wong et al., ICML 2026).
+"""A3: each part of a block minimises the error in what it computes, all at one share (Wong et al., ICML 2026).
 
-Read were the abstract and the paper's problems and theorems, without the rule that ranks hidden units: that is from
-memory, by the source it names, Drineas, Kannan and Mahoney (2006). The published code, DeepWok/a3, could not be read.
-The paper's networks have no biases: here that of queries is a weight of the input 1, the others stay.
+From the abstract and the paper's problems and theorems, without the rule that ranks hidden units: that is from memory,
+following the source that it names, Drineas, Kannan and Mahoney (2006). The published code, DeepWok/a3, could not be
+read. The paper's networks have no biases: here the queries' bias is a weight of the input 1, and the others stay.
 """
 
 import torch
@@ -20,11 +20,11 @@ from facts.utils.options import options
 
 @options
 class A3Search(Uniform):
-    """Every unit keeps the same share; layers in no unit are truncated as the estimator does it.
+    """Every unit keeps the same share; layers outside units are truncated as by the estimator.
 
-    Head by head, queries and keys have the least error of all scores before the softmax, values and outputs that of the
-    head's outputs: SVDs in the metric of second moments, not less the mean. Hidden units stay by the norm of what each
-    adds to the outputs, and nothing takes the place of the others.
+    In each head, queries and keys minimise the error of all scores before the softmax, and values and outputs that of
+    the head's outputs, by SVDs in the metric of uncentred second moments. Hidden units stay by the norm of what they
+    add to the outputs, and nothing replaces the others.
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
@@ -33,14 +33,14 @@ class A3Search(Uniform):
         return SearchResult(dict(self.ranks(problem)), decompositions=self.decompositions(problem))
 
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
-        """The decompositions, those of units by the method's own rules."""
+        """Make the decompositions, those of units by the method's own rules."""
         moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
         keys = key_and_value_grams(problem)
         for unit in problem.calibration.units.values():
             for call in unit.calls:
                 layer = problem.calibration.calls[call]
                 gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
-                gram = gram[: layer.in_features, : layer.in_features]  # without the 1 that is appended for a bias
+                gram = gram[: layer.in_features, : layer.in_features]  # without the 1 appended for a bias
                 if isinstance(unit, HiddenUnit):
                     made[call] = by_outputs(layer.weight.detach(), gram)
                 else:
@@ -50,6 +50,6 @@ class A3Search(Uniform):
 
 
 def by_outputs(weight: Tensor, gram: Tensor) -> Decomposition:
-    """Inputs of `weight [m, n]` in the order of the norms of x_j w_j, for the second moment `[n, n]`."""
+    """Order the inputs of `weight [m, n]` by the norms of x_j w_j, given their second moment `[n, n]`."""
     energies, order = (gram.diagonal() * weight.double().square().sum(dim=0)).sort(descending=True)
     return Decomposition(weight[:, order], torch.eye(len(order)).to(weight)[order], energies, order=order)

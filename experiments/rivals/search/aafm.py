@@ -1,4 +1,4 @@
-"""AAFM: the least rise of the measured divergence per cost, greedily (Yu and Wu, AAAI 2023)."""
+"""AAFM: greedy steps with the least rise in measured divergence per cost (Yu and Wu, AAAI 2023)."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from facts.utils.options import options
 
 @options
 class AAFMSearch(Search):
-    """From the dense network, layers go down some `ratios` one by one until the budget is met.
+    """Starting from the dense network, layers step down the `ratios` one by one until the budget is met.
 
-    The next step is that of the layer whose error, measured with this layer alone compressed, rises least for the cost
-    saved. If even the smallest ratios cost too much, they are the plan.
+    The next step is for the layer whose error, measured with only this layer compressed, rises least per cost saved. If
+    even the smallest ratios cost too much, they are the plan.
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -31,7 +31,7 @@ class AAFMSearch(Search):
 def _steps(
     problem: AllocationProblem, name: str, errors: dict[int | None, float]
 ) -> Iterator[tuple[float, int | None]]:
-    """Steps of a layer from dense to its smallest rank: the rise of the error for the cost saved, and the rank."""
+    """Yield a layer's steps from dense to its smallest rank: the rise in error per cost saved, and the rank."""
     last: int | None = None
     last_error = 0.0
     for rank, error in reversed(errors.items()):

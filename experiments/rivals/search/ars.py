@@ -14,9 +14,9 @@ from facts.utils.options import Count, NotNegative, Positive, Seed, options
 
 @options
 class ARSSearch(MILPSearch):
-    """Every layer is the sum of all its components times a mask of zeros and ones, which a hypernetwork learns to draw.
+    """Each layer sums its components times a mask of zeros and ones, which a hypernetwork learns to draw.
 
-    Masks are drawn from a Gumbel-sigmoid at `temperature`, straight through, all but open at first by `offset`. The
+    Masks are drawn from a Gumbel-sigmoid at `temperature`, straight-through, and nearly open at first by `offset`. The
     loss is the task's, plus `budget_weight` log(cost / budget) above the budget, plus `alignment_weight` times the mean
     over layers of ‖(mask - aligned) s‖², where the aligned mask has as many ones, all in front, and s are the singular
     values over the largest. The solver finds the plan whose components have the largest sum of logits.
@@ -52,18 +52,18 @@ class ARSSearch(MILPSearch):
         return SearchResult(*self.solve(problem, errors))
 
     def _drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """A mask of zeros and ones `[k]`."""
+        """Draw a mask of zeros and ones `[k]`."""
         noise = -torch.empty(len(logits)).exponential_(generator=generator).log()
         return rounded(((logits + noise.to(logits) + self.offset) / self.temperature).sigmoid())
 
     def _errors(self, logits: Tensor, most: int) -> dict[int | None, float]:
-        """Minus the sums of the logits of 1 to `most` components, and of all (None)."""
+        """Negated sums of the logits of the first 1 to `most` components, and of all (None)."""
         errors = (-(logits + self.offset).double().cumsum(dim=0)).tolist()
         return {**dict(enumerate(errors[:most], start=1)), None: errors[-1]}
 
 
 class MaskedLayer(TrainedLayer):
-    """One layer as all its components times a mask `[k]`; `costs [k, bounds]` are what each adds to those before."""
+    """One layer as all its components times a mask `[k]`; `costs [k, bounds]` are what each adds to those before it."""
 
     def __init__(self, problem: AllocationProblem, name: str):
         energies = problem.decompositions[name].energies

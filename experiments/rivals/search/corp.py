@@ -1,12 +1,12 @@
 """CORP: queries, keys and hidden units, with ridge regression on those that stay (Zhang and Yang, 2026).
 
 From the abstract and the published code, BOX-LEO/CORP; the paper's text was not read. Four things differ. The code
-measures again after each MLP, the abstract and we once. It makes I + M symmetric, which the regression does not ask
-for. It raises λ for scores too, where sums over tokens dwarf it. It has least widths, 64 hidden units and 8 features of
-a head.
+measures again after each MLP, while the abstract and this file measure once. It makes I + M symmetric, which the
+regression does not require. It also raises λ for scores, where sums over tokens dwarf it. It has minimum widths: 64
+hidden units, and 8 features per head.
 
-Legend: S and P are the indices that stay and that leave; q and k are the queries and keys of one head, without the bias
-of the keys, which the softmax ignores.
+Legend: S and P are the kept and the removed indices; q and k are the queries and keys of one head, without the keys'
+bias, which the softmax ignores.
 """
 
 from bisect import bisect_left
@@ -30,11 +30,11 @@ from facts.utils.options import Positive, options
 
 @options
 class CORPSearch(Search):
-    """Queries and keys, and hidden units, keep one share, the largest in thousandths that fits; all else stays dense.
+    """Queries, keys and hidden units keep one share, the largest in thousandths that fits; the rest stays dense.
 
-    Features of a head stay by the mean of q_j² k_j² over tokens, hidden units by that of x_j² times the share of tokens
-    with |x_j| above `active` times the root mean square of all. `ridge` is λ, raised for hidden units to that of oracle
-    approximating shrinkage.
+    Features of a head are kept by the mean of q_j² k_j² over tokens, hidden units by that of x_j² times the share of
+    tokens with |x_j| above `active` times the root mean square of all. `ridge` is λ; for hidden units, it is at least
+    that of oracle approximating shrinkage.
     """
 
     ridge: Positive = 1e-3
@@ -58,7 +58,7 @@ class CORPSearch(Search):
         return keeping(most)
 
     def decompositions(self, problem: AllocationProblem, plan: Plan) -> dict[str, Decomposition]:
-        """The decompositions; of units that get narrower only the components that stay."""
+        """Make the decompositions; narrowed units have only the components that are kept."""
         calibration, made = problem.calibration, dict(problem.decompositions)
         ranks = {call: rank for name, unit in calibration.units.items() if (rank := plan[name]) for call in unit.calls}
         moments = calibration.moments((InputGram(), InputSum()))
@@ -74,7 +74,7 @@ class CORPSearch(Search):
         return made
 
     def sums(self, problem: AllocationProblem, calls: Set[str]) -> dict[str, Tensor]:
-        """Sums over tokens: of q_j² k_j² for calls of score products, of how many have unit j active for MLPs."""
+        """Sum over tokens: q_j² k_j² for calls of score products, and how many have unit j active for MLPs."""
         units = [unit for unit in problem.calibration.units.values() if not calls.isdisjoint(unit.calls)]
         sums: dict[str, Tensor] = {}
         hooks = {}
@@ -107,9 +107,9 @@ def squared_products(heads: Heads, x: Tensor) -> Tensor:
 def without_features(
     layer: LowRankLayer, of_queries: Tensor, of_keys: Tensor, scores: Tensor, rank: int, ridge: float
 ) -> Decomposition:
-    """The `rank` features of a head with the highest scores, for Σ x xᵀ and Σ y yᵀ with q = right x and k = leftᵀ y.
+    """Keep a head's `rank` features with the highest scores, given Σ x xᵀ and Σ y yᵀ with q = right x and k = leftᵀ y.
 
-    Of all M, q_Sᵀ (I + M) k_S comes nearest to qᵀ k, over all pairs of a query and a key, plus λ ‖M‖²: M solves
+    M minimises (q_Sᵀ (I + M) k_S - qᵀ k)², summed over all pairs of a query and a key, plus λ ‖M‖²: it solves
     Q_SS M K_SS + λ M = Q_SP K_PS with Q = Σ q qᵀ and K = Σ k kᵀ.
     """
     left, right = (factor.detach().double() for factor in layer.factors())
@@ -124,10 +124,10 @@ def without_features(
 def without_units(
     layer: LinearLayer, gram: Tensor, total: Tensor, count: int, scores: Tensor, rank: int, ridge: float
 ) -> Decomposition:
-    """The `rank` inputs of a layer with the highest scores, for Σ x xᵀ and Σ x over `count` tokens.
+    """Keep a layer's `rank` inputs with the highest scores, given Σ x xᵀ and Σ x over `count` tokens.
 
-    With the covariance C, x_P is nearly B x_S + c, B = C_PS (C_SS + λ I)⁻¹: the weight is W_S + W_P B, and the bias
-    keeps the mean output. Without a bias there is no c, and C is not less the mean.
+    With the covariance C, x_P is nearly B x_S + c, where B = C_PS (C_SS + λ I)⁻¹: the weight is W_S + W_P B, and the
+    bias keeps the mean output. Without a bias there is no c, and C is not centred.
     """
     energies, order = scores.sort(descending=True)
     S, P = order[:rank], order[rank:]
@@ -142,7 +142,7 @@ def without_units(
 
 
 def shrinkage(covariance: Tensor, count: int) -> float:
-    """λ of oracle approximating shrinkage, for a covariance `[p, p]` of so many vectors (Chen et al., 2010)."""
+    """λ of oracle approximating shrinkage, for a covariance `[p, p]` of `count` vectors (Chen et al., 2010)."""
     p, trace, squares = len(covariance), covariance.trace(), covariance.square().sum()
     share = ((1 - 2 / p) * squares + trace**2) / ((count + 1 - 2 / p) * (squares - trace**2 / p))
     return (share.nan_to_num(nan=1.0).clamp(max=1) * trace / p).item()

@@ -1,6 +1,6 @@
 """Dobi-SVD: ranks trained through a smooth truncation of the layers' outputs (Wang et al., 2025).
 
-The weights follow in closed form: projected on what the truncated outputs of all batches have in common.
+The weights follow in closed form: they are projected on what the truncated outputs of all batches have in common.
 Legend: Y `[M, d]` a matrix, s its singular values, V `[d, d]` its right singular vectors, t `[d]` the shares to keep.
 """
 
@@ -21,22 +21,22 @@ from facts.search.training import Training, outputs_of, task_loss
 from facts.utils.batches import shared
 from facts.utils.options import Count, Positive, options
 
-HALVINGS = 50  # of the interval of the factor that makes ranks fit
-TIE = 1e-10  # of the larger of two squared singular values: nearer ones count as equal
+HALVINGS = 50  # of the interval for the factor that makes ranks fit
+TIE = 1e-10  # of the larger of two squared singular values: closer ones count as equal
 NUM_TERMS = 11  # of the series that stands in for the inverse of their difference, as in Dobi-SVD's code
 
 
 @options
 class DobiSVDSearch(Search):
-    """One real rank a layer is trained, which sets the share of each singular component of its outputs that is kept.
+    """Train one real rank per layer, which sets the share of each singular component of its outputs that is kept.
 
     Component i is multiplied by ½ tanh(`steepness` (rank + ½ - i)) + ½. The loss is the task's, in units of its value
     at the start (the same ratio for all layers, first batch), plus `penalty` · |kept ratio - allowed ratio|, plus the
-    squares of what a rank lies outside 1 .. min(d_in, d_out). Adam's rate falls along a cosine from the first of
-    `learning_rates` to the second, as shares of min(d_in, d_out). At the end all ranks are multiplied by the largest
+    squared distances of ranks from 1 .. min(d_in, d_out). Adam's rate falls along a cosine from the first of
+    `learning_rates` to the second, in shares of min(d_in, d_out). Finally, all ranks are multiplied by the largest
     factor whose rounded ranks meet the budget; a layer that would cost no less than dense stays dense.
 
-    A step takes an eigendecomposition of size min(d_in, d_out) for each use of a layer, more time than the network.
+    Each step takes an eigendecomposition of size min(d_in, d_out) per use of a layer, which is slower than the network.
     """
 
     num_epochs: Count = 20
@@ -83,7 +83,7 @@ class DobiSVDSearch(Search):
 
 
 def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan:
-    """Multiply ranks by the largest factor whose rounded ranks meet the budget; a rank as dear as dense is None."""
+    """Multiply ranks by the largest factor whose rounded ranks meet the budget; a rank that saves nothing is None."""
 
     def choice(name: str, rank: int) -> int | None:
         rank = max(1, min(rank, *problem.layers[name].weight.shape))
@@ -101,7 +101,7 @@ def fitting_plan(problem: AllocationProblem, ranks: Mapping[str, float]) -> Plan
 
 
 def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], plan: Plan) -> dict[str, Decomposition]:
-    """The weights projected on the common subspace of the batches' outputs, behind truncated layers."""
+    """Project the weights on the common subspace of the batches' outputs, with earlier layers truncated."""
     truncated = {name: layers[name] for name, rank in plan.items() if rank is not None}
     for name, layer in truncated.items():
         layer.rank = torch.tensor(plan[name], device=problem.device)
@@ -124,7 +124,7 @@ class TruncatedLayer:
         self.size = min(weight.shape)
         self.mean = problem.decompositions[name].mean
         self.input = weight.new_zeros(weight.shape[1]) if self.mean is None else self.mean.to(weight)
-        self.offset = nn.functional.linear(self.input, weight, self.dense.bias).detach()  # which truncation keeps
+        self.offset = nn.functional.linear(self.input, weight, self.dense.bias).detach()  # truncation keeps it
         dense = problem.cost(name, None)
         costs = [[0] * len(dense), *(problem.cost(name, rank) for rank in range(1, self.size + 1))]
         self.costs = torch.tensor(costs, dtype=torch.float64, device=weight.device)
@@ -138,7 +138,7 @@ class TruncatedLayer:
         return self.costs[below] + (rank - below) * (self.costs[below + 1] - self.costs[below])
 
     def rank_of_shares(self, shares: Iterable[float]) -> float:
-        """The rank, seldom a whole one, at which each cost is at most its share of the dense layer's; at least 1."""
+        """Find the largest real rank whose costs are at most these shares of the dense layer's; at least 1."""
         columns, ranks = self.costs.T.cpu().numpy(), range(self.size + 1)
         found = (np.interp(share * costs[-1], costs, ranks) for share, costs in zip(shares, columns, strict=True))
         return max(1.0, float(min(found)))
@@ -178,7 +178,7 @@ def falling_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def right_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """`s² [d]`, falling, and V, in float64, of YᵀY; what is zero to rounding is zero."""
+    """`s² [d]`, falling, and V of Y in float64, from YᵀY; values that are zero up to rounding become zero."""
     exact = matrix.double()
     values, vectors = falling_eigh(exact.mT @ exact)
     smallest = len(values) * torch.finfo(values.dtype).eps * values[0]
@@ -189,7 +189,7 @@ class SmoothTruncation(torch.autograd.Function):
     """Y V diag(t) Vᵀ, in the type of Y; t belongs to the singular values in falling order.
 
     The gradient is that of the SVD, written for the projection: between two components it is (t_i - t_j) / (s_i² -
-    s_j²), so those that are kept alike do not matter. Ties get the first terms of the inverse's geometric series.
+    s_j²), so equally kept ones do not matter. Ties use the first terms of the inverse's geometric series.
     """
 
     @staticmethod

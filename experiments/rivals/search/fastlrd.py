@@ -1,4 +1,4 @@
-"""FastLRD: components of least cosine similarity go first, greedily (Luo et al., ISCAS 2024; our reading)."""
+"""FastLRD: greedily removes the components that lower cosine similarity least (Luo et al., ISCAS 2024; our reading)."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -10,10 +10,10 @@ from facts.utils.options import options
 
 @options
 class FastLRDSearch(Search):
-    """From ranks at which layers cost as much as dense, components are removed one by one until the budget is met.
+    """Starting from ranks that cost as much as dense, components are removed one by one until the budget is met.
 
-    The next is the one whose loss lowers the cosine similarity of a layer's weight and its approximation least, per
-    unit of cost. It is that in the estimator's metric; the published one comes with `pela`. Each layer keeps one.
+    The next is the one whose removal lowers the cosine similarity of a layer's weight and its approximation least per
+    unit of cost, in the estimator's metric; `pela` has the published metric. Each layer keeps at least one component.
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:

@@ -29,17 +29,17 @@ Ranks = tuple[int | None, ...]
 """A plan's ranks, in the order of the layers."""
 
 CLIP = 5.0  # of the gradient's norm
-NUM_TRIES = 10  # for each candidate that is wanted
+NUM_TRIES = 10  # per wanted candidate
 
 
 @options
 class FLORASearch(Search):
-    """All ranks of a layer are leading parts of one pair of factors, trained for all of them in turns.
+    """All ranks of a layer are leading parts of one pair of factors, trained for all of them in turn.
 
-    A layer's choices are its ranks at `ratios` of min(d_in, d_out), if cheaper than dense, and itself. Each step trains
-    one network, whose choices are drawn with probabilities proportional to 1 / rank, towards the original's outputs:
-    AdamW, its rate falling along a cosine. Then a `population` of candidates is improved for `num_generations`: half of
-    the new ones are mutants, in which each block redraws its choices with probability `mutation`, the other half mix
+    A layer's choices are its ranks at `ratios` of min(d_in, d_out), if cheaper than dense, and staying dense. Each step
+    trains one network, whose choices are drawn with probabilities proportional to 1 / rank, towards the original's
+    outputs; AdamW's rate falls along a cosine. Then a `population` of candidates is improved for `num_generations`:
+    half of the new ones are mutants, in which each block redraws its choices with probability `mutation`, and half mix
     the layers of two of the `num_parents` best. All meet the budget; the best is the one whose outputs on the
     sensitivity data are nearest to the original's. The trained factors come with the plan.
     """
@@ -55,7 +55,7 @@ class FLORASearch(Search):
     seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        problem.training_batches()  # which must be there
+        problem.training_batches()  # raises if there are none
         choices = offered(problem, self.ratios)
         if not choices:
             return SearchResult(dict.fromkeys(problem.layers))
@@ -93,7 +93,7 @@ def offered(problem: AllocationProblem, ratios: Ratios) -> Choices:
 
 
 class Supernet:
-    """The problem's network with `choices` of some layers, whose factors start as the decompositions."""
+    """The problem's network with `choices` for some layers, whose factors start as their decompositions."""
 
     def __init__(self, problem: AllocationProblem, choices: Choices):
         self.problem, self.choices = problem, choices
@@ -113,7 +113,7 @@ class Supernet:
         return outputs_of(self.problem, inputs)
 
     def errors(self, plans: Iterable[Plan]) -> list[float]:
-        """Errors of the outputs at each of the plans, summed over the sensitivity data."""
+        """Sum the error of the outputs over the sensitivity data, for each plan."""
         plans, error = list(plans), self.problem.calibration.output_error
         totals = torch.zeros(len(plans), dtype=torch.float64)
         with torch.no_grad(), frozen(self.problem.model), replaced_forwards(self.forwards()):
@@ -124,7 +124,7 @@ class Supernet:
         return totals.tolist()
 
     def decompositions(self) -> dict[str, Decomposition]:
-        """Decompositions with the factors of the supernet, as many components as its highest rank."""
+        """Decompositions with the supernet's factors, each with as many components as the layer's highest rank."""
         found = {}
         for name, layer in self.layers.items():
             start, left, right = self.problem.decompositions[name], layer.left.detach(), layer.right.detach()
@@ -143,7 +143,7 @@ class _Elastic:
         self.left, self.right = (factor.detach().clone().requires_grad_() for factor in factors)
         mean = decomposition.mean
         self.mean = weight.new_zeros(weight.shape[1]) if mean is None else mean.to(weight)
-        self.offset = nn.functional.linear(self.mean, weight, self.dense.bias).detach()  # which all ranks keep
+        self.offset = nn.functional.linear(self.mean, weight, self.dense.bias).detach()  # all ranks keep it
 
     def forward(self, x: Tensor) -> Tensor:
         if self.rank is None:
@@ -153,7 +153,7 @@ class _Elastic:
 
 
 def within_budget(problem: AllocationProblem, choices: Choices, plan: Plan, rng: random.Random) -> Plan:
-    """Lower random layers by single choices until the plan fits, and then raise them while it fits.
+    """Lower random layers one choice at a time until the plan fits, then raise them while it fits.
 
     Layers without choices are dense. If even the lowest choices cost too much, they are the plan.
     """
@@ -179,7 +179,7 @@ def within_budget(problem: AllocationProblem, choices: Choices, plan: Plan, rng:
 
 
 class Evolution:
-    """Plans within the budget, and the error of each that was visited."""
+    """An evolution of plans within the budget, with the error of each visited plan."""
 
     def __init__(self, search: FLORASearch, problem: AllocationProblem, supernet: Supernet):
         self.search, self.problem, self.supernet, self.choices = search, problem, supernet, supernet.choices
@@ -188,7 +188,7 @@ class Evolution:
         self.errors: dict[Ranks, float] = {}  # by the ranks of all layers, in their order
 
     def run(self) -> Plan:
-        """Return the best plan of all that are visited."""
+        """Return the best of all visited plans."""
         for _ in with_progress(range(self.search.num_generations), "FLORA's evolution"):
             new = self._generation()
             errors = (error if math.isfinite(error) else math.inf for error in self.supernet.errors(new.values()))
@@ -199,7 +199,7 @@ class Evolution:
         return best
 
     def _generation(self) -> dict[Ranks, Plan]:
-        """Mutants, mixtures, and random plans in place of those that could not be made."""
+        """Make mutants and mixtures, with random plans for those that could not be made."""
         new: dict[Ranks, Plan] = {}
         search, rng = self.search, self.rng
         if parents := self._best(search.num_parents):
@@ -213,7 +213,7 @@ class Evolution:
         return [dict(zip(self.problem.layers, ranks, strict=True)) for ranks in ranked[:number]]
 
     def _add(self, new: dict[Ranks, Plan], total: int, child: Callable[[], Plan]) -> None:
-        """Add children that were never visited until there are so many in all, or the tries are used up."""
+        """Add unvisited children until there are `total`, or the tries are used up."""
         for _ in range(NUM_TRIES * (total - len(new))):
             if len(new) == total:
                 return
@@ -223,7 +223,7 @@ class Evolution:
                 new[ranks] = plan
 
     def mutant(self, parent: Plan, probability: float) -> Plan:
-        """Redraw the choices of some blocks, evenly."""
+        """Redraw the choices of some blocks uniformly."""
         drawn = [name for block in self.blocks if self.rng.random() < probability for name in block]
         return {**parent, **{name: self.rng.choice(self.choices[name]) for name in drawn}}
 
@@ -232,7 +232,7 @@ class Evolution:
 
 
 def by_block(problem: AllocationProblem, names: Iterable[str]) -> list[list[str]]:
-    """The layers of each block of the network; one outside all blocks is one of its own."""
+    """Group layers by the network's blocks; a layer outside all blocks is a group of its own."""
     blocks = blocks_of(problem.model, problem.layers.values())
     places = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     groups: dict[Any, list[str]] = {}

@@ -8,7 +8,7 @@ from facts.utils.options import options
 
 @options
 class LEMSSearch(ErrorModel, MILPSearch):
-    """The plan of least modelled error within the budget; the program may leave a layer dense, without an error."""
+    """Find the plan with the least modelled error within the budget; layers may stay dense, without error."""
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         plan, errors = self.best_plan(problem, lambda errors: self.solve(problem, errors)[0])

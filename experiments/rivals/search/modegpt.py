@@ -1,6 +1,6 @@
-"""MoDeGPT: three decompositions of units; blocks that change their inputs most keep most (Lin et al., ICLR 2025).
+"""MoDeGPT: three decompositions of units; blocks that change their inputs most keep the most (Lin et al., ICLR 2025).
 
-Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the units that stay.
+Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the kept units.
 """
 
 from collections import defaultdict
@@ -32,12 +32,12 @@ from facts.utils.options import Count, Positive, Share, options
 class MoDeGPTSearch(Search):
     """Block b loses the share φ softmax(-s_b / temperature) of all its units, at most `most_removed`.
 
-    s_b is 1 less the mean cosine of a token before and after the block; φ is the smallest that meets the budget. The
-    paper tunes the temperature for each network: of some, the one is taken whose network's outputs are the nearest to
-    the original's on the search's data. Features of queries and keys stay by the product of their norms. Values and
-    outputs are decomposed by SVD in the metric of the block's inputs. Hidden units stay by ridge leverage scores, the
-    diagonal of C (C + λ I)⁻¹, with Nyström's weights W C S (Sᵀ C S)⁻¹; `ridge` is λ over the mean of C's diagonal.
-    Layers in no unit stay dense.
+    s_b is 1 minus the mean cosine of a token before and after the block; φ is the smallest that meets the budget. The
+    paper tunes the temperature for each network: here, the one of `temperatures` is used whose network has the outputs
+    nearest to the original's on the search's data. Features of queries and keys are kept by the product of their norms.
+    Values and outputs are decomposed by SVD in the metric of the block's inputs. Hidden units stay by ridge leverage
+    scores, the diagonal of C (C + λ I)⁻¹, with Nyström's weights W C S (Sᵀ C S)⁻¹; `ridge` is λ over the mean of C's
+    diagonal. Layers outside units stay dense.
     """
 
     temperatures: tuple[Positive, ...] = (0.1, 0.3, 1.0, 10.0)
@@ -56,7 +56,7 @@ class MoDeGPTSearch(Search):
         return SearchResult(best, decompositions=decompositions)
 
     def plan(self, problem: AllocationProblem, influence: Mapping[str, float], temperature: float) -> Plan:
-        """The plan of a temperature with the smallest φ that meets the budget."""
+        """Make a temperature's plan, with the smallest φ that meets the budget."""
         units = problem.calibration.units
         logits = -torch.tensor([*influence.values()], dtype=torch.float64) / temperature
         shares = dict(zip(influence, (logits - logits.max()).exp().tolist(), strict=True))
@@ -72,7 +72,7 @@ class MoDeGPTSearch(Search):
         return removing(high)
 
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
-        """The decompositions, those of units by the method's own rules."""
+        """Make the decompositions, those of units by the method's own rules."""
         moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
         others = key_and_value_grams(problem)
         for unit in problem.calibration.units.values():
@@ -94,7 +94,7 @@ def block_of(unit: Unit) -> str:
 
 
 def block_influence(problem: AllocationProblem) -> dict[str, float]:
-    """For each block, 1 less the mean cosine of a token before and after it, on the calibration data."""
+    """For each block, 1 minus the mean cosine of a token before and after it, on the calibration data."""
     blocks = dict.fromkeys(map(block_of, problem.calibration.units.values()))
     cosines: dict[str, list[Tensor]] = defaultdict(list)
 
@@ -120,7 +120,7 @@ def error_of(problem: AllocationProblem, network: nn.Module) -> float:
 
 
 def by_norms(layer: nn.Module, of_queries: Tensor, of_keys: Tensor) -> Decomposition:
-    """Features of queries and keys in the order of the product of their norms, for the second moments `[d, d]`."""
+    """Order features of queries and keys by the product of their norms, given the second moments `[d, d]`."""
     left, right = _factors(layer)
     queries = torch.einsum("ki,ij,kj->k", right.double(), of_queries, right.double())
     keys = torch.einsum("ik,ij,jk->k", left.double(), of_keys, left.double())
@@ -129,9 +129,9 @@ def by_norms(layer: nn.Module, of_queries: Tensor, of_keys: Tensor) -> Decomposi
 
 
 def by_leverage(weight: Tensor, gram: Tensor, ridge: float) -> Decomposition:
-    """Inputs of `weight [m, n]` in the order of ridge leverage scores, with least-squares weights of every number.
+    """Order the inputs of `weight [m, n]` by ridge leverage scores, with least-squares weights for any number of them.
 
-    With C = L D Lᵀ in this order the leading r columns of W L and rows of L⁻¹ make Nyström's weights of r inputs.
+    With C = L D Lᵀ in this order, the leading r columns of W L and rows of L⁻¹ make Nyström's weights of r inputs.
     """
     gram = lift_spectrum(gram)
     added = ridge * gram.diagonal().mean() * torch.eye(len(gram)).to(gram)

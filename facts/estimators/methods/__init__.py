@@ -1,1 +1,1 @@
-"""The estimators, one file each, called by its name."""
+"""The estimators: one file each, named like the method."""

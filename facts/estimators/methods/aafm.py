@@ -13,10 +13,10 @@ from facts.utils.options import options
 
 @options
 class AAFM(Estimator):
-    """A = mean (x - x̄)(x - x̄)ᵀ, B = I, and a bias that keeps the output of x̄.
+    """A = mean (x - x̄)(x - x̄)ᵀ, B = I, and a bias that keeps the output at x̄ exact.
 
-    The best approximation in this metric projects the outputs on their first principal components. A layer without a
-    bias keeps none: its A is the mean of x xᵀ.
+    The best approximation in this metric projects the outputs onto their first principal components. A layer without
+    a bias gets none: its A is the mean of x xᵀ.
     """
 
     @property

@@ -17,7 +17,7 @@ class FACTS(WeightedInputEstimator):
     """Token-wise power iterations from the identity; the paper takes one (Algorithm 2).
 
     A = E[Σ_t ‖g_t‖² x_t x_tᵀ], B = E[Σ_t ‖x_t‖² g_t g_tᵀ] / E[Σ_t ‖x_t‖² ‖g_t‖²], of clipped gradients. Each of
-    `num_iterations` takes a data pass; without clipping and normalisation the directions converge to the
+    `num_iterations` takes one data pass; without clipping and normalisation, the directions converge to those of the
     nearest Kronecker product of the token-local Fisher, whose trace is tr A tr B.
     """
 

@@ -16,7 +16,7 @@ class FLAR(Estimator):
     """A = the mean x xᵀ over tokens, B = I, A shrunk towards mean(diag A) I.
 
     `ledoit_wolf` shrinks by the optimal amount of Ledoit and Wolf (2004) for uncentred data; `literal` is the published
-    code's rule, applied to each batch, whose amount is rounding error.
+    code's rule for each batch, whose amount is only rounding error.
     """
 
     covariance_shrinkage: Literal["ledoit_wolf", "literal"] = "ledoit_wolf"

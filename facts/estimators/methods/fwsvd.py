@@ -14,7 +14,7 @@ from facts.utils.options import NotNegative, options
 
 @options
 class FWSVD(Estimator):
-    """A = diag(f^exponent), f_j up to a constant the mean over outputs of the squared weight gradient; B = I.
+    """A = diag(f^exponent), B = I; up to a constant, f_j is the squared weight gradient averaged over outputs.
 
     Gradients are those of single samples, or of each batch's mean loss. Their squares are averaged.
     """

@@ -1,7 +1,7 @@
 """GFWSVD: nearest Kronecker product to the Fisher, by power iteration (Chekalina et al., 2025).
 
-A = nearest Kronecker product to the Fisher of 64-sample gradients
-B = its other side
+A = input side of the nearest Kronecker product to the Fisher of 64-sample gradients
+B = its output side
 """
 
 import logging
@@ -27,8 +27,8 @@ MAX_STEPS = 1000
 class GFWSVD(TwoSidedEstimator):
     """The leading singular pair of V ↦ mean_k D_k V D_kᵀ, D_k the mean weight gradient of `group_size` samples.
 
-    `store` is where gradients are kept. A factor that is not positive definite is shrunk by 0.2, 0.3, ... until it is
-    (the original's rule). The iteration ends when a step changes the direction of A by no more than `tolerance`.
+    Gradients are kept in `store`. A factor that is not positive definite is shrunk by 0.2, 0.3, ... until it is (as in
+    the original). The iteration ends when a step changes the direction of A by no more than `tolerance`.
     """
 
     group_size: Count = 64
@@ -50,7 +50,7 @@ class GFWSVD(TwoSidedEstimator):
 
 
 def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tuple[Tensor, Tensor]:
-    """`(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64.
+    """Find `(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64.
 
     Power iteration from the identity: B ← mean_k D_k A D_kᵀ, A ← mean_k D_kᵀ B D_k. Both have equal norms.
     """
@@ -58,7 +58,7 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
     chunks = stacked.split(gradients.per_chunk)
 
     def side_by_side(transposed: bool) -> Iterator[Tensor]:
-        """The gradients of each chunk as one matrix `[m, k n]`, or their transposes as `[n, k m]`."""
+        """Lay out each chunk's gradients as one matrix `[m, k n]`, or their transposes as `[n, k m]`."""
         for chunk in chunks:
             yield (chunk.mT if transposed else chunk).double().transpose(0, 1).flatten(1).contiguous()
 
@@ -78,11 +78,11 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
         if torch.linalg.matrix_norm(A - previous) <= tolerance:
             break
     else:
-        log.warning("GFWSVD on a layer of %d x %d: %d steps do not reach %g", m, n, MAX_STEPS, tolerance)
+        log.warning("GFWSVD on a layer of %d x %d: %d steps did not reach tolerance %g", m, n, MAX_STEPS, tolerance)
     return A * value.sqrt(), B * value.sqrt()
 
 
 def _unit(matrix: Tensor) -> Tensor:
-    """The matrix made symmetric and of Frobenius norm 1; a zero matrix stays zero."""
+    """Make a matrix symmetric, with Frobenius norm 1; a zero matrix stays zero."""
     matrix = (matrix + matrix.T) / 2
     return matrix / at_least_tiny(torch.linalg.matrix_norm(matrix))

@@ -1,4 +1,4 @@
-"""KFAC-expand: K-FAC, each token a sample of its own (paper, eq. kfac_expand).
+"""KFAC-expand: K-FAC that treats each token as a separate sample (paper, eq. kfac_expand).
 
 A = Σ x xᵀ
 B = Σ g gᵀ

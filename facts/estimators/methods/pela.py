@@ -11,7 +11,7 @@ from facts.utils.options import options
 
 @options
 class PELA(Estimator):
-    """A = B = I, and no data."""
+    """A = B = I; uses no data."""
 
     @property
     def moments(self):

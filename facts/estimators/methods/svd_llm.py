@@ -1,4 +1,4 @@
-"""SVD-LLM: activations alone, the smallest error of a layer's output (Wang et al., 2024).
+"""SVD-LLM: activations only; minimises the error of each layer's output (Wang et al., 2024).
 
 A = Σ x xᵀ
 B = I

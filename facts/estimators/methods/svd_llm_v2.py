@@ -1,4 +1,4 @@
-"""SVD-LLM V2: as `svd_llm`, by two SVDs; directions without data are dropped (Wang et al., NAACL 2025).
+"""SVD-LLM V2: `svd_llm` by two SVDs; drops directions without data (Wang et al., NAACL 2025).
 
 A = Σ x xᵀ
 B = I
@@ -13,7 +13,7 @@ from facts.utils.options import options
 class SVDLLMV2(Estimator):
     """A = Σ XᵀX, B = I; the root of A is U √S by its SVD, and directions in which A is singular get no weight.
 
-    Where A is definite, the weights are those of `svd_llm`.
+    If A is positive definite, the weights are those of `svd_llm`.
     """
 
     @property

@@ -1,1 +1,1 @@
-"""The pruning methods, one file each, called by its name."""
+"""The pruning methods, one file each, named like the file."""

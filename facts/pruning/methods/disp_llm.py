@@ -19,10 +19,10 @@ from facts.utils.progress import with_progress
 class DISP(Pruner):
     """Each block reads and writes its own selection of features, learned by a hypernetwork; the weights stay fixed.
 
-    The gates (input and output of attention and MLP, and the hidden units) are drawn from a Gumbel-sigmoid at
-    `temperature`, straight through, open at first by `offset`. The loss is the task's plus `penalty` |log(share /
-    target)| of the blocks' matrices. After `num_steps` batches the features of smallest logits are removed, all gates
-    ranked together. All defaults but the number of steps come from the published code.
+    The gates (input and output of attention and MLP, and the hidden units) are drawn from a straight-through
+    Gumbel-sigmoid at `temperature`; `offset` opens them at first. The loss is the task's plus `penalty` |log(share /
+    target)|, where the share is what remains of the blocks' matrices. After `num_steps` batches, the features with the
+    smallest logits of all gates are removed. All defaults except `num_steps` come from the published code.
     """
 
     num_steps: Count = 10_000
@@ -62,7 +62,7 @@ class DISP(Pruner):
 
 
 def target_share(problem: PruningProblem, num_weights: int) -> float:
-    """Remaining share of the blocks' matrices, which hold `num_weights`. Raises `ValueError` if nothing may remain."""
+    """Share of the blocks' matrices, `num_weights` in all, that may remain. Raises `ValueError` if none may remain."""
     cost = num_weights * (2 * problem.num_tokens if problem.cost == "flops" else 1)
     if cost <= problem.dense - problem.budget:
         raise ValueError(

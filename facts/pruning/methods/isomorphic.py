@@ -1,4 +1,4 @@
-"""Isomorphic pruning: by torch-pruning's own pruner (Fang et al., 2024)."""
+"""Isomorphic pruning, with torch-pruning's own pruner (Fang et al., 2024)."""
 
 import copy
 from functools import partial
@@ -14,28 +14,28 @@ from facts.pruning.vit import TOKENS, check_vit, update_sizes
 from facts.utils.extras import needing
 from facts.utils.options import Count, Share, options
 
-STEPS = 1000  # of the pruned fraction in its search
-MOST = 950  # of them at most: torch-pruning refuses to empty a layer
+STEPS = 1000  # the search for the pruned fraction tries multiples of 1 / STEPS
+MOST = 950  # largest multiple: torch-pruning refuses to empty a layer
 
 
 @options
 class Isomorphic(Pruner):
-    """Widths of least first-order Taylor importance are removed, ranked within each kind of structure.
+    """The units with the least first-order Taylor importance are removed, ranked within each kind of structure.
 
-    One fraction, searched to meet the budget, is pruned of the embedding and of all hidden units; `heads` times as much
-    of all heads, and `head_dims` times as much of the dimensions of every head. Widths are multiples of `round_to`.
-    Importance comes from the first `num_batches` batches. The defaults are those of the original script.
+    A search finds the fraction that meets the budget. This fraction of the embedding and of all hidden units is pruned,
+    `heads` times the fraction of all heads, and `head_dims` times the fraction of every head's dimensions. Widths are
+    multiples of `round_to`. Importance comes from the first `num_batches` batches. Defaults are the original script's.
     """
 
     heads: Share = 1.0
-    head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would leave the heads alone too
+    head_dims: Annotated[float, Field(gt=0, le=1)] = 0.5  # at 0 torch-pruning would prune no heads either
     round_to: Count = 2
     num_batches: Count = 50
 
     def narrowed(self, problem: PruningProblem, model: nn.Module) -> nn.Module:
         network = check_vit(model).requires_grad_(True)
         with needing("pruning", "isomorphic pruning"):
-            import torch_pruning  # noqa: F401 - before the work
+            import torch_pruning  # noqa: F401 - fails before the work
         for batch in islice(problem.batches, self.num_batches):
             problem.mean_loss(network, batch).backward()
         return problem.first_fit(partial(self._pruned, network, problem.input_shape), MOST)
@@ -68,7 +68,7 @@ class Isomorphic(Pruner):
         )
         pruner.step()
         for attention in attentions:
-            if attention.qkv.out_features < 3 * attention.attn_dim:  # else it would have lost all heads, and was left
+            if attention.qkv.out_features < 3 * attention.attn_dim:  # otherwise left whole: no head would remain
                 attention.num_heads = pruner.num_heads[attention.qkv]
                 attention.attn_dim = attention.proj.in_features
                 attention.head_dim = attention.attn_dim // attention.num_heads

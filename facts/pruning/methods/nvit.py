@@ -20,11 +20,11 @@ from facts.utils.progress import with_progress
 
 @options
 class NViT(Pruner):
-    """Units of least importance, all widths ranked together, are removed in `num_steps` equal steps to the budget.
+    """The least important units, ranked over all widths, are removed in `num_steps` equal steps to the budget.
 
-    Importance is (Σ gradient · weight)² over a unit's parameters and the batches between two steps, less
-    `latency_weight` times the unit's latency in a measured table of block times, each over its mean. Before each step
-    the weights are trained on `steps_between` batches, with the task's loss and AdamW at `learning_rate`.
+    Importance is (Σ gradient · weight)² over a unit's parameters, summed over the batches between two steps, minus
+    `latency_weight` times the unit's latency in a measured table of block times, each divided by its mean. Before each
+    step the weights are trained on `steps_between` batches, with the task's loss and AdamW at `learning_rate`.
     """
 
     num_steps: Count = 20
@@ -68,7 +68,7 @@ class NViT(Pruner):
 
 
 def less_latency(scores: Mapping[str, Tensor], savings: Mapping[str, float], weight: float) -> dict[str, Tensor]:
-    """Importance less `weight` times latency, each divided by its mean over all units."""
+    """Importance minus `weight` times latency, each divided by its mean over all units."""
     importance = torch.cat(list(scores.values()))
     latency = torch.cat([torch.full_like(score, savings[name]) for name, score in scores.items()])
     tiny = torch.finfo(importance.dtype).tiny

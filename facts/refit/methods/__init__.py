@@ -1,1 +1,1 @@
-"""The refits, one file each, called by its name."""
+"""The refits: one file each, named like the method."""

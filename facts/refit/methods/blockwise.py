@@ -1,6 +1,6 @@
 """Blockwise: decompositions from moments of the network whose earlier blocks are compressed (Thoma et al., 2025).
 
-The ranks stay; moments, gradients included, are collected again for each block.
+The ranks stay the same; moments, including gradients, are collected again for each block.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""MPIFA's reconstruction: both factors by least squares, to a mixture of two outputs (Zhao et al., ICML 2025).
+"""MPIFA's reconstruction: both factors, by least squares on a mixture of two outputs (Zhao et al., ICML 2025).
 
-The target is W (λ x + (1 - λ) x̃): x are the inputs in the original, x̃ those behind compressed layers.
+The target is W (λ x + (1 - λ) x̃): x are the inputs in the original network, x̃ those after compressed layers.
 """
 
 from dataclasses import replace
@@ -13,9 +13,9 @@ from facts.utils.options import NotNegative, Share, options
 
 @options
 class MPIFA(Refit):
-    """First U, then V of U V x̃, layer after layer; `original_share` is λ.
+    """Fit first U, then V of U V x̃, layer by layer; `original_share` is λ.
 
-    `ridge` times ‖U V - W‖² is added for V, which keeps directions without data at the original weight.
+    `ridge` times ‖U V - W‖² is added when V is fitted, which keeps the original weight on directions without data.
     """
 
     by_block = False

@@ -1,6 +1,6 @@
-"""SVD-LLM's update: the left factors, by least squares on what the compressed blocks before give (Wang et al., 2024).
+"""SVD-LLM's update: left factors, by least squares on the outputs of earlier, compressed blocks (Wang et al., 2024).
 
-min over U of Σ ‖W x̃ - U V x̃‖², x̃ the inputs of the original block behind compressed ones; V stays.
+min over U of Σ ‖W x̃ - U V x̃‖², x̃ the inputs in the original block after compressed ones; V stays the same.
 """
 
 from dataclasses import replace

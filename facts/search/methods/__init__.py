@@ -1,1 +1,1 @@
-"""The searches, one file each, called by its name."""
+"""The searches, one file each; the file's name is the search's name."""

@@ -13,8 +13,8 @@ from facts.utils.options import options
 class ASVDSearch(Search):
     """Each layer takes the smallest of its `ratios` whose error stays under a threshold, or stays dense if none does.
 
-    Errors are of the output (KL, the paper's choice, not cross-entropy). The threshold is the smallest that meets the
-    budget, else the plan has the smallest ratios.
+    Errors are measured at the output (KL, the paper's choice, not cross-entropy). The threshold is the smallest that
+    meets the budget; if none does, every layer takes its smallest ratio.
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -25,7 +25,7 @@ class ASVDSearch(Search):
 
 
 def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
-    """Sort layers' ranks by falling error, and cut to meet the budget: each takes its smallest rank behind the cut."""
+    """Sort all ranks by falling error and cut to meet the budget; each layer takes its smallest rank after the cut."""
     entries = [(error, name, rank) for name in errors for rank, error in errors[name].items() if rank is not None]
     entries.sort(key=lambda entry: -entry[0])
 
@@ -35,5 +35,5 @@ def plan_behind_cut(problem: AllocationProblem, errors: Profile) -> Plan:
             ranks[name] = min(rank, ranks[name] or rank)
         return ranks
 
-    # The cost rises with the cut: the last one that fits, or 0 if none does.
+    # The cost rises with the cut, so bisection finds the last cut that fits, or 0 if none does.
     return plan(bisect_left(range(1, len(entries) + 1), True, key=lambda cut: not problem.fits(plan(cut))))

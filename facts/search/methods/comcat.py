@@ -15,11 +15,11 @@ from facts.utils.options import Count, Positive, Seed, options
 
 @options
 class ComCatSearch(MILPSearch):
-    """Every layer, or unit, is a mixture of its forms at some `ratios` and of itself; the mixtures are trained.
+    """Train every layer, or unit, as a mixture of its low-rank forms at several `ratios` and its dense form.
 
-    The loss is the task's, times (cost / budget)^`penalty` if the expected cost lies above the budget. The temperature
+    The loss is the task loss, times (cost / budget)^`penalty` if the expected cost exceeds the budget. The temperature
     falls from the first of `temperatures` to the second, epoch by epoch. The solver finds the most probable plan within
-    the budget (the original takes each layer's most probable choice, and may exceed it).
+    the budget (the published method takes each layer's most probable choice, and may exceed the budget).
     """
 
     ratios: Ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -53,7 +53,7 @@ class ComCatSearch(MILPSearch):
 
 
 class Mixture:
-    """One part, whose calls share the shares, as a weighted sum of its low ranks in ascending order and itself."""
+    """One part as a weighted sum of its low ranks, in ascending order, and itself; its calls have the same shares."""
 
     def __init__(self, problem: AllocationProblem, name: str, ranks: list[int]):
         self.layers = [TrainedLayer(problem, call, max(ranks)) for call in problem.parts[name].calls]
@@ -61,7 +61,7 @@ class Mixture:
         self.logits = torch.zeros(len(ranks) + 1, device=weight.device, requires_grad=True)
         costs = [problem.cost(name, rank) for rank in [*ranks, None]]
         self.costs = torch.tensor(costs, dtype=torch.float32, device=weight.device)
-        # masks[choice, component]: whether a low-rank choice has the component
+        # masks[choice, component]: whether a low-rank choice keeps the component
         self.masks = (torch.arange(max(ranks)) < torch.tensor(ranks)[:, None]).to(weight)
         self.shares = self.logits
 

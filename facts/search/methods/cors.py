@@ -14,10 +14,10 @@ from facts.utils.options import Count, options
 
 @options
 class CoRS(MILPSearch):
-    """Each layer's error is measured at some `ratios` and interpolated to the multiples of `rank_multiple` in between.
+    """Measure each layer's error at several `ratios` and interpolate it to the multiples of `rank_multiple` in between.
 
-    With `points_between` it is so many ranks, evenly spaced, between every two measured ones instead (paper, section
-    5.1: 20; its figure has the multiples of 8). `interpolation: none` offers the measured ranks alone.
+    `points_between` instead sets the number of evenly spaced ranks between every two measured ones (paper, section
+    5.1: 20; its figure has the multiples of 8). `interpolation: none` offers only the measured ranks.
     """
 
     rank_multiple: Count = 8
@@ -34,11 +34,11 @@ class CoRS(MILPSearch):
         return SearchResult(plan, solution, measured, predicted=solution.error)
 
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
-        """The errors at all ranks that are offered, from those measured at some."""
+        """Interpolate the measured errors to all ranks that are offered."""
         if self.points_between:
             offered = ranks_between(ranks, self.points_between)
         else:
             offered = candidate_ranks(ranks[0], ranks[-1], self.rank_multiple, at_least=len(self.ratios))
-        # Over ranks, which for plain layers is the same as over ratios: parabolas and distances scale with them.
+        # Over ranks; for plain layers this equals interpolation over ratios, since parabolas and distances scale alike.
         found = interpolate_profile(ranks, [errors[rank] for rank in ranks], offered, self.interpolation)
         return dict(zip(offered, found.tolist(), strict=True))

@@ -1,7 +1,7 @@
-"""CoRS-Fisher: the same program, sensitivities from one pass (not in the paper).
+"""CoRS-Fisher: CoRS's integer program with sensitivities from one pass (not in the paper).
 
-Sensitivities are to second order, from one forward and backward pass (`profile: exact`) or from the decomposition alone
-(`profile: kronecker`).
+Sensitivities are second-order approximations, computed in one forward and backward pass (`profile: exact`) or from the
+decomposition alone (`profile: kronecker`).
 """
 
 from typing import Literal
@@ -15,17 +15,17 @@ from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
 from facts.utils.options import Count, Seed, options
 
-# Profiles have every rank; the errors at these are reported with the plan, to be compared with measured ones.
+# Profiles cover every rank; the plan is reported with errors at these ratios, for comparison with measured ones.
 SHOWN_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @options
 class CoRSFisher(MILPSearch):
-    """KL(original ‖ compressed) ≈ ½ vec(ΔW)ᵀ F vec(ΔW) at every multiple of `rank_multiple`.
+    """Approximate KL(original ‖ compressed) by ½ vec(ΔW)ᵀ F vec(ΔW) at every multiple of `rank_multiple`.
 
-    `profile: exact` takes F from one forward and backward pass over the sensitivity data, on `labels` drawn from the
-    network (`sampled`) or on those `given`. `profile: kronecker` takes the estimator's A ⊗ B, free once the
-    decomposition exists, and needs an estimator of both sides.
+    `profile: exact` computes F in one forward and backward pass over the sensitivity data, with `labels` drawn from the
+    network (`sampled`) or `given` by the data. `profile: kronecker` takes the estimator's A ⊗ B, which costs nothing
+    once the decomposition exists, and needs an estimator of both sides.
     """
 
     rank_multiple: Count = 8

@@ -20,12 +20,12 @@ class FLARSearch(Search):
     """Each layer takes the smallest rank whose error stays under one threshold, or stays dense if none does.
 
     The error is the relative squared error of the last linear layer's inputs; ranks are multiples of `rank_multiple`,
-    found by binary search. Another one finds the smallest threshold that meets the budget, in at most `num_thresholds`
-    steps. If none does, the smallest ranks are the plan.
+    found by binary search. A second binary search finds the smallest threshold that meets the budget, in at most
+    `num_thresholds` steps. If none does, every layer takes its smallest rank.
 
-    The published code leaves the `threshold` to the user, or takes the `uniform` one: the error of the network in which
-    all layers have the budget's ratio, over the number of layers. Ranks are then scaled to the budget (here, to the
-    largest multiples that meet it). There the error is relative to the compressed network's features.
+    The published code leaves the `threshold` to the user, or takes the `uniform` one: the error of the network with all
+    layers at the budget's ratio, divided by the number of layers. Ranks are then scaled to the budget (here, to the
+    largest multiples that meet it). For this threshold, errors are relative to the compressed network's features.
     """
 
     rank_multiple: Count = 8
@@ -60,7 +60,7 @@ def _with_uniform_error(problem: AllocationProblem, offered: dict[str, list[int]
     plan = _equal_error(sensitivity, offered, sensitivity.of_plan(uniform) / len(uniform), used)
 
     def scaled(thousandths: int) -> Plan:
-        """The plan with ranks that much larger, rounded down to those on offer."""
+        """Scale the plan's ranks by so many thousandths, rounded down to the ranks on offer."""
         limits = {name: rank * thousandths / 1000 for name, rank in plan.items() if rank}
         largest = {name: [rank for rank in offered[name] if rank <= limit] for name, limit in limits.items()}
         return plan | {name: max(ranks, default=offered[name][0]) for name, ranks in largest.items()}
@@ -71,7 +71,7 @@ def _with_uniform_error(problem: AllocationProblem, offered: dict[str, list[int]
 
 
 def _equal_error(sensitivity: Sensitivity, offered: dict[str, list[int]], threshold: float, used: Profile) -> Plan:
-    """Find the ranks by one binary search for each layer; all take each step together to share their passes."""
+    """Find each layer's rank by binary search; the searches advance in step and share their passes."""
     low, high = dict.fromkeys(offered, 0), {name: len(ranks) for name, ranks in offered.items()}
     while searching := [name for name in offered if low[name] < high[name]]:
         middle = {name: (low[name] + high[name]) // 2 for name in searching}

@@ -12,12 +12,12 @@ from facts.utils.options import Positive, Share, options
 
 @options
 class MemViTSearch(Search):
-    """From ranks at which layers cost as much as dense, one layer is cut at a time until the budget is met.
+    """Start from ranks at which layers cost as much as dense, and cut one layer at a time until the budget is met.
 
-    Step t is to remove as much cost as takes the total from N* + (N0 - N*) exp(-t / decay) to the same of t + 1, N*
-    being the budget, but at least one component. It cuts the layer that would have lost the least energy after the cut:
-    the share of its singular values (not squared). A layer keeps `least_ratio` of its full rank, or its uniform rank if
-    that is lower.
+    Step t removes the cost N(t) - N(t + 1), but at least one component, with N(t) = N* + (N0 - N*) exp(-t / decay), N0
+    the dense cost and N* the budget. It cuts the layer that would have lost the least energy after the cut, measured as
+    a share of its singular values (not squared). A layer keeps at least `least_ratio` of its full rank, or its uniform
+    rank if that is lower.
     """
 
     decay: Positive = 80.0
@@ -43,7 +43,7 @@ class MemViTSearch(Search):
 
 
 def lowered(rank: int, least: int, cost: list[float], portion: float) -> int:
-    """The next rank that costs less by a portion, from the costs of the ranks 1, 2, ...; `least` if none does."""
+    """The next rank that costs less by at least `portion`, given the costs of ranks 1, 2, ...; `least` if none does."""
     return next((lower for lower in range(rank - 1, least, -1) if cost[rank - 1] - cost[lower - 1] >= portion), least)
 
 

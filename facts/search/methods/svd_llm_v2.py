@@ -1,4 +1,4 @@
-"""SVD-LLM V2: layers of a type share what is removed by 1 / log of their loss (Wang et al., NAACL 2025)."""
+"""SVD-LLM V2: layers of one type share the cut in proportion to 1 / log of their loss (Wang et al., NAACL 2025)."""
 
 import math
 from collections import defaultdict
@@ -10,11 +10,11 @@ from facts.utils.options import options
 
 @options
 class SVDLLMV2Search(Search):
-    """Layers of one type and cost lose shares in proportion to 1 / log L, in the mean what the tightest bound takes.
+    """Layers of one type and cost lose shares in proportion to 1 / log L; the tightest bound sets the mean share.
 
-    L is the Frobenius loss of a layer at the common ratio, the root of the energy discarded there. Its scale counts:
-    losses of `svd_llm` are sums over tokens, as published. A group with a loss of 1 or less loses equal shares. No
-    layer loses more than rank 1 leaves; the others of its group make up for that.
+    L is the Frobenius loss of a layer at the common ratio, the root of the energy discarded there. Its scale matters:
+    losses of `svd_llm` are sums over tokens, as published. If a loss in a group is 1 or less, all its layers lose equal
+    shares. Every layer keeps at least rank 1; the others in its group lose more to compensate.
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
@@ -42,7 +42,7 @@ def _ranks(problem: AllocationProblem, ratio: float) -> dict[str, int]:
 
 
 def _removed_shares(weights: list[float], mean: float, most: float) -> list[float]:
-    """Shares in proportion to the weights, with a mean, each at most `most`; others make up for those."""
+    """Shares in proportion to the weights with the given `mean`, each at most `most`; the others compensate."""
     shares = [0.0] * len(weights)
     order = sorted(range(len(weights)), key=lambda index: -weights[index])
     left = mean * len(weights)

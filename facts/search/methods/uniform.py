@@ -7,11 +7,11 @@ from facts.utils.options import Count, options
 
 @options
 class Uniform(Search):
-    """Every layer keeps the same fraction, that of the tightest bound.
+    """Keep the same fraction of every layer: the ratio of the tightest bound.
 
-    If a latency needs less, it is the largest number of thousandths that meets it too. FLOPs and parameters have the
-    same ratio, since each token meets each weight once. Ranks are multiples of `rank_multiple` if layers are wide
-    enough: rounded down, then up within the budget, first for the layers that lost most.
+    If that exceeds a latency bound, the fraction is the largest number of thousandths that meets it. FLOPs and
+    parameters have the same ratio, since each token is multiplied by each weight once. Ranks are multiples of
+    `rank_multiple` if layers are wide enough: rounded down, then up within the budget, first where most was lost.
     """
 
     rank_multiple: Count = 1

@@ -1,6 +1,6 @@
 """Sensitivity to second order: KL(original ‖ compressed) = ½ vec(ΔW)ᵀ F vec(ΔW), without running a compressed network.
 
-The discarded part of a layer is a sum over components j: ΔW_r = Σ_{j >= r} u_j v_jᵀ, so every rank comes at once.
+The discarded part of a layer is a sum over components j: ΔW_r = Σ_{j >= r} u_j v_jᵀ, so one pass serves all ranks.
 Legend: N samples, T tokens, n = d_in, m = d_out, k = min(m, n) components.
 """
 
@@ -23,17 +23,17 @@ Labels = Literal["sampled", "given"]
 
 
 def kronecker_profile(problem: AllocationProblem, name: str) -> Tensor:
-    """Errors `[k + 1]` of a part at the ranks 0 .. k in float64: half the energy discarded, A ⊗ B being the Fisher."""
+    """Errors `[k + 1]` of a part at ranks 0 .. k in float64: half the discarded energy, with A ⊗ B as the Fisher."""
     return 0.5 * _tail_sums(problem.energies(name))
 
 
 def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dict[str, Tensor]:
-    """Errors `[k + 1]` of every part at the ranks 0 .. k in float64, with the Fisher of the sensitivity data.
+    """Errors `[k + 1]` of every part at ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
     With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, summed over the heads of a
-    unit, the error at rank r is ½ mean (Σ_{j >= r} c_j)²; x_t is relative to the mean whose output a fitted bias keeps.
-    `sampled` draws labels from the network's output (true Fisher), which must be class logits; `given` takes those of
-    the data (empirical Fisher).
+    unit, the error at rank r is ½ mean (Σ_{j >= r} c_j)². If a bias is fitted, x_t is relative to the mean input, whose
+    output the bias keeps. `sampled` draws labels from the network's output, which must be class logits (true Fisher);
+    `given` uses the labels of the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()
     if problem.cache:
@@ -80,7 +80,7 @@ def _measured(
 
 
 def _projected(g: Tensor, left: Tensor) -> Tensor:
-    """`G left`, `[N, T, k]`; tokens of heads with `left [h, m, k]` of their own follow each other."""
+    """Compute `G left`, `[N, T, k]`; with one `left` per head, `[h, m, k]`, a token's heads are adjacent along T."""
     if left.ndim == 2:
         return g @ left
     return torch.einsum("nthm,hmk->nthk", g.unflatten(1, (-1, len(left))), left).flatten(1, 2)

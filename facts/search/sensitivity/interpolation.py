@@ -17,8 +17,8 @@ def interpolate_profile(
 ) -> np.ndarray:
     """Interpolate errors at the queries; ratio 1 is the dense layer, whose error is 0.
 
-    `windows` are parabolas through every three neighbouring points; a query takes the window with the smaller distance
-    from the piecewise-linear curve, summed over the window's queries. `cubic` is one spline, not-a-knot at its ends.
+    `windows` fits parabolas through every three neighbouring points; a query uses the parabola that is closer to the
+    piecewise-linear curve, summed over the window's queries. `cubic` fits one spline with not-a-knot ends.
 
     `ratios` are distinct, in any order. Raises `ValueError` for duplicates, NaN, and queries outside the points.
     """

@@ -24,10 +24,10 @@ from facts.utils.cache import calibration_key, content_key, name_of
 
 
 class Sensitivity:
-    """Errors of the network with one layer at one rank: measured at first use, kept in the problem's cache.
+    """Errors of the network with one layer at one rank, measured at first use and kept in the problem's cache.
 
-    The mean over samples of the calibration's error (`of="output"`), or of the relative squared error of the last
-    linear layer's inputs (`of="features"`, as in FLAR-SVD), or another `error` of these.
+    Each is a mean over samples: of the calibration's output error (`of="output"`), or of an `error` of the last linear
+    layer's inputs (`of="features"`), by default the relative squared error, as in FLAR-SVD.
     """
 
     def __init__(self, problem: AllocationProblem, of: str = "output", error: OutputError = squared_error):
@@ -64,7 +64,7 @@ class Sensitivity:
             cache.save(self.file, {name: torch.tensor(each, dtype=torch.float64) for name, each in known.items()})
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
-        """Summed errors of all layers and ranks in their order, and the number of samples, over all processes."""
+        """Sum the errors of all layers and ranks, in their order, and count the samples, over all processes."""
         network, device, execution = self.problem.network, self.problem.device, self.problem.calibration.execution
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
@@ -84,7 +84,7 @@ class Sensitivity:
 
     @torch.no_grad()
     def of_plan(self, plan: Mapping[str, int]) -> float:
-        """The error of the network with all layers at their ranks."""
+        """Measure the error of the network with all layers at their ranks in the plan."""
         network, precision = self.problem.network, self.problem.calibration.execution.precision
         calls = {call: rank for name, rank in plan.items() for call in self.problem.parts[name].calls}
         forwards = {network.get_submodule(call): self._truncated(call, rank).forward for call, rank in calls.items()}
@@ -101,7 +101,7 @@ class Sensitivity:
     def _errors(
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
     ) -> Iterator[float]:
-        """The summed error on one batch at each rank."""
+        """Yield the error at each rank, summed over one batch."""
         calls = self.problem.parts[name].calls
         with prefix.before(calls) as rerun:
             for rank in ranks:
@@ -110,7 +110,7 @@ class Sensitivity:
                 ).item()
 
     def _truncated(self, call: str, rank: int) -> LowRankLayer:
-        """A layer at a rank."""
+        """Build the low-rank layer of a call at a rank."""
         dense, decomposition = self.problem.calibration.calls[call], self.problem.decompositions[call]
         like = next(dense.parameters())
         left, right = (factor.to(like) for factor in decomposition.truncate(rank))
@@ -120,7 +120,7 @@ class Sensitivity:
 
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:
-        """A function from the outputs just computed to the values to compare."""
+        """Yield a function that maps the outputs just computed to the values to compare."""
         if self.of == "output":
             yield lambda outputs: outputs
             return

@@ -16,9 +16,9 @@ from facts.modules.networks import run
 
 @dataclass
 class _Trace:
-    """The calls of one module in the original forward pass; `within` holds the modules that were running at each.
+    """The calls of one module in the original forward pass; `within` holds the modules that enclose each call.
 
-    A module `must_run` again if it changed its inputs in place, or returned a part of them that was changed later.
+    A module `must_run` again if it changed its inputs in place, or returned a view of them that was changed later.
     """
 
     began: int
@@ -32,8 +32,8 @@ class _Trace:
 class Prefix:
     """The original forward pass on one batch, recorded module by module.
 
-    When a layer is changed, modules whose calls all ended before it began return their recorded outputs. The operations
-    of a `forward` between modules run again. Memory holds the outputs of all modules.
+    When a layer is changed, modules whose calls all ended before the layer's first call return their recorded outputs.
+    Operations between modules, within a `forward`, run again. The outputs of all modules are kept in memory.
     """
 
     def __init__(self, model: nn.Module, inputs: Any):
@@ -55,7 +55,7 @@ class Prefix:
             return run(self.model, _copy(self.inputs))
 
     def _watch(self, name: str, forward: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Record one call of a module, without hooks: these run again and change the output again."""
+        """Record one call of a module's `forward`, without hooks, which run again on the recorded output."""
         self.clock += 1
         trace = self.traces.setdefault(name, _Trace(began=self.clock))
         trace.within.append(set(self.running))
@@ -74,13 +74,13 @@ class Prefix:
 
     @contextmanager
     def before(self, layers: Collection[str]) -> Iterator[Callable[[dict[str, Callable[[Tensor], Tensor]]], Any]]:
-        """Yield a function that runs the network with other forward passes of those layers."""
+        """Yield a function that runs the network with other forward functions for these layers."""
         for layer in layers:
             if layer not in self.traces:
                 raise ValueError(f"layer {layer} does not run on these inputs; leave it out of the layers")
         began = min(self.traces[layer].began for layer in layers)
         known = {name: trace for name, trace in self.traces.items() if trace.ended < began and not trace.must_run}
-        # Calls within modules that do not run again will not happen.
+        # Modules that do not run again do not call the modules within them.
         outputs = {
             name: [each for each, within in zip(trace.outputs, trace.within, strict=True) if within.isdisjoint(known)]
             for name, trace in known.items()

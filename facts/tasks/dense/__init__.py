@@ -1,1 +1,1 @@
-"""Detection and segmentation, by OpenMMLab."""
+"""Detection and segmentation with OpenMMLab."""

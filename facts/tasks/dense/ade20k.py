@@ -24,9 +24,9 @@ FOLDERS: dict[Split, str] = {"train": "training", "val": "validation"}
 class ADE20K(DensePrediction):
     """Mean intersection over union of the classes, in percent.
 
-    `root` holds `images/{training,validation}/` and, of the same names, `annotations/{training,validation}/`.
-    Calibration and training see square crops of side `crop`; the standard augmentation crops images at half to twice
-    the size, and changes colours. Sensitivity is the KL divergence of the decoder's classes, a mean over the map.
+    `root` holds `images/{training,validation}/` and `annotations/{training,validation}/`, with the same file names.
+    Calibration and training use square crops of side `crop`; the standard augmentation also scales images by 0.5 to 2,
+    flips them and changes colours. Sensitivity is the decoder's KL divergence over classes, averaged over the map.
     """
 
     scale: tuple[Count, Count] = (2048, 512)
@@ -77,5 +77,5 @@ class ADE20K(DensePrediction):
     def _folders(self, split: Split) -> dict[str, str]:
         folders = [Path(self.root) / kind / FOLDERS[split] for kind in ("images", "annotations")]
         if lacking := [str(folder) for folder in folders if not folder.is_dir()]:
-            raise FileNotFoundError(f"no {', '.join(lacking)}: root must hold ADEChallengeData2016 as it is unpacked")
+            raise FileNotFoundError(f"no {', '.join(lacking)}: root must hold ADEChallengeData2016, unpacked")
         return dict(zip(("img_path", "seg_map_path"), map(str, folders), strict=True))

@@ -31,10 +31,10 @@ Split = Literal["train", "val"]
 class DensePrediction(Task):
     """A task calibrated on the heads' own losses, one image at a time.
 
-    `num_calibration` training images give the factors; searches compare on `num_sensitivity` others (paper, supplement
-    on downstream tasks: 10). Analyses take `num_factors` evaluation images, and `num_held_out` others to compare with.
-    Images are resized to fill `scale`, the long and the short side. `augmentation` in training is `standard`, the
-    library's own for this data set, or `none`. Cost is counted for square images of `input_size`.
+    The factors come from `num_calibration` training images; searches compare outputs on `num_sensitivity` others
+    (paper, supplement on downstream tasks: 10). Analyses use `num_factors` evaluation images for the factors, and
+    `num_held_out` others for the comparison. Images are resized to fit `scale`, the long and the short side.
+    Training uses the library's `standard` augmentation, or `none`. Cost is counted for square images of `input_size`.
     """
 
     root: str
@@ -63,11 +63,11 @@ class DensePrediction(Task):
 
     @abstractmethod
     def targets(self, samples: list[Any]) -> dict[str, Tensor]:
-        """Ground truth of the samples, as tensors with one row an image."""
+        """Ground truth of the samples, as tensors with one row per image."""
 
     @abstractmethod
     def samples(self, targets: dict[str, Tensor]) -> list[Any]:
-        """Data samples with these targets."""
+        """Build data samples from these targets."""
 
     @property
     @abstractmethod
@@ -110,9 +110,9 @@ class DensePrediction(Task):
         return chosen_indices_of(self)
 
     def loss(self, outputs: Features, targets: dict[str, Tensor]) -> Tensor:
-        """Σ over images of each one's own loss; in training, the joint loss of the batch times its size.
+        """Sum of the images' own losses; in training, the joint loss of the batch times its size.
 
-        Outside of training, the heads draw regions by one seed for every image, so its loss is the same in any batch.
+        Outside training, the heads sample regions with one seed for every image: its loss is the same in any batch.
         """
         samples = self.samples(targets)
         if outputs.heads.training:
@@ -147,7 +147,7 @@ class DensePrediction(Task):
     def _batches(
         self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple = (), as_samples: bool = False
     ) -> NumberedBatches:
-        """Batches of images, preprocessed by the network's library, and targets; or single images and their samples."""
+        """Batches of images, preprocessed by the network's library, with targets; or single images with samples."""
 
         def finish(items: list[Any]) -> tuple[Tensor, Any]:
             data = model.heads.data_preprocessor(pseudo_collate(items), training=not as_samples)
@@ -161,7 +161,7 @@ class DensePrediction(Task):
 
 @dataclass(frozen=True)
 class Groups(Dataset):
-    """Items of a dataset by the number of their batch. Random transforms depend on `seed` and the number."""
+    """Items of a dataset, grouped into batches. Random transforms depend on `seed` and the batch number."""
 
     items: Dataset
     indices: Sequence[int]
@@ -178,7 +178,7 @@ class Groups(Dataset):
 
 
 def _preprocessing(model: nn.Module) -> list[Any]:
-    """Preprocessing of images and targets by the network's library."""
+    """Settings of the network's library for preprocessing images and targets."""
     preprocessor, plain = model.heads.data_preprocessor, int | float | list | tuple
     settings = {name: value for name, value in vars(preprocessor).items() if isinstance(value, plain)}
     return [type(preprocessor).__name__, settings, preprocessor.mean, preprocessor.std]

@@ -33,17 +33,17 @@ METRICS = {
 
 @options
 class Coco(DensePrediction):
-    """COCO's mean average precision of boxes and of masks, in percent: over all overlaps, and at 0.5 and 0.75.
+    """COCO's mean average precision of boxes and masks, in percent: over all IoU thresholds, and at 0.5 and 0.75.
 
-    `root` holds `train2017/`, `val2017/` and `annotations/instances_{train,val}2017.json`, whose categories, in their
-    order, are the network's classes. Sensitivity is the squared error of the neck's coarsest map except the pooled one
-    (paper, supplement on downstream tasks), averaged over the map.
+    `root` holds `train2017/`, `val2017/` and `annotations/instances_{train,val}2017.json`, whose categories, in that
+    order, are the network's classes. Sensitivity is the squared error of the neck's coarsest map before pooling (paper,
+    supplement on downstream tasks), averaged over the map.
     """
 
     scale: tuple[Count, Count] = (1333, 800)
 
     def dataset(self, split: Split, augmented: bool = False) -> CocoDataset:
-        # Boxes and masks for training have the size of the resized image; the metric reads the file's own ones.
+        # Training boxes and masks are scaled with the image; the metric reads the original ones from the file.
         load = [LoadImageFromFile(), LoadAnnotations(with_bbox=True, with_mask=True)]
         flip = [RandomFlip(prob=0.5)] if augmented and self.augmentation == "standard" else []
         with silence():
@@ -53,7 +53,7 @@ class Coco(DensePrediction):
                 metainfo={"classes": self.classes},
                 pipeline=[*load, Resize(scale=self.scale, keep_ratio=True), *flip, PackDetInputs()],
                 filter_cfg={"filter_empty_gt": True, "min_size": 32},
-                test_mode=split == "val",  # without leaving out images
+                test_mode=split == "val",  # keep every image
             )
 
     def metric(self) -> CocoMetric:
@@ -65,9 +65,9 @@ class Coco(DensePrediction):
         return {ours: 100 * measured.get(f"coco/{theirs}", 0.0) for ours, theirs in METRICS.items()}
 
     def targets(self, samples: list[DetDataSample]) -> dict[str, Tensor]:
-        """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, padded to the M of the fullest image.
+        """`boxes [N, M, 4]`, `labels [N, M]`, `masks [N, M, H, W]`, padded to the largest M in the batch.
 
-        Also the size of each image, without and with its padding to a multiple of 32, `[N, 2]` each.
+        Also each image's size before and after padding to a multiple of 32, `[N, 2]` each.
         """
         known = [sample.gt_instances for sample in samples]
         device = known[0].bboxes.device
@@ -100,7 +100,7 @@ class Coco(DensePrediction):
     def _annotations(self, split: Split) -> Path:
         path = Path(self.root) / "annotations" / f"instances_{split}2017.json"
         if not path.is_file():
-            raise FileNotFoundError(f"no {path}: root must hold COCO 2017 as it is unpacked")
+            raise FileNotFoundError(f"no {path}: root must hold COCO 2017, unpacked")
         return path
 
 

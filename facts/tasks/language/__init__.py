@@ -1,1 +1,1 @@
-"""Texts and the tokens that follow."""
+"""Language modelling and its benchmarks."""

@@ -1,4 +1,4 @@
-"""Language modelling: shared parts of all texts."""
+"""Language modelling: parts shared by all texts."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,13 +27,13 @@ Split = Literal["training", "evaluation"]
 
 @options
 class Language(ClassLogits):
-    """Perplexity of a text, and accuracy on benchmarks of lm-eval, calibrated on the loss of the next token.
+    """Perplexity of a text and accuracy on lm-eval benchmarks, calibrated on the next-token loss.
 
-    Windows of `sequence_length` tokens do not overlap; the rest of a text is dropped. Those of the training text are
-    shuffled by `seed`: the first `num_sensitivity` are for searches, the next `num_calibration` give the factors
-    (paper, supplement: 256 of 2,048 tokens). Analyses take windows of `analysis_length` tokens of the evaluation text:
-    `num_factors` for factors, `num_held_out` to compare with. Of each benchmark `num_questions` are asked (default:
-    all), `num_answers_at_once` in a batch; `accuracy` is plain or divided by lengths, `acc_norm`.
+    Texts are cut into non-overlapping windows of `sequence_length` tokens; the remainder is dropped. Training windows
+    are shuffled by `seed`: the first `num_sensitivity` are for searches, the next `num_calibration` for the factors
+    (paper, supplement: 256 of 2,048 tokens). Analyses use windows of `analysis_length` tokens of the evaluation text:
+    `num_factors` for the factors, `num_held_out` for the comparison. Benchmarks use `num_questions` each (default: all)
+    and score `num_answers_at_once` per batch; `accuracy` is `acc`, or `acc_norm`, which divides by answer lengths.
     """
 
     sequence_length: Annotated[int, Field(ge=2)] = 2048
@@ -58,7 +58,7 @@ class Language(ClassLogits):
 
     @property
     def benchmark_folder(self) -> str | None:
-        """Folder with the configurations of other benchmarks than lm-eval's own; None for lm-eval's."""
+        """Folder with the configurations of your own benchmarks; None for lm-eval's."""
         return None
 
     @property
@@ -102,7 +102,7 @@ class Language(ClassLogits):
         return (1, self.sequence_length)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """Measure perplexity, also of n-gram counts, and accuracy in percent: of each benchmark and their mean."""
+        """Measure perplexities of the network and of n-grams, and accuracies in percent: per benchmark and mean."""
         batches, size = self.evaluation(model), model.config.vocab_size
         counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
         metrics = {
@@ -121,7 +121,7 @@ class Language(ClassLogits):
         return metrics
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
-        """Take two disjoint parts of a text, with the numbers of windows of these fields. Raises `ValueError`."""
+        """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""
         sizes, found = [getattr(self, name) for name in names], windows(self.tokens(split, model), length)
         if len(found) < sum(sizes):
             needed = f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens"
@@ -138,20 +138,20 @@ def tokenizer_of(model: nn.Module) -> Any:
     """The network's tokenizer. Raises `ValueError` if it has none."""
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is None:
-        raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to that of transformers")
+        raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to its transformers tokenizer")
     return tokenizer
 
 
 @lru_cache(maxsize=4)
 def tokenized(text: str, tokenizer: Any) -> Tensor:
-    """Tokens `[L]` of a text, including those that the tokenizer adds at its beginning and end."""
+    """Tokens `[L]` of a text, including any that the tokenizer adds at its start and end."""
     return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
 
 
 def windows(tokens: Tensor, length: int) -> Tensor:
-    """Cut tokens `[L]` into windows `[N, length]` and drop the rest. Raises `ValueError` if there is not one."""
+    """Cut tokens `[L]` into windows `[N, length]` and drop the remainder. Raises `ValueError` if none fits."""
     if len(tokens) < length:
-        raise ValueError(f"a text of {len(tokens)} tokens has not one window of {length}: lower the length")
+        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: lower the length")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 

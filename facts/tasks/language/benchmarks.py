@@ -1,4 +1,4 @@
-"""Multiple-choice benchmarks, by lm-eval."""
+"""Multiple-choice benchmarks with lm-eval."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ def accuracies(
     num_questions: int | None = None,
     precision: torch.dtype = torch.float32,
 ) -> dict[str, float]:
-    """Zero-shot accuracy in percent by benchmark, each given as a name or as lm-eval's configuration of a task.
+    """Zero-shot accuracy in percent by benchmark, each given by name or as an lm-eval task configuration.
 
-    `accuracy` compares likelihoods of the choices, `acc`, or these divided by the lengths, `acc_norm`; a benchmark
-    without the latter (winogrande) keeps `acc`. Names are those of YAML files in `benchmark_folder`, or lm-eval's own.
+    `accuracy` compares the likelihoods of the choices (`acc`), or divides them by the choices' lengths (`acc_norm`);
+    benchmarks without `acc_norm` (winogrande) keep `acc`. Names come from YAML files in `benchmark_folder` or lm-eval.
     Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a benchmark
     that is unknown or has no accuracy.
     """
@@ -42,7 +42,7 @@ def accuracies(
     with silence():
         network = HFLM(
             pretrained=model,
-            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a token for padding
+            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a padding token
             backend="causal",
             batch_size=batch_size,
             mixed_precision_dtype=None if precision == torch.float32 else precision,
@@ -59,12 +59,12 @@ def accuracies(
             torch_random_seed=None,
         )["results"]
     if without := [name for name in names if "acc,none" not in found[name]]:
-        raise ValueError(f"lm-eval gives no accuracy of {', '.join(without)}: name benchmarks of multiple choice")
+        raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
     return {name: 100 * found[name].get(f"{accuracy},none", found[name]["acc,none"]) for name in names}
 
 
 def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
-    """Task manager of these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
+    """Task manager for these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
     names = [task for task in benchmarks if isinstance(task, str)]
     with needing("llm", f"the benchmark {', '.join(names) or 'of questions'}"):
         from lm_eval.tasks import TaskManager

@@ -1,4 +1,4 @@
-"""Texts and benchmarks from files, or from Hugging Face's hub."""
+"""Texts and benchmarks from files or the Hugging Face Hub."""
 
 from functools import lru_cache
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from facts.utils.options import options
 class Corpus(Language):
     """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
 
-    Rows of a data set are joined by empty lines, as is usual for WikiText; a file is read as it is, so perplexities
+    Rows of a data set are joined by blank lines, as is usual for WikiText; a file is read unchanged, so perplexities
     differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
     """
 
@@ -47,7 +47,7 @@ class Corpus(Language):
 
     @property
     def benchmarks_key(self) -> str:
-        """Hash of the names, of the files in the folder, and of lm-eval's version; not of questions at the hub."""
+        """Hash of the names, the files in the folder and lm-eval's version, but not of questions on the hub."""
         folder = Path(self.benchmark_folder or "")
         files = sorted(folder.rglob("*")) if self.benchmark_folder else []
         files = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
@@ -56,7 +56,7 @@ class Corpus(Language):
 
 
 def read_text(source: str) -> str:
-    """Read a file or a data set at the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
+    """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
     if source.startswith(HUB):
         return fetched_text(source)
     return Path(source).expanduser().read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def read_text(source: str) -> str:
 
 @lru_cache(maxsize=2)
 def fetched_text(source: str) -> str:
-    """Join the rows of a data set at the hub. Raises `ConnectionError` if it cannot be fetched."""
+    """Join the rows of a data set on the hub. Raises `ConnectionError` if it cannot be fetched."""
     parts = source.removeprefix(HUB).split("/")
     if len(parts) != 4:
         raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")

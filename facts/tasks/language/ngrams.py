@@ -1,4 +1,4 @@
-"""Perplexities of n-gram counts, as baselines of language models."""
+"""Perplexities of n-gram models, as baselines for language models."""
 
 import math
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def unigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
-    """Perplexity of windows `[N, T]` by token counts in a text `[L]`, plus one for each of `num_tokens`."""
+    """Perplexity of windows `[N, T]` under token counts in a text `[L]`, plus one for each of `num_tokens`."""
     log_probabilities = _frequencies(training, num_tokens).log()
     return _perplexity(log_probabilities[window[:, 1:]] for window in evaluation)
 
 
 def bigram_perplexity(training: Tensor, evaluation: Iterable[Tensor], num_tokens: int) -> float:
-    """Perplexity of windows `[N, T]` by counts of pairs in a text `[L]`, mixed with the counts of single tokens.
+    """Perplexity of windows `[N, T]` under counts of pairs in a text `[L]`, mixed with the counts of single tokens.
 
     The weight of single tokens is s / (s + c), with c the count of a token and s the number of its different successors
     (Witten and Bell).
