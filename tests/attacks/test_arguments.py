@@ -118,7 +118,7 @@ ATTACKS = {
     "a batch without samples": (lambda: compress(data=[BATCHES[0], (IMAGES[:0], LABELS[:0])]), "holds no samples"),
     "no sensitivity data": (lambda: compress(sensitivity=[]), "the sensitivity data is empty"),
     "nothing to recover from": (lambda: facts.recover(compress(ratio=1), None), "got CompressionResult and NoneType"),
-    "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "what facts.compress returned.* EveryShape"),
+    "a network to recover": (lambda: facts.recover(make_model(), BATCHES), "a result of facts.compress.* EveryShape"),
     "two outputs": (
         lambda: facts.prepare(Two(), BATCHES, loss=of_first, output_error=kl_divergence),
         "kl_divergence cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
