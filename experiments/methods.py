@@ -12,7 +12,6 @@ from torch import nn
 from experiments.instantiation import instantiate, plain
 from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, prepare
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
 from facts.decomposition.apply import Plan
@@ -25,6 +24,7 @@ from facts.pruning.base import PrunedCost
 from facts.refit import Refit
 from facts.result import Summary
 from facts.search.base import Search
+from facts.search.budget import Budget
 from facts.tasks import Task
 from facts.utils.stopwatch import timed
 

@@ -10,7 +10,6 @@ from .calibration.cutmix import CutMix as CutMix
 from .calibration.execution import Execution as Execution
 from .calibration.prepare import Calibration as Calibration
 from .calibration.prepare import prepare as prepare
-from .compression.budget import Budget as Budget
 from .compression.compress import compress as compress
 from .compression.measure import measure as measure
 from .compression.pareto import pareto as pareto
@@ -40,5 +39,6 @@ from .saving.load import load_compressed as load_compressed
 from .saving.openvino_ir import export_openvino as export_openvino
 from .saving.runtimes import benchmark as benchmark
 from .saving.save import save_compressed as save_compressed
+from .search.budget import Budget as Budget
 
 __version__: str

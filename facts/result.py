@@ -16,6 +16,8 @@ from facts.decomposition.parts import PartsName
 from facts.modules.forms import FormName
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
+from facts.search.base import Search
+from facts.search.problem import AllocationProblem
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
 
@@ -195,8 +197,9 @@ class Summary:
 class CompressionResult:
     """A compressed network, each layer's rank (None if dense), the summary, and why other layers were skipped.
 
-    `original` is the network it was made from, `output_error` the distance between outputs, and `held_out` the
-    data on which they are compared; all are None for a loaded result.
+    `original` is the network it was made from, `output_error` the distance between outputs, `held_out` the data
+    on which they are compared, and `problem` the one that `search` solved, without decompositions. A loaded result has
+    none of them.
     """
 
     model: nn.Module
@@ -206,6 +209,8 @@ class CompressionResult:
     original: nn.Module | None = None
     output_error: OutputError | None = None
     held_out: Iterable[Batch] | None = None
+    problem: AllocationProblem | None = None
+    search: Search | None = None
 
     def __repr__(self) -> str:
         ranks, dense = defaultdict(list), 0

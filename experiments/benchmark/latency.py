@@ -6,11 +6,11 @@ import pandas as pd
 
 from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.calibration.execution import Execution
-from facts.compression.budget import Budget
 from facts.compression.compress import compress
 from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import TimingPolicy
+from facts.search.budget import Budget
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ from facts.moments import (
 )
 from facts.utils.options import options
 
-MAX_VALUES = 2**29  # in each of the two products held at once: 2 GiB in float32, and as much for the probes
+MAX_VALUES = 2**29  # held at once by each of two kinds of products: 2 GiB in float32, and as much for the probes
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 class Batches:
     """Batches of a network's data: `(inputs, targets)`, where the targets are None if the data have no labels.
 
-    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or inputs alone. For language
+    A batch may be such a pair; a mapping of inputs by name, with or without `labels`; or only inputs. For language
     models that continue a text, the targets are the next tokens. A `DataLoader` that shuffles with PyTorch's
     default generator yields the same batches every time.
     """

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from facts.calibration.reading import as_reading, reading_of
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import NOT_REACHED, LayerNames, select_layers
 from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
-from facts.cost.count import Cost, count_params, meta_input
+from facts.cost.count import Cost, count_flops, count_params, meta_input
 from facts.cost.latency import MeasuredLatency, TimedPart
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.layers import (
@@ -111,6 +111,19 @@ class Calibration:
         """Cost of the dense network for one sample."""
         return Cost(self.flops, count_params(self.model))
 
+    def cost_after(self, compressed: nn.Module, plan: Mapping[str, int | None], form: Form) -> Cost:
+        """Cost of a compressed network for one sample: that of the dense one minus what the plan saves."""
+        params = count_params(compressed)
+        if self.flops is None:
+            return Cost(None, params)
+        if self.units and self.example is not None:  # fewer hidden units also have fewer activations
+            return Cost(count_flops(compressed, self.example, "paper"), params)
+        saved = 0
+        for name, rank in plan.items():
+            part = self.parts[name]
+            saved += 0 if rank is None else 2 * part.rows * (part.dense - part.num_weights(form, rank))
+        return Cost(self.flops - saved, params)
+
     @property
     def layers(self) -> dict[str, nn.Linear]:
         """The linear layers, if they are the parts. Raises `ValueError` for units."""
@@ -172,7 +185,7 @@ class Calibration:
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
-        """Collect moments of all layers, or `only` of some, in one pass; with `cached`, use the cache."""
+        """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
         return collect_moments(
             self.network,
             self.calls,
@@ -277,7 +290,7 @@ def prepare(
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
 
-    `facts.compress` takes the result in place of the network; most arguments are as there. `held_out` are data on which
+    `facts.compress` takes the result in place of the network; most arguments are the same. `held_out` are data on which
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
     moments, searches and refits do not see them). A layer whose name contains one of `excluded_names` is left alone
     unless `layers` names it. `parts` are what is truncated: `layers`, or `units`, which are attention's products and
@@ -308,7 +321,7 @@ def prepare(
     draws_labels = loss is None or isinstance(loss, SampledTargets)
     own_loss = None if draws_labels else loss
     if loss is not None and outputs is not None:
-        raise ValueError("outputs says how outputs are read without a loss of your own: give loss= or outputs=")
+        raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
     reading = as_reading(outputs)
     is_unlabelled = targets is None or getattr(model, "num_classes", None) == 0  # labels say nothing about features
     if reading is None and loss is None and inputs is not None and is_unlabelled:

@@ -22,7 +22,7 @@ def as_reading(outputs: str | Collection[str] | None) -> Reading | None:
 
 
 def reading_of(model: nn.Module, inputs: Any, precision: torch.dtype) -> Reading:
-    """Read class logits if `num_classes` is positive, or, without it, if transformers or a linear layer makes them.
+    """Decide: class logits if `num_classes` is positive, or, without it, if transformers or a linear layer makes them.
 
     Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
     """

@@ -55,11 +55,14 @@ def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
         return Parts(selection.model, {name: LayerPart.of(name, layer, selection.rows[name]) for name, layer in layers})
     if inputs is None:
         raise ValueError("units are found by running the network: give calibration data or input_shape")
+    return with_units(selection, _kinds_of(selection.model, _candidates(selection), inputs))
+
+
+def with_units(selection: Selection, kinds: Mapping[str, str]) -> Parts:
+    """Turn the selected layers into units of known `kinds`, by the modules that hold them; other layers stay layers."""
     model, taken, reasons = selection.model, dict[str, Mapping[str, Part]](), dict[str, str]()
-    candidates = _candidates(selection)
-    kinds = _kinds_of(model, candidates, inputs)
     network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
-    for owner, roles in candidates.items():
+    for owner, roles in _candidates(selection).items():
         paths, kind = _paths(model, owner, roles), kinds.get(owner)
         if kind is None:
             reasons |= dict.fromkeys(paths, NO_PRODUCTS if isinstance(roles, Roles) else NOT_SEPARATE)

@@ -38,7 +38,7 @@ def benchmark(
         facts benchmark timm/deit_tiny_patch16_224 deit_half --data photos --runtime "OpenVINO, int8"
         OMP_NUM_THREADS=4 facts benchmark deit_half --batch-size 1 --out board.csv
 
-    PyTorch, as it is and compiled; on a CPU also ONNX Runtime and OpenVINO where they are installed, on a GPU CUDA
+    PyTorch, eager and compiled; on a CPU also ONNX Runtime and OpenVINO where they are installed, on a GPU CUDA
     graphs. Named networks get random weights, which do not affect times: only a configuration is downloaded.
     All take turns; speed-ups are relative to the first row.
     """

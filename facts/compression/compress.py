@@ -15,7 +15,6 @@ from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
 from facts.calibration.selection import LayerNames
 from facts.compression.allocation import allocate_ranks, batch_times
-from facts.compression.budget import Budget
 from facts.compression.comparison import compared
 from facts.compression.quality import smallest_within
 from facts.compression.rounds import narrow_in_rounds, rounds_to
@@ -34,6 +33,7 @@ from facts.moments.losses import Loss
 from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
+from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils.batches import batch_size, first_of, in_parts, to_device, within_memory
@@ -80,7 +80,7 @@ def compress(
     | `bounds` | further ratios, `{"params": 0.6}` |
     | `budget` | limits on the whole network, or on its outputs' error: `facts.Budget` |
     | `execution` | precision, memory, timing and cache of all passes: `facts.Execution` |
-    | `loss` | the sum of the samples' losses (default: cross-entropy, Gaussian for features; missing labels drawn) |
+    | `loss` | sum of the samples' losses (default: cross-entropy, drawing missing labels; features: `facts.prepare`) |
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; `"all"` layers, 1x1 convolutions included; or the `"linear"` ones (default if there are any) |
     | `refit` | what then fits layers to the outputs of the compressed layers before them: a name or an instance |
@@ -271,8 +271,17 @@ def compress_prepared(
         plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
         methods = estimator, search, form, refit
         summary = summarize(calibration, problem, allocated, plan, bounds, rounds, *methods, dict(seconds))
-    origin = calibration.skipped, calibration.model, calibration.output_error, calibration.held_out
-    return CompressionResult(allocated.model, plan, summary, *origin)
+    return CompressionResult(
+        allocated.model,
+        plan,
+        summary,
+        calibration.skipped,
+        calibration.model,
+        calibration.output_error,
+        calibration.held_out,
+        replace(whole, sensitivity=sensitivity),
+        search,
+    )
 
 
 def latency_table(calibration: Calibration, budget: Budget, form: FormName) -> LatencyTable:

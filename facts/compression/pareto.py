@@ -12,7 +12,6 @@ from torch import nn
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import prepare
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared, default_form, default_search, with_distance
 from facts.cost.count import Cost, CostName
 from facts.decomposition.parts import PartsName
@@ -20,6 +19,7 @@ from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError
 from facts.search import SEARCHES, Search
+from facts.search.budget import Budget
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder, replacing
@@ -132,7 +132,7 @@ def pareto(
 
 
 def efficient(cost: pd.Series, quality: pd.Series) -> pd.Series:
-    """Mark the points that no other beats: none that is at least as good costs less, none as cheap is better."""
+    """Mark the points that no other beats: none at least as good costs less, and none that costs no more is better."""
     return pd.Series(
         [
             not (((cost <= own) & (quality > value)) | ((cost < own) & (quality >= value))).any()

@@ -63,7 +63,7 @@ def quantize(
         quantize_weight(result.model.get_submodule(owner), attribute, stored, parametrization)
     sizes = result.summary.sizes[0], Size.of(result.model)
     summary = replace(result.summary, sizes=sizes, latency={}, predicted=None, distance=compared(result, torch.float32))
-    return replace(result, summary=summary, original=None, output_error=None, held_out=None)
+    return replace(result, summary=summary, original=None, output_error=None, held_out=None, problem=None)
 
 
 def _own_weights(model: nn.Module) -> dict[str, nn.Parameter]:

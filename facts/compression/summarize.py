@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from torch import nn
-
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import AllocatedNetwork
-from facts.cost.count import Cost, CostName, Size, count_flops, count_params
+from facts.cost.count import CostName, Size
 from facts.decomposition.apply import Plan
 from facts.estimators.base import Estimator
-from facts.modules.forms import Form, FormName
+from facts.modules.forms import FormName
 from facts.modules.pivots import relative_error
 from facts.refit.base import Refit
 from facts.result import Summary
@@ -36,7 +34,7 @@ def summarize(
     proof = asdict(result.solution) if result.solution else None
     return Summary(
         before=calibration.cost,
-        after=_cost_after(calibration, allocated.model, plan, problem.form),
+        after=calibration.cost_after(allocated.model, plan, problem.form),
         repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
         seconds=seconds,
         estimator=repr(estimator),
@@ -64,20 +62,6 @@ def summarize(
             for name, errors in result.profile.items()
         },
     )
-
-
-def _cost_after(calibration: Calibration, model: nn.Module, plan: Plan, form: Form) -> Cost:
-    """Cost of the compressed network for one sample: that of the dense one minus what the plan saves."""
-    params = count_params(model)
-    if calibration.flops is None:
-        return Cost(None, params)
-    if calibration.units and calibration.example is not None:  # fewer hidden units also have fewer activations
-        return Cost(count_flops(model, calibration.example, "paper"), params)
-    saved = 0
-    for name, rank in plan.items():
-        part = calibration.parts[name]
-        saved += 0 if rank is None else 2 * part.rows * (part.dense - part.num_weights(form, rank))
-    return Cost(calibration.flops - saved, params)
 
 
 def _rounding(allocated: AllocatedNetwork) -> float:

@@ -22,7 +22,7 @@ def eliminate(
     Inputs are eliminated one by one, each time the one whose loss adds least to tr(ΔWᵀ B ΔW A) after the others have
     compensated. The last to go come first in the `order`. With A = L D Lᵀ in this order, L unit lower triangular,
     component j is what input j adds to those before it: `left = W L`, `right = L⁻¹`. The leading k components read only
-    the first k inputs, with their least-squares weights. Computed in float64.
+    the first k inputs, with their least-squares weights. Computed in float64; `left` undoes `right` as it is stored.
     """
     row = square_root(factors.B, shrinkage_row, factors.repair)
     gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
@@ -31,15 +31,22 @@ def eliminate(
     root = torch.linalg.cholesky(gram[order][:, order])
     sizes = root.diagonal()
     unit = root / sizes  # L
-    left = weight.double()[:, order] @ unit
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     right = torch.zeros_like(gram)
     right[:, order] = torch.linalg.solve_triangular(
         unit, torch.eye(len(unit)).to(unit), upper=False, unitriangular=True
     )
+    right = right.to(dtype)
     energies = (whitened[:, order] @ unit).square().sum(dim=0) * sizes.square()
-    dtype = torch.promote_types(weight.dtype, torch.float32)
     num_repaired = row.repaired + repaired
-    return Decomposition(left.to(dtype), right.to(dtype), energies, num_repaired, factors.mean, order)
+    return Decomposition(undone(weight, right, order), right, energies, num_repaired, factors.mean, order)
+
+
+def undone(weight: Tensor, right: Tensor, order: Tensor) -> Tensor:
+    """The left factor of `weight [m, n]` for a right factor `[n, n]` that is lower triangular in this order."""
+    triangle, sorted_weight = right.double()[:, order], weight.double()[:, order]
+    left = torch.linalg.solve_triangular(triangle, sorted_weight, upper=False, left=False, unitriangular=True)
+    return left.to(right.dtype)
 
 
 def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:

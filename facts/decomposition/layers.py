@@ -100,22 +100,24 @@ def load_decompositions(
 ) -> dict[str, Decomposition] | None:
     """Load the decompositions from the cache; None if they are not there."""
     tensors = cache.load(file_name(estimator)) if cache else None
-    return None if tensors is None else {name: _unpack(tensors, name) for name in layers}
+    return None if tensors is None else {name: unpacked(tensors, name) for name in layers}
 
 
 def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
     """Save the decompositions in the cache, if there is one."""
     if cache:
-        tensors = {key: tensor for name, d in decompositions.items() for key, tensor in _pack(name, d).items()}
+        tensors = {key: tensor for name, d in decompositions.items() for key, tensor in packed(name, d).items()}
         cache.save(file_name(estimator), tensors)
 
 
-def _pack(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
+def packed(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
+    """The tensors of a decomposition, under names that begin with its layer's."""
     fields = {field: getattr(decomposition, field) for field in (*FIELDS, *OPTIONAL)}
     return {f"{name}/{field}": torch.as_tensor(value) for field, value in fields.items() if value is not None}
 
 
-def _unpack(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
+def unpacked(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
+    """The decomposition of a layer from the tensors of several."""
     left, right, energies, num_repaired = (tensors[f"{name}/{field}"] for field in FIELDS)
     optional = (tensors.get(f"{name}/{field}") for field in OPTIONAL)
     return Decomposition(left, right, energies, int(num_repaired), *optional)

@@ -54,7 +54,7 @@ def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]
 def matching_error(originals: list[Tensor], changed: list[Tensor], num_samples: int) -> Tensor:
     """Σ over samples and outputs of ‖changed - original‖² / ‖original‖².
 
-    Outputs of different shapes, which remain after pruning a width that all blocks share, are skipped.
+    Outputs whose shapes differ, as after pruning a width that all blocks share, are skipped.
     """
     errors = []
     for pair in zip(originals, changed, strict=True):

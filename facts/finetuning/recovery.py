@@ -126,7 +126,8 @@ def recover(
     bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
-    if the loss is not finite, and for data that differ from pass to pass; `MemoryError` if memory runs out.
+    for a quantized network, a loss that is not finite, and data that differ from pass to pass; `MemoryError` if memory
+    runs out.
     """
     if not isinstance(result, CompressionResult) or data is None:
         got = f"{type(result).__name__} and {type(data).__name__}"

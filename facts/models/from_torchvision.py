@@ -16,7 +16,7 @@ OTHERS = ("googlenet", "inception_v3", "mnasnet*", "regnet*", "vit_h_14")  # a n
 
 @options
 class TorchvisionModel(Recipe):
-    """A torchvision image classifier, given by its name, such as `resnet50`; `pretrained` is torchvision's default.
+    """A torchvision image classifier, given by its name, such as `resnet50`; `pretrained` loads its default weights.
 
     Images are prepared as for the default weights, through a `pretrained_cfg` like timm's.
     """

@@ -62,7 +62,7 @@ def collect_moments(
 ) -> dict[str, LayerMoments]:
     """Collect the given moments of every layer, or of those in `only`, in one pass, or read them from the cache.
 
-    `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum over samples of each one's own loss.
+    `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum of the samples' losses.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
     `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
     precision; processes that share it take turns. Under `torchrun` each process takes its share of the batches, and

@@ -17,14 +17,14 @@ NOTHING = -100  # the label that cross-entropy ignores
 KL_VALUES = 2**26  # in a chunk of logits: half a gigabyte per network in float64
 
 Loss = Callable[[Any, Any], Tensor]
-"""From outputs and targets to the sum over samples of each one's own loss."""
+"""From outputs and targets to the sum of the samples' losses, each of which depends only on its own sample."""
 
 OutputError = Callable[[Any, Any], Tensor]
-"""From the outputs of the original and of a changed network to the sum over samples of each one's error."""
+"""From the outputs of the original and of a changed network to the sum of the samples' errors."""
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Σ over samples of each one's own cross-entropy, for logits `[N, C]`, or `[N, T, C]` summed over tokens.
+    """Σ over samples of the cross-entropy of each, for logits `[N, C]`, or `[N, T, C]` summed over tokens.
 
     Targets are class indices (-100 is ignored), or probabilities in the shape of the logits; for a language model,
     the next tokens (`next_tokens`). Raises `ValueError` for outputs and targets that do not suit cross-entropy.
@@ -55,7 +55,7 @@ def _no_cross_entropy(outputs: Any, targets: Any) -> ValueError:
     return ValueError(
         f"no loss can be inferred from outputs and targets that are {described(outputs)} and {described(targets)}: "
         "cross-entropy takes logits [N, C] or [N, T, C], with labels [N] or [N, T], or with probabilities. Give loss=, "
-        "a function of outputs and targets that is the sum over samples of each one's own loss"
+        "a function of outputs and targets that returns the sum of the samples' losses"
     )
 
 

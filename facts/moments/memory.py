@@ -33,7 +33,7 @@ class MemoryPolicy:
     layers_at_once: Count | None = None
 
     def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
-        """The blocks that a pass with gradients runs twice. Raises `ValueError` if the layers lie in none."""
+        """The blocks that a pass with gradients runs twice. Raises `ValueError` if no layer is in a block."""
         if not self.checkpoint_blocks:
             return []
         layers = list(layers)
@@ -43,7 +43,7 @@ class MemoryPolicy:
         blocks = blocks_of(model, layers)
         if not blocks and not by_itself:
             raise ValueError(
-                f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers lies in an "
+                f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers is in an "
                 "entry of an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
             )
         return blocks

@@ -56,7 +56,7 @@ class Width:
 
 
 def widths_of(model: VisionTransformer) -> dict[str, Width]:
-    """Find the embedding and four widths per block, with `NarrowAttention`; a block's heads stay equally wide."""
+    """Find the embedding and four widths per block of a network with `NarrowAttention`; heads stay equally wide."""
     widths = {EMBEDDING: Width(model.embed_dim, list(_embedding_places(model)))}
     for number, block in enumerate(model.blocks):
         prefix, attn = f"blocks.{number}", block.attn

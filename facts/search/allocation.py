@@ -99,7 +99,7 @@ def _checked(
         if not (np.isfinite(cost).all() and np.isfinite(error).all()):
             raise ValueError(f"the profile of layer {name} holds NaN or infinity: {list(profile)}")
         if cost.shape[1] != len(bounds):
-            raise ValueError(f"layer {name} has {cost.shape[1]} costs a choice, the budget has {len(bounds)} bounds")
+            raise ValueError(f"layer {name} has {cost.shape[1]} costs per choice, the budget has {len(bounds)} bounds")
         costs.append(cost)
         errors.append(error)
     return costs, errors, bounds

@@ -24,7 +24,8 @@ class SearchResult:
     """A rank plan, the solver's answer if there is one, and the sensitivity profile that the plan is based on.
 
     `predicted` is the mean error of the outputs that the search predicts, if it predicts one. If the search also trains
-    weights, its `decompositions` replace those of the problem.
+    weights, its `decompositions` replace those of the problem. `offered` holds the errors at all ranks that an integer
+    program chose from; at another budget it chooses from the same ones.
     """
 
     plan: Plan
@@ -32,6 +33,7 @@ class SearchResult:
     profile: Profile = field(default_factory=dict)
     predicted: float | None = None
     decompositions: Mapping[str, Decomposition] | None = None
+    offered: Profile = field(default_factory=dict)
 
 
 @options

@@ -12,7 +12,7 @@ REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def offline() -> bool:
-    """Check whether to read only fetched files: by choice, or as the hub does not answer and a try takes minutes."""
+    """Check whether to read only fetched files: by choice, or because the hub is silent and each try takes minutes."""
     return constants.HF_HUB_OFFLINE or not answers()
 
 

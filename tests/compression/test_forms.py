@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import facts
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import PELA
 from facts.models import TimmModel
 from facts.search import Uniform
+from facts.search.budget import Budget
 from tests.networks import LAYERS
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import facts
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import PELA
 from facts.models import MambaVisionModel, TimmModel
 from facts.search import Uniform
+from facts.search.budget import Budget
 
 IMAGE = (3, 224, 224)
 RECIPES = {

@@ -7,10 +7,10 @@ from omegaconf import OmegaConf
 import facts
 from experiments.instantiation import instantiate
 from experiments.paper import paper_values
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import PELA
 from facts.search import Uniform
+from facts.search.budget import Budget
 
 COLUMNS = ("ConvNeXt-B", "DeiT-B", "Swin-L", "DeiT-III-L", "MambaVision-B")
 

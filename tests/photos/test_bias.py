@@ -7,10 +7,10 @@ import pytest
 
 import facts
 from facts.calibration.prepare import prepare
-from facts.compression.budget import Budget
 from facts.compression.compress import compress_prepared
 from facts.estimators import ESTIMATORS
 from facts.search import SEARCHES
+from facts.search.budget import Budget
 from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
 
 pytestmark = pytest.mark.external

@@ -1,4 +1,4 @@
-"""Two published networks without their heads, compressed from photos without labels, beside those with heads.
+"""Two published networks without their heads, compressed from photos without labels, and the same ones with heads.
 
 `pytest tests/photos/test_encoders.py --write-results` measures for half an hour and writes `results/photos/encoders`;
 what is written there already is not measured again.
@@ -7,14 +7,9 @@ what is written there already is not measured again.
 import itertools
 
 import pytest
-import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from torch.nn.functional import cosine_similarity
 
 import facts
+from facts.tasks.classification.encoder import judge_features
 from tests.photos.data import NETWORKS, load_network, load_photos, rows_of, write_table
 
 pytestmark = pytest.mark.external
@@ -29,29 +24,17 @@ TEXT = (
     "# Encoders: two published networks without their heads\n\n"
     "Compressed by `facts.compress` with its defaults from 1,000 photos without labels, without training: without the "
     "head, by the features, and with it, by the classes, whose head was taken off afterwards. On 650 other photos: the "
-    "mean relative squared error and cosine to the original's features; top-1 in percent (standard error up to 2.0) of "
-    "the nearest of the 1,000 photos, one of each class, by cosine, and of a linear classifier fitted to them. Written "
-    "by `tests/photos/test_encoders.py`."
+    "mean relative squared error and cosine to the original's features; top-1 in percent (standard error up to 2.0) by "
+    "the nearest of the 1,000 photos, one of each class, and by a linear classifier fitted to them. Written by "
+    "`tests/photos/test_encoders.py`."
 )
 
 
-@torch.inference_mode()
-def features_of(network, batches):
-    """Features `[N, D]` and labels `[N]`."""
-    found = [(network.forward_head(network.forward_features(images), pre_logits=True), y) for images, y in batches]
-    return tuple(map(torch.cat, zip(*found, strict=True)))
-
-
 def judged(network, original, reference, validation):
-    """Error and cosine to the original's features; top-1 of the nearest reference photo, and of a linear probe."""
-    (known, classes), (features, labels) = features_of(network, reference), features_of(network, validation)
-    expected, _ = features_of(original, validation)
-    error = ((features - expected).square().sum(1) / expected.square().sum(1)).mean().item()
-    cosine = cosine_similarity(features, expected).mean().item()
-    nearest = KNeighborsClassifier(1, metric="cosine")
-    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200))
-    top1 = (100 * each.fit(known, classes).score(features, labels) for each in (nearest, probe))
-    return [error, cosine, *top1]
+    """Means of relative error, cosine, and top-1 by the nearest photo and by a linear probe."""
+    for each in (network, original):
+        each.reset_classifier(0)
+    return [found.mean().item() for found in judge_features(network, original, reference, validation).values()]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

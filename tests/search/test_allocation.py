@@ -178,7 +178,7 @@ def test_budgets_from_the_smallest_to_none(solver):
         ({"a": [(1, 0.0)], "b": [(1, math.nan)]}, 2, "the profile of layer b holds NaN or infinity"),
         ({"a": [((1, math.inf), 1.0)]}, (2, 2), "the profile of layer a holds NaN or infinity"),
         ({"a": [((1, 1), 1.0)]}, (2, math.nan), "the budget is NaN"),
-        ({"a": [((1, 1), 1.0)], "b": [(1, 1.0)]}, (2, 2), "layer b has 1 costs a choice, the budget has 2 bounds"),
+        ({"a": [((1, 1), 1.0)], "b": [(1, 1.0)]}, (2, 2), "layer b has 1 costs per choice, the budget has 2 bounds"),
         ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (5, 9), r"the budget of 5, 9: the smallest feasible one is 2, 10$"),
         ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (3, 20), "each bound can be met, but not all of them together"),
     ],

@@ -15,7 +15,7 @@ from facts.utils.options import Count, Positive, Seed, options
 
 @options
 class ComCatSearch(MILPSearch):
-    """Train every layer, or unit, as a mixture of its low-rank forms at several `ratios` and its dense form.
+    """Mix each part's low-rank forms at several `ratios` with its dense form; only the mixing shares are trained.
 
     The loss is the task loss, times (cost / budget)^`penalty` if the expected cost exceeds the budget. The temperature
     falls from the first of `temperatures` to the second, epoch by epoch. The solver finds the most probable plan within

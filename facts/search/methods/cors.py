@@ -1,6 +1,6 @@
 """CoRS: measured sensitivities and an integer program (paper, section 4.3).
 
-The KL divergence of the network's output is measured at five ratios a layer and interpolated; the program finds the
+The KL divergence of the network's output is measured at five ratios per layer and interpolated; the program finds the
 best ranks within the budget.
 """
 
@@ -31,7 +31,7 @@ class CoRS(MILPSearch):
         if self.interpolation != "none":
             errors = {name: self._interpolated(ranks[name], measured[name]) for name in ranks}
         plan, solution = self.solve(problem, errors)
-        return SearchResult(plan, solution, measured, predicted=solution.error)
+        return SearchResult(plan, solution, measured, predicted=solution.error, offered=errors)
 
     def _interpolated(self, ranks: list[int], errors: dict[int | None, float]) -> dict[int | None, float]:
         """Interpolate the measured errors to all ranks that are offered."""

@@ -35,11 +35,12 @@ class CoRSFisher(MILPSearch):
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         profiles = self._profiles(problem)
-        offered = problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS))
-        plan, solution = self.solve(problem, _at(profiles, offered))
+        offered = _at(profiles, problem.candidate_ranks(self.rank_multiple, at_least=len(SHOWN_RATIOS)))
+        plan, solution = self.solve(problem, offered)
         shown = _at(profiles, problem.ranks_of_ratios(SHOWN_RATIOS))
         is_divergence = self.labels == "sampled" and problem.calibration.output_error is kl_divergence
-        return SearchResult(plan, solution, shown, predicted=solution.error if is_divergence else None)
+        predicted = solution.error if is_divergence else None
+        return SearchResult(plan, solution, shown, predicted=predicted, offered=offered)
 
     def _profiles(self, problem: AllocationProblem) -> dict[str, Tensor]:
         if self.profile == "exact":

@@ -60,7 +60,7 @@ def _with_uniform_error(problem: AllocationProblem, offered: dict[str, list[int]
     plan = _equal_error(sensitivity, offered, sensitivity.of_plan(uniform) / len(uniform), used)
 
     def scaled(thousandths: int) -> Plan:
-        """Scale the plan's ranks by so many thousandths, rounded down to the ranks on offer."""
+        """Scale the plan's ranks by `thousandths` / 1000, rounded down to the ranks on offer."""
         limits = {name: rank * thousandths / 1000 for name, rank in plan.items() if rank}
         largest = {name: [rank for rank in offered[name] if rank <= limit] for name, limit in limits.items()}
         return plan | {name: max(ranks, default=offered[name][0]) for name, ranks in largest.items()}

@@ -14,7 +14,7 @@ from facts.utils.options import Positive, Share, options
 class MemViTSearch(Search):
     """Start from ranks at which layers cost as much as dense, and cut one layer at a time until the budget is met.
 
-    Step t removes the cost N(t) - N(t + 1), but at least one component, with N(t) = N* + (N0 - N*) exp(-t / decay), N0
+    Step t removes at least N(t) - N(t + 1), in whole components, with N(t) = N* + (N0 - N*) exp(-t / decay), N0
     the dense cost and N* the budget. It cuts the layer that would have lost the least energy after the cut, measured as
     a share of its singular values (not squared). A layer keeps at least `least_ratio` of its full rank, or its uniform
     rank if that is lower.

@@ -32,7 +32,7 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
 
     With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, summed over the heads of a
     unit, the error at rank r is ½ mean (Σ_{j >= r} c_j)². If a bias is fitted, x_t is relative to the mean input, whose
-    output the bias keeps. `sampled` draws labels from the network's output, which must be class logits (true Fisher);
+    output the bias keeps. `sampled` draws labels from class logits (true Fisher), or noise for features (Gauss-Newton);
     `given` uses the labels of the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()

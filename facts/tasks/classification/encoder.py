@@ -24,7 +24,7 @@ def judge_features(
     evaluation: Iterable[Any],
     precision: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
-    """Outcomes `[N]` of an encoder on the images of `evaluation`, batches of images alone or with labels.
+    """Outcomes `[N]` of an encoder on the images of `evaluation`, batches with or without labels.
 
     `relative_error` and `cosine` compare its features with the original's. If both data sets have labels,
     `nearest_top1` and `probe_top1` are 100 for each image that is classified correctly, otherwise 0: by its nearest

@@ -47,7 +47,7 @@ class ImageFiles(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Files(ImageFiles):
-    """Files below `folder`, identified by their names alone."""
+    """Files below `folder`, identified only by their names."""
 
     folder: Path
 
