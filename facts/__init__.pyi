@@ -39,6 +39,7 @@ from .saving.load import load_compressed as load_compressed
 from .saving.openvino_ir import export_openvino as export_openvino
 from .saving.runtimes import benchmark as benchmark
 from .saving.save import save_compressed as save_compressed
+from .saving.save_elastic import save_elastic as save_elastic
 from .search.budget import Budget as Budget
 
 __version__: str

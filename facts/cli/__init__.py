@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from facts.cli.benchmark import benchmark
 from facts.cli.compress import compress
+from facts.cli.cut import cut
 from facts.cli.evaluate import evaluate
 from facts.cli.export import export
 from facts.cli.inspect import inspect
@@ -55,7 +56,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for command in (benchmark, compress, evaluate, export, inspect, measure, pareto, push, quantize, recover):
+for command in (benchmark, compress, cut, evaluate, export, inspect, measure, pareto, push, quantize, recover):
     app.command()(command)
 app.command("list")(list_choices)
 

@@ -39,6 +39,9 @@ def compress(
         option(METHOD, "Let the original teach the result for this long, without labels.", metavar="MINUTES", min=0.01),
     ] = None,
     convolutions: options.Convolutions = None,
+    elastic: Annotated[
+        bool, option(METHOD, "Save a folder from which `facts cut` cuts a network for any budget.", "--elastic")
+    ] = False,
     evaluate: Annotated[
         bool, typer.Option(help="Measure the original and the result on data that calibration did not use.")
     ] = True,
@@ -70,6 +73,7 @@ def compress(
         facts compress timm/deit_small_patch16_224 --data photos --error 0.1 --out deit_close
         facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --device-times board.json --out deit
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
+        facts compress timm/deit_small_patch16_224 --data photos --elastic --out deit
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
     `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
@@ -86,15 +90,22 @@ def compress(
     from facts.compression.rounding import rounded
     from facts.saving.manifest import Metrics
     from facts.saving.save import target_folder, write_metrics
+    from facts.utils.files import ScratchFolder
     from facts.utils.stopwatch import stopwatch
 
     target_folder(out)
+    if elastic and (recover or refit or dtype):
+        raise ValueError("--elastic serves every budget: leave out --recover, --refit and --dtype, or use them on cuts")
+    if elastic and search not in (None, "cors", "cors_fisher"):
+        raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
     budget = facts.Budget(
         flops=flops, params=params, latency_ms=latency_ms, error=error, device_times=device_times
     ).with_ratios(ratio)
-    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache)
+    scratch = ScratchFolder()
+    kept = cache or (scratch.path if elastic else None)  # moments that `save_elastic` needs again
+    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
     network = build(model, weights, num_classes, device)
-    stored = getattr(torch, dtype) if dtype else stored_type(network)
+    stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
     calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
@@ -114,7 +125,10 @@ def compress(
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
     result = rounded(result, stored)
     print(result)
-    facts.save_compressed(result, out, dtype=stored)  # before the evaluation, which may fail
+    if elastic:
+        facts.save_elastic(result, out)
+    else:
+        facts.save_compressed(result, out, dtype=stored)  # before the evaluation, which may fail
     print(
         f"\nsaved to {out}" + ", in half precision: `.float()` computes with it in float32" * (stored != torch.float32)
     )
@@ -126,4 +140,5 @@ def compress(
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]
     print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
-    write_metrics(out, metrics)
+    if not elastic:
+        write_metrics(out, metrics)

@@ -13,7 +13,7 @@ from facts.saving.model_card import CARD, write_card
 from facts.saving.save import save_compressed
 from facts.utils.hub import REPOSITORY, answers, offline
 
-DATA = ["model.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]
+DATA = ["model.safetensors", "elastic.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]
 
 
 def push_to_hub(

@@ -15,11 +15,13 @@ from facts.modules.networks import is_transformers
 from facts.modules.pivoted import PivotedLinear
 from facts.modules.quantized import quantized_weights
 from facts.result import CompressionResult
+from facts.saving.cut import cut
 from facts.saving.hub import pull
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
 from facts.saving.structure import convert, misfits, read_header, with_plan
 from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
+from facts.search.budget import Budget
 from facts.utils.hub import REPOSITORY
 
 DENSE_PER_SAVED = 16  # far more parameters than any network registers per tensor in its file
@@ -29,6 +31,10 @@ def load_compressed(
     source: Path | str,
     model: nn.Module | None = None,
     *,
+    ratio: float | None = None,
+    flops: float | None = None,
+    params: float | None = None,
+    latency_ms: float | None = None,
     architecture: str | None = None,
     revision: str | None = None,
     token: str | None = None,
@@ -37,8 +43,10 @@ def load_compressed(
 
     `source` is a folder, or a repository `OWNER/NAME` on Hugging Face, with `revision` (branch, tag or commit) and
     `token`. If it holds no recipe, give the dense network as `model`, whose tensors the result takes over, or as
-    `architecture` the function that builds it, `package.module:function`. Only data are read. Raises
-    `FileNotFoundError` or `ValueError`, before a recipe's weights are allocated, for missing files, misfits or code.
+    `architecture` the function that builds it, `package.module:function`. A folder that `save_elastic` wrote is cut to
+    a budget: `ratio` of the compressed parts' FLOPs, or `flops`, `params` and `latency_ms` (of one sample, measured
+    here) of the whole network. Only data are read. Raises `FileNotFoundError` or `ValueError`, before a recipe's
+    weights are allocated, for missing files, misfits or code.
     """
     if architecture and model is not None:
         raise ValueError("model and architecture both define the dense network: give one of them")
@@ -72,7 +80,11 @@ def load_compressed(
     if is_transformers(model):
         read_processors(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]
-    return CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
+    result = CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
+    budget = Budget(flops=flops, params=params, latency_ms=latency_ms)
+    if ratio is None and not budget.limits:
+        return result
+    return cut(result, folder, budget.with_ratios(ratio))
 
 
 def built_by(architecture: str) -> nn.Module:

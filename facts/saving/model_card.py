@@ -6,6 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from tabulate import tabulate
 
+from facts.saving.elastic import ELASTIC, Elastic
 from facts.saving.manifest import LOADER, WEIGHTS, Manifest
 from facts.utils.files import replacing
 
@@ -20,7 +21,8 @@ def write_card(folder: Path, source: str) -> None:
     written = card.rpartition(MARK)[0]
     if not card or card == written + _mark(written):
         num_bytes, alone = (folder / WEIGHTS).stat().st_size, (folder / LOADER).exists()
-        text = model_card(Manifest.read(folder), num_bytes, source, alone).encode()
+        elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
+        text = model_card(Manifest.read(folder), num_bytes, source, alone, elastic).encode()
         with replacing(path) as temporary:
             temporary.write_bytes(text + _mark(text))
 
@@ -29,10 +31,11 @@ def _mark(text: bytes) -> bytes:
     return MARK + hashlib.sha256(text).hexdigest().encode() + b" -->\n"
 
 
-def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> str:
+def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool, elastic: Elastic | None = None) -> str:
     """Render Markdown with the YAML header of the Hugging Face Hub. Unknown values are left out.
 
-    `alone` means that the folder has code that loads the network without facts.
+    `alone` means that the folder has code that loads the network without facts; `elastic` describes a folder for every
+    budget.
     """
     summary, base = manifest.summary, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
@@ -51,7 +54,11 @@ def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool) -> 
     }
     known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)
     dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader provides the dense network
-    code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}).model\n```'
+    cut = ", ratio=0.6" if elastic else ""
+    code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}{cut}).model\n```'
+    if elastic and elastic.curve:
+        headers = (f"FLOPs of the {elastic.parts}", "predicted distance of the outputs")
+        code += f"\n\n{tabulate(elastic.curve, headers, tablefmt='github', floatfmt='.3g')}"
     code += f"\n\nWithout facts: `{LOADER}`." if alone else ""
     return f"---\n{header}\n---\n\n# {source}\n\n{_table(manifest, num_bytes)}\n\n{code}\n\n{known}\n"
 

@@ -220,3 +220,21 @@ class TestBenchmark:
         assert message in run("benchmark", compressed[1], "--runtime", "TensorRT", code=1).output
         result = run("benchmark", "timm/test_vit", "timm/vit_tiny_patch16_224", code=1)
         assert "reads inputs [3, 224, 224], and timm/test_vit [3, 160, 160]: time networks" in result.output
+
+
+def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
+    data = ("--data", photos, "--search", "cors_fisher", "--parts", "units")
+    printed = run("compress", *VIT, *data, "--elastic", "--no-evaluate", "--out", tmp_path / "any").output
+    assert "parts" not in printed and facts.load_compressed(tmp_path / "any").summary.parts == "units"
+    params = 0.8 * facts.load_compressed(tmp_path / "any").summary.before.params
+    for number, options in enumerate([(), ("--ratio", 0.7), ("--params", params)]):
+        assert "saved to" in run("cut", tmp_path / "any", *options, "--out", tmp_path / str(number)).output
+    results = [facts.load_compressed(tmp_path / str(number)) for number in range(3)]
+    assert [*results[0].summary.bounds.values()] == [0.5] and [*results[1].summary.bounds.values()] == [0.7]
+    assert results[2].summary.after.params <= params
+    for options, message in (
+        (("--recover", 1), "leave out --recover, --refit and --dtype"),
+        (("--search", "uniform"), "uniform gives no errors for other budgets"),
+    ):
+        assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output
+    assert "holds a network for one budget only" in run("cut", tmp_path / "0", "--out", tmp_path / "no", code=1).output

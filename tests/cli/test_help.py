@@ -15,7 +15,7 @@ from facts.modules.forms import FORMS
 from facts.refit import REFITS
 from facts.search import SEARCHES
 
-COMMANDS = ["benchmark", "compress", "evaluate", "export", "inspect", "measure"]
+COMMANDS = ["benchmark", "compress", "cut", "evaluate", "export", "inspect", "measure"]
 COMMANDS += ["pareto", "push", "quantize", "recover", "list"]
 FACTS = [sys.executable, "-m", "facts"]
 LEAN = """

@@ -1,0 +1,95 @@
+"""Write a folder for every budget: the dense network, the decompositions of its parts and their errors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
+from facts.models.weights import sha256
+from facts.modules.forms import FORMS
+from facts.modules.modes import without_autocast
+from facts.result import CompressionResult, Summary
+from facts.saving.elastic import DECOMPOSITIONS, ELASTIC, Elastic, stored
+from facts.saving.manifest import Manifest
+from facts.saving.model_card import write_card
+from facts.saving.save import save_compressed
+from facts.search.methods.cors import CoRS
+from facts.search.methods.cors_fisher import CoRSFisher
+from facts.utils.files import replacing
+
+KINDS = {ScoreUnit: "products", OutputUnit: "outputs", HiddenUnit: "hidden"}
+SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
+
+
+def save_elastic(result: CompressionResult, folder: Path | str) -> None:
+    """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget in seconds.
+
+    A cut equals what `facts.compress` makes of the same data with that budget and `rounds=()`, bit by bit on the same
+    machine. Without a budget, the folder loads as the dense network. Moments are collected again unless the result was
+    made with a cache. Raises `ValueError` for a result that was loaded, recovered, quantized or refitted, and for a
+    search without an integer program.
+    """
+    problem, search = result.problem, result.search
+    if problem is None or result.summary.recovery or result.summary.refit:
+        raise ValueError("save_elastic needs a result of facts.compress that is not refitted, recovered or quantized")
+    if not isinstance(search, CoRS | CoRSFisher):
+        raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
+    calibration, folder = problem.calibration, Path(folder)
+    with without_autocast(problem.device):
+        decompositions = calibration.decompositions(problem.estimator)
+        problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)
+        found = search.allocate(problem)
+    plan = dict.fromkeys(calibration.parts)
+    save_compressed(
+        replace(result, model=problem.apply(plan, {}), plan=plan, summary=_of_dense(result.summary)), folder
+    )
+    tensors = {
+        key: tensor.cpu().contiguous()
+        for name, decomposition in decompositions.items()
+        for key, tensor in stored(name, calibration.part_of[name], decomposition).items()
+    }
+    with replacing(folder / DECOMPOSITIONS) as path:
+        save_file(tensors, str(path))
+        checksum = sha256(path)
+    problems = {ratio: replace(problem, bounds={"flops": ratio}) for ratio in SHOWN if found.predicted is not None}
+    example = calibration.example
+    content = Elastic(
+        parts="units" if calibration.units else "layers",
+        form=next(name for name, form in FORMS.items() if form is problem.form),
+        precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
+        solver=search.solver,
+        time_limit=search.time_limit,
+        fit_bias=calibration.fit_bias,
+        input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
+        rows={layer: part.rows for part in calibration.parts.values() for layer in part.layers(calibration.model)},
+        # reversed, so that scores, which come first, decide for a module that holds outputs too
+        kinds={unit.owner: KINDS[type(unit)] for unit in reversed(calibration.units.values())},  # type: ignore[misc]
+        errors={name: tuple(errors.items()) for name, errors in found.offered.items()},
+        curve=tuple((ratio, search.solve(each, found.offered)[1].error) for ratio, each in problems.items()),
+        weights=Manifest.read(folder).fingerprint,
+        decompositions=checksum,
+    )
+    with replacing(folder / ELASTIC) as path:
+        path.write_bytes(content.text())
+    write_card(folder, folder.resolve().name)
+
+
+def _of_dense(summary: Summary) -> Summary:
+    """The summary of the dense network: what holds for every budget."""
+    size, full = summary.sizes[0], summary.full_flops
+    return Summary(
+        before=summary.before,
+        after=summary.before,
+        repaired=summary.repaired,
+        seconds={},
+        estimator=summary.estimator,
+        search=summary.search,
+        parts=summary.parts,
+        widths=summary.widths,
+        fit_bias=summary.fit_bias,
+        profile=summary.profile,
+        full_flops=full and (full[0], full[0]),
+        sizes=(size, size),
+    )

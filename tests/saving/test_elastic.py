@@ -1,0 +1,202 @@
+"""A folder for every budget: each cut is the network that a compression with that budget makes, bit by bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import facts
+from facts.models.weights import sha256
+from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
+from facts.saving.manifest import MANIFEST, WEIGHTS
+from facts.saving.model_card import CARD
+from tests.networks import image_batches, make_causal_lm
+from tests.saving.setting import UNIT_BATCHES, compressed_units, from_timm, mini_mambavision
+
+RATIOS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+
+def convolutional():
+    """1x1 convolutions are among its layers."""
+    model, shape = mini_mambavision()
+    return model, image_batches([8] * 5, num_classes=10, shape=shape, dtype=torch.float32)
+
+
+def transformer():
+    model, _ = from_timm()
+    return model, image_batches([8] * 5, num_classes=7, shape=(3, 160, 160), dtype=torch.float32)
+
+
+def language():
+    tokens = torch.randint(64, (40, 12), generator=torch.Generator().manual_seed(0))
+    return make_causal_lm(dtype=torch.float32), list(tokens.split(8))
+
+
+CASES = {
+    "units": (lambda: (compressed_units("uniform").original, UNIT_BATCHES), {"parts": "units"}, {}),
+    "grouped heads": (language, {"parts": "units"}, {}),
+    "pivoted": (transformer, {}, {"form": "pivoted"}),
+    "plain, biases": (transformer, {"fit_bias": True}, {"form": "plain", "search": "cors"}),
+    "convolutions": (convolutional, {"layers": "all"}, {"estimator": "svd_llm"}),
+}
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cuts_are_the_compressions(case, tmp_path):
+    make, preparation, method = CASES[case]
+    prepared = facts.prepare(*make(), **preparation, execution=facts.Execution(cache=tmp_path / "cache"))
+    facts.save_elastic(facts.compress(prepared, ratio=0.5, **method), tmp_path / "elastic")
+    given = {"model": make()[0]} if case == "grouped heads" else {}
+    dense = facts.load_compressed(tmp_path / "elastic", **given)
+    assert not any(dense.plan.values()) and dense.summary.after == dense.summary.before
+    cost = prepared.cost
+    budgets = [{"ratio": ratio} for ratio in RATIOS] + [{"flops": 0.9 * cost.flops}, {"params": 0.85 * cost.params}]
+    for budget in budgets:
+        limits = {name: value for name, value in budget.items() if name != "ratio"}
+        expected = facts.compress(
+            prepared, ratio=budget.get("ratio"), budget=facts.Budget(**limits, rounds=()), **method
+        )
+        given = {"model": make()[0]} if case == "grouped heads" else {}
+        found = facts.load_compressed(tmp_path / "elastic", **given, **budget)
+        assert found.plan == expected.plan and any(found.plan.values())
+        ours, theirs = weights(found.model), weights(expected.model)
+        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+        for name in ("before", "after", "spent", "budget", "bounds", "predicted", "sizes", "form", "widths"):
+            assert getattr(found.summary, name) == getattr(expected.summary, name), name
+
+
+@pytest.fixture(scope="module")
+def result():
+    """A compression in rounds, which cuts do without."""
+    return facts.compress(compressed_units("uniform").original, UNIT_BATCHES, parts="units", ratio=0.5)
+
+
+@pytest.fixture(scope="module")
+def saved(result, tmp_path_factory):
+    facts.save_elastic(result, folder := tmp_path_factory.mktemp("elastic"))
+    return folder
+
+
+def test_the_card_shows_the_curve_of_predicted_distances(saved, result):
+    card = (saved / CARD).read_text()
+    curve = dict(json.loads((saved / ELASTIC).read_text())["curve"])
+    assert list(curve) == [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3] and sorted(curve.values()) == list(curve.values())
+    assert facts.load_compressed(saved, ratio=0.5).summary.predicted == pytest.approx(curve[0.5])
+    assert "ratio=0.6" in card and f"{curve[0.5]:.3g}" in card and "predicted distance of the outputs" in card
+    assert result.summary.rounds == (0.7,)
+
+
+def test_a_latency_is_measured_here(saved):
+    dense = facts.load_compressed(saved, latency_ms=1e6)
+    assert not any(dense.plan.values())
+    allowed = 900 * dense.summary.latency["dense"]
+    cut = facts.load_compressed(saved, latency_ms=allowed, params=0.9 * dense.summary.before.params)
+    assert any(cut.plan.values()) and cut.summary.after.params <= 0.9 * dense.summary.before.params
+    assert cut.summary.latency.keys() == {"dense", "predicted"}
+
+
+def test_a_cut_is_saved_as_any_network(saved, tmp_path):
+    cut = facts.load_compressed(saved, ratio=0.6)
+    facts.save_compressed(cut, tmp_path)
+    again = facts.load_compressed(tmp_path)
+    with torch.no_grad():
+        assert again.model(UNIT_BATCHES[0][0]).equal(cut.model(UNIT_BATCHES[0][0])) and again.plan == cut.plan
+    with pytest.raises(FileNotFoundError, match=r"one budget only: facts\.save_elastic writes any"):
+        facts.load_compressed(tmp_path, ratio=0.5)
+    with pytest.raises(ValueError, match=r"save_elastic needs a result of facts\.compress"):
+        facts.save_elastic(again, tmp_path / "other")
+
+
+def edited(**fields):
+    """Change the description."""
+
+    def attack(folder):
+        content = json.loads((folder / ELASTIC).read_text())
+        for name, value in fields.items():
+            content[name] = value(content[name]) if callable(value) else value
+        (folder / ELASTIC).write_text(json.dumps(content))
+
+    return attack
+
+
+def other_tensors(change):
+    """Change the decompositions, and their checksum with them."""
+
+    def attack(folder):
+        tensors = load_file(folder / DECOMPOSITIONS)
+        change(tensors)
+        save_file(tensors, folder / DECOMPOSITIONS)
+        edited(decompositions=sha256(folder / DECOMPOSITIONS))(folder)
+
+    return attack
+
+
+FIRST, MLP = "blocks.0.attn.qkv.heads.0", "blocks.0.mlp.fc2"
+UNFIT = r"elastic\.json does not fit the network next to it: .*"
+ATTACKS = {
+    "no description": (lambda folder: (folder / ELASTIC).unlink(), "holds a network for one budget only"),
+    "no decompositions": (lambda folder: (folder / DECOMPOSITIONS).unlink(), "is missing"),
+    "half a file": (lambda folder: (folder / DECOMPOSITIONS).write_bytes(b"\0" * 100), "not a whole safetensors file"),
+    "not JSON": (lambda folder: (folder / ELASTIC).write_text("{"), r"elastic\.json is damaged"),
+    "another type": (edited(time_limit="long"), r"elastic\.json is damaged \(time_limit: "),
+    "NaN": (edited(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),
+    "an unknown kind": (edited(kinds={"blocks.0.attn": "all"}), r"elastic\.json is damaged \(kinds"),
+    "other weights": (edited(weights="0" * 64), r"elastic\.json belongs to other weights"),
+    "other decompositions": (edited(decompositions="0" * 64), "different SHA-256"),
+    "a layer too few": (edited(rows=lambda rows: dict([*rows.items()][1:])), UNFIT),
+    "a layer that is none": (edited(rows=lambda rows: rows | {"blocks.0.norm1": 1}), UNFIT + r"blocks\.0\.norm1"),
+    "a layer that is missing": (edited(rows=lambda rows: rows | {"blocks.9.fc": 1}), UNFIT),
+    "a kind that it is not": (edited(kinds=lambda kinds: kinds | {"blocks.0.attn": "hidden"}), UNFIT),
+    "no kinds": (edited(kinds={}), UNFIT),
+    "errors of other parts": (edited(errors={"head": [[1, 0.0]]}), UNFIT + "other parts"),
+    "no errors": (edited(errors=lambda errors: {name: [] for name in errors}), UNFIT),
+    "a rank too many": (edited(errors=lambda errors: {name: [[999, 0.0]] for name in errors}), UNFIT + "these ranks"),
+    "another shape": (other_tensors(lambda t: t.update({f"{FIRST}/left": torch.zeros(3, 3)})), UNFIT + "has the shape"),
+    "a tensor too few": (other_tensors(lambda t: t.pop(f"{MLP}/order")), UNFIT),
+    "no permutation": (other_tensors(lambda t: t[f"{MLP}/order"].zero_()), UNFIT + "not a permutation"),
+    "infinite": (other_tensors(lambda t: t[f"{MLP}/right"].fill_(torch.inf)), UNFIT + "NaN or infinity"),
+    "no weights": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "is not a whole safetensors file"),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), r"holds no compression\.json"),
+    "a pickle": (lambda folder: (folder / "a.json").write_bytes(b"\x80\x04."), "is a pickle"),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_damaged_folders_are_refused(attack, saved, tmp_path):
+    change, message = ATTACKS[attack]
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    change(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        facts.load_compressed(folder, ratio=0.5)
+
+
+@pytest.mark.attack
+def test_what_an_interrupted_save_leaves_is_not_cut(result, saved, tmp_path, monkeypatch):
+    def interrupted(tensors, path):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "elastic"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("facts.saving.save_elastic.save_file", interrupted)
+        facts.save_elastic(result, folder)
+    assert not any(facts.load_compressed(folder).plan.values())
+    with pytest.raises(FileNotFoundError, match="one budget only"):
+        facts.load_compressed(folder, ratio=0.5)
+    facts.save_elastic(result, folder)
+    assert facts.load_compressed(folder, ratio=0.5).plan == facts.load_compressed(saved, ratio=0.5).plan
+
+
+@pytest.mark.parametrize("options", [{"search": "uniform"}, {"search": "cors", "refit": "mpifa"}])
+def test_what_has_no_errors_for_other_budgets(options, tmp_path):
+    result = facts.compress(compressed_units("uniform").original, UNIT_BATCHES, ratio=0.7, **options)
+    with pytest.raises(ValueError, match=r"take search=cors_fisher or cors|is not refitted, recovered or quantized"):
+        facts.save_elastic(result, tmp_path)
