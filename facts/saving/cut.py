@@ -1,6 +1,7 @@
 """Cut of a network from an elastic folder: the integer program and the decompositions without any data."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, calls_of
 from facts.calibration.selection import Selection
 from facts.calibration.units import parts_of, with_units
-from facts.cost.count import Size, meta_input
-from facts.decomposition.parts import HiddenUnit, Part
+from facts.cost.count import Size, count_flops, meta_input
+from facts.decomposition.parts import HiddenUnit
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS
 from facts.modules.linear_calls import with_linear_layers
-from facts.modules.lowrank import LinearLayer, LowRankLayer
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.modes import without_autocast
 from facts.modules.networks import noise
 from facts.modules.pointwise import is_pointwise
@@ -54,6 +55,9 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     with without_autocast(problem.device):
         model = problem.apply(plan, problem.decompositions)
     latency = {"dense": table.dense, "predicted": table.predicted(plan)} if "latency" in problem.bounds else {}
+    full = dense.summary.full_flops
+    if full and calibration.example is not None:
+        full = full[0], count_flops(model, calibration.example, "full")
     summary = replace(
         dense.summary,
         after=calibration.cost_after(model, plan, form),
@@ -63,7 +67,7 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
         spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
         budget=dict(zip(problem.bounds, problem.budget, strict=True)),
         predicted=solution.error if solution and content.curve else None,
-        full_flops=None,
+        full_flops=full,
         latency=latency,
     )
     return replace(dense, model=model.eval(), plan=plan, summary=summary)
@@ -84,8 +88,7 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
         for name, part in calibration.parts.items():
             if max((rank or 1 for rank, _ in content.errors[name]), default=math.inf) > part.largest():
                 raise ValueError(f"{name} cannot have these ranks")
-        for name, layer in calibration.calls.items():
-            _refuse_other_shapes(name, layer, calibration.part_of[name], header)
+        _refuse_other_shapes(calibration, header)
         tensors = load_file(path)
         decompositions = {
             name: restored(name, layer, calibration.part_of[name], tensors) for name, layer in calibration.calls.items()
@@ -123,17 +126,21 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     )
 
 
-def _refuse_other_shapes(name: str, layer: LinearLayer, part: Part, header: dict[str, Tensor]) -> None:
-    """Raise `ValueError` before any tensor is read whose shape does not follow from its layer."""
-    rank = part.largest()
-    expected = {"energies": (rank,), "num_repaired": ()}
-    if isinstance(part, HiddenUnit):
-        expected |= {"right": (rank * (rank - 1) // 2,), "order": (rank,)}
-    else:
-        factor = layer.factors()[0] if isinstance(layer, LowRankLayer) else layer.weight
-        expected |= {"left": (*factor.shape[:-1], rank), "right": (rank, layer.in_features)}
-    if f"{name}/mean" in header:
-        expected["mean"] = (layer.in_features,)
-    for field, shape in expected.items():
-        if (found := tuple(header[f"{name}/{field}"].shape)) != shape:
-            raise ValueError(f"{name}/{field} has the shape {found} instead of {shape}")
+def _refuse_other_shapes(calibration: Calibration, header: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError`, before any tensor is read, if names and shapes do not follow from the network."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, layer in calibration.calls.items():
+        part = calibration.part_of[name]
+        rank, shapes = part.largest(), {"num_repaired": (), "energies": (part.largest(),)}
+        if isinstance(part, HiddenUnit):
+            shapes |= {"right": (rank * (rank - 1) // 2,), "order": (rank,)}
+        else:
+            factor = layer.factors()[0] if isinstance(layer, LowRankLayer) else layer.weight
+            shapes |= {"left": (*factor.shape[:-1], rank), "right": (rank, layer.in_features)}
+        if f"{name}/mean" in header:
+            shapes["mean"] = (layer.in_features,)
+        expected |= {f"{name}/{field}": shape for field, shape in shapes.items()}
+    found = {key: tuple(tensor.shape) for key, tensor in header.items()}
+    for key in sorted(found.keys() | expected.keys()):
+        if found.get(key) != expected.get(key):
+            raise ValueError(f"{key} has the shape {found.get(key)} instead of {expected.get(key)}")
