@@ -32,6 +32,7 @@ from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.problem import AllocationProblem
 
 NUM_TURNS = 3  # of a measurement of latency
+MOST_INPUTS = 2**24  # values of one sample
 UNFIT = (ValueError, RuntimeError, AttributeError, KeyError, IndexError, AssertionError)  # of files that do not fit
 
 
@@ -113,6 +114,8 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     is_units = content.parts == "units"
     found = with_units(selection, content.kinds) if is_units else parts_of(selection, "layers", None)
     example = None if content.input_shape is None else meta_input(model, content.input_shape)
+    if example is not None and example.numel() > MOST_INPUTS:
+        raise ValueError(f"a sample of the shape {content.input_shape} is too large")
     return Calibration(
         model=model,
         network=found.network,

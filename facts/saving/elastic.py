@@ -21,7 +21,8 @@ from facts.saving.manifest import SHA256, Finite, first_fault
 from facts.search.allocation import Solver
 
 ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
-MOST_DESCRIBED = 2**26  # bytes of the description
+MOST_SECONDS = 3600  # of the solver
+MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -40,7 +41,7 @@ class Elastic:
     form: FormName
     precision: Literal["float32", "bfloat16", "float16", "float64"]
     solver: Solver
-    time_limit: Annotated[Finite, Field(gt=0)]
+    time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
     fit_bias: bool
     input_shape: tuple[Count, ...] | None
     rows: dict[str, Annotated[int, Field(ge=0)]]

@@ -11,7 +11,7 @@ from facts.models.weights import sha256
 from facts.modules.forms import FORMS
 from facts.modules.modes import without_autocast
 from facts.result import CompressionResult, Summary
-from facts.saving.elastic import DECOMPOSITIONS, ELASTIC, Elastic, stored
+from facts.saving.elastic import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, stored
 from facts.saving.manifest import Manifest
 from facts.saving.model_card import write_card
 from facts.saving.save import save_compressed
@@ -60,7 +60,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         form=next(name for name, form in FORMS.items() if form is problem.form),
         precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
         solver=search.solver,
-        time_limit=search.time_limit,
+        time_limit=min(search.time_limit, MOST_SECONDS),
         fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         rows={layer: part.rows for part in calibration.parts.values() for layer in part.layers(calibration.model)},

@@ -148,6 +148,8 @@ ATTACKS = {
     "not JSON": (lambda folder: (folder / ELASTIC).write_text("{"), r"elastic\.json is damaged"),
     "another type": (edited(time_limit="long"), r"elastic\.json is damaged \(time_limit: "),
     "NaN": (edited(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),
+    "hours of solving": (edited(time_limit=1e6), r"elastic\.json is damaged \(time_limit: "),
+    "a sample too large": (edited(input_shape=[1, 3, 10**6, 10**6]), UNFIT + "is too large"),
     "an unknown kind": (edited(kinds={"blocks.0.attn": "all"}), r"elastic\.json is damaged \(kinds"),
     "other weights": (edited(weights="0" * 64), r"elastic\.json belongs to other weights"),
     "other decompositions": (edited(decompositions="0" * 64), "different SHA-256"),
