@@ -65,7 +65,7 @@ def test_labels_or_the_argument_decide_first():
     assert isinstance(errors["features"], SquaredError)
     headless = timm.create_model("vit_tiny_patch16_224", img_size=16, depth=1, num_classes=0)
     assert isinstance(facts.prepare(headless, [(images()[0], labels)]).output_error, SquaredError)
-    with pytest.raises(ValueError, match="give loss= or outputs="):
+    with pytest.raises(ValueError, match="give it or loss=, not both"):
         facts.prepare(flat, images(), outputs="features", loss=lambda outputs, targets: outputs.sum())
 
 

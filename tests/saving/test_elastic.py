@@ -48,6 +48,7 @@ def weights(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("case", CASES)
 def test_cuts_are_the_compressions(case, tmp_path):
     make, preparation, method = CASES[case]
