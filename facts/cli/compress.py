@@ -99,10 +99,15 @@ def compress(
     if elastic and search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
     budget = facts.Budget(
-        flops=flops, params=params, latency_ms=latency_ms, error=error, device_times=device_times
+        flops=flops,
+        params=params,
+        latency_ms=latency_ms,
+        error=error,
+        device_times=device_times,
+        rounds=() if elastic else None,
     ).with_ratios(ratio)
-    scratch = ScratchFolder()
-    kept = cache or (scratch.path if elastic else None)  # moments that `save_elastic` needs again
+    scratch = ScratchFolder() if elastic and not cache else None
+    kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
     network = build(model, weights, num_classes, device)
     stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)

@@ -25,12 +25,16 @@ def cut(
         facts cut deit --ratio 0.6 --out deit_60
         facts cut deit --params 12e6 --out deit_12m
     """
+    from pathlib import Path
+
     import facts
     from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO
 
     target_folder(out)
-    if not (ratio or flops or params or latency_ms):
+    if out.resolve() == Path(folder).resolve():
+        raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
+    if all(each is None for each in (ratio, flops, params, latency_ms)):
         ratio = DEFAULT_RATIO
     result = facts.load_compressed(
         folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms, architecture=architecture

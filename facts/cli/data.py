@@ -1,6 +1,5 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -95,7 +94,7 @@ def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
 def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype) -> dict[str, float]:
     """Measure top-1 accuracy in percent, perplexity, or an encoder's features compared with the original's.
 
-    With standard errors, if there are two samples or more, and the number of samples.
+    Returns also standard errors, if there are two samples or more, and the number of samples.
     """
     if isinstance(task, Corpus):
         losses, counts = losses_of_windows(model, task.evaluation(model), precision)
@@ -106,10 +105,11 @@ def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch
         outcomes = {"top1": 100 * task.judge(model, precision).outcomes["top1"].double()}
     found = {}
     for name, samples in outcomes.items():
-        value, scale = samples.mean().item(), 1.0
+        value, scale = samples.mean(), 1.0
         if name == "perplexity":
-            value = scale = math.exp(value)  # windows are equally long; d exp(x) = exp(x) dx
-        found[name] = value
+            value = value.exp()  # windows are equally long; d exp(x) = exp(x) dx
+            scale = value.item()
+        found[name] = value.item()
         if len(samples) > 1:
             found[f"{name}_standard_error"] = scale * samples.std().item() / len(samples) ** 0.5
     return found | {"num_samples": len(samples)}

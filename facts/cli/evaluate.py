@@ -37,8 +37,8 @@ def evaluate(
     the window length: give the same `--sequence-length` as for `facts compress`.
 
     An encoder (compressed with `--num-classes 0`) is judged on unseen images: by the relative squared error and the
-    cosine of its features to the original's, whose weights `--weights` gives if they are not published; and, if the
-    images have classes, by its nearest neighbours and a linear classifier among the other images.
+    cosine of its features to the original's (give its weights as `--weights` if they are not published); and, if the
+    images have classes, by nearest neighbours and a linear classifier among the other images (scikit-learn).
     """
     import torch
     from tabulate import tabulate

@@ -82,7 +82,9 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
 
     Raises `ValueError` if its weights are not published, and for weights other than the ones it was made from.
     """
-    place, recipe = _device(device), vars(compressed)["recipe"]
+    place, recipe = _device(device), vars(compressed).get("recipe")
+    if recipe is None:
+        raise ValueError("nothing in the folder says how to rebuild the original: compare the two networks in Python")
     known: dict[str, str] = vars(compressed)["provenance"] or {}
     if weights is None and "repository" in known:
         weights = str(fetch(known["repository"]))

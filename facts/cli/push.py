@@ -26,8 +26,11 @@ def push(
     from pathlib import Path
 
     import facts
+    from facts.saving.elastic import ELASTIC
     from facts.saving.manifest import Manifest
 
+    if (Path(folder) / ELASTIC).exists():
+        raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")
     result = facts.load_compressed(folder, architecture=architecture)
     metrics = Manifest.read(Path(folder)).metrics
     print(f"pushed to {facts.push_to_hub(result, repository, metrics=metrics, private=private)}")

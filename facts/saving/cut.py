@@ -13,7 +13,7 @@ from facts.calibration.execution import Execution
 from facts.calibration.prepare import Calibration, calls_of
 from facts.calibration.selection import Selection
 from facts.calibration.units import parts_of, with_units
-from facts.cost.count import Size, count_flops, meta_input
+from facts.cost.count import Size, count_flops
 from facts.decomposition.parts import HiddenUnit
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
@@ -21,7 +21,6 @@ from facts.modules.forms import FORMS
 from facts.modules.linear_calls import with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.modes import without_autocast
-from facts.modules.networks import noise
 from facts.modules.pointwise import is_pointwise
 from facts.result import CompressionResult
 from facts.saving.elastic import DECOMPOSITIONS, ELASTIC, Elastic, restored
@@ -32,8 +31,10 @@ from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.problem import AllocationProblem
 
 NUM_TURNS = 3  # of a measurement of latency
+INTEGERS = ("/order", "/num_repaired")
 MOST_INPUTS = 2**24  # values of one sample
-UNFIT = (ValueError, RuntimeError, AttributeError, KeyError, IndexError, AssertionError)  # of files that do not fit
+# Errors of files that do not fit.
+UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
 
 
 def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionResult:
@@ -45,7 +46,11 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     problem = _problem(dense, folder, content)
     calibration, form = problem.calibration, problem.form
     if budget.bounds_latency and content.input_shape is None:
-        raise ValueError("latency is measured on one input tensor, and this network has several: bound flops or params")
+        raise ValueError(
+            "latency is measured on one input tensor, whose shape is not known here: bound flops or params"
+        )
+    if budget.bounds_latency:
+        calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))
     table = calibration.latency_table(NUM_TURNS, form)
     problem = replace(problem, bounds=budget.bounds(calibration, table), latency=table)
     plan, solution = dict.fromkeys(problem.parts), None
@@ -55,10 +60,11 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
         plan, solution = search.solve(problem, errors)
     with without_autocast(problem.device):
         model = problem.apply(plan, problem.decompositions)
-    latency = {"dense": table.dense, "predicted": table.predicted(plan)} if "latency" in problem.bounds else {}
-    full = dense.summary.full_flops
-    if full and calibration.example is not None:
-        full = full[0], count_flops(model, calibration.example, "full")
+    latency = {}
+    if share := problem.bounds.get("latency"):
+        latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
+    full, example = dense.summary.full_flops, calibration.example
+    full = (full[0], count_flops(model, example, "full")) if full and example is not None else None
     summary = replace(
         dense.summary,
         after=calibration.cost_after(model, plan, form),
@@ -113,9 +119,13 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     selection = Selection(model, layers, content.rows, {}, dense.summary.before.flops)
     is_units = content.parts == "units"
     found = with_units(selection, content.kinds) if is_units else parts_of(selection, "layers", None)
-    example = None if content.input_shape is None else meta_input(model, content.input_shape)
-    if example is not None and example.numel() > MOST_INPUTS:
-        raise ValueError(f"a sample of the shape {content.input_shape} is too large")
+    example = None
+    if content.input_shape is not None:
+        dtype = torch.int64 if content.reads_integers else next(model.parameters()).dtype
+        example = torch.empty(content.input_shape, dtype=dtype, device="meta")
+        if example.numel() > MOST_INPUTS:
+            raise ValueError(f"a sample of the shape {content.input_shape} is too large")
+        count_flops(model, example, "paper")  # which fails if the network does not take it
     return Calibration(
         model=model,
         network=found.network,
@@ -123,7 +133,6 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
         parts=found.parts,
         execution=Execution(precision=getattr(torch, content.precision)),
         flops=selection.flops,
-        first_inputs=None if example is None else noise(model, example.shape, next(model.parameters()).device),
         example=example,
         fit_bias=content.fit_bias,
     )
@@ -147,3 +156,6 @@ def _refuse_other_shapes(calibration: Calibration, header: Mapping[str, Tensor])
     for key in sorted(found.keys() | expected.keys()):
         if found.get(key) != expected.get(key):
             raise ValueError(f"{key} has the shape {found.get(key)} instead of {expected.get(key)}")
+        types = {torch.int64} if key.endswith(INTEGERS) else {torch.float32, torch.float64}
+        if header[key].dtype not in types:
+            raise ValueError(f"{key} holds {header[key].dtype}")

@@ -21,10 +21,11 @@ from facts.saving.manifest import SHA256, Finite, first_fault
 from facts.search.allocation import Solver
 
 ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
-MOST_SECONDS = 3600  # of the solver
+MOST_SECONDS = 600  # of the solver
 MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
@@ -34,7 +35,8 @@ class Elastic:
     `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
     outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each layer
     multiplies per sample, `kinds` those of the units by the modules that hold them. `input_shape` is that of one
-    sample, with its batch axis, if it is a tensor. `weights` and `decompositions` are the SHA-256 of both weight files.
+    sample, with its batch axis, if it is a tensor, of integers if `reads_integers`. `weights` and `decompositions` are
+    the SHA-256 of both weight files.
     """
 
     parts: PartsName
@@ -44,9 +46,10 @@ class Elastic:
     time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
     fit_bias: bool
     input_shape: tuple[Count, ...] | None
-    rows: dict[str, Annotated[int, Field(ge=0)]]
+    reads_integers: bool
+    rows: dict[str, Annotated[int, Field(ge=0, le=2**40)]]
     kinds: dict[str, Literal["products", "outputs", "hidden"]]
-    errors: dict[str, tuple[tuple[Count | None, Finite], ...]]
+    errors: dict[str, tuple[tuple[Count | None, Error], ...]]
     curve: tuple[tuple[Finite, Finite], ...]
     weights: SHA256
     decompositions: SHA256
@@ -80,20 +83,20 @@ def stored(name: str, part: Part, decomposition: Decomposition) -> dict[str, Ten
 
 def restored(name: str, layer: LinearLayer, part: Part, tensors: dict[str, Tensor]) -> Decomposition:
     """The decomposition of a layer from stored tensors. Raises `ValueError` for values that it cannot have."""
+    found = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
     if isinstance(part, HiddenUnit):
-        order, size = tensors[f"{name}/order"], part.width
+        order, size = found[f"{name}/order"], part.width
         if not order.sort().values.equal(torch.arange(size)):
             raise ValueError(f"{name}/order is not a permutation")
-        values = tensors[f"{name}/right"]
+        values = found[f"{name}/right"]
         triangle = torch.eye(size, dtype=values.dtype)
         triangle[_below(size)] = values
         right = torch.zeros_like(triangle)
         right[:, order] = triangle
-        tensors |= {f"{name}/right": right, f"{name}/left": undone(layer.weight.detach(), right, order)}
-    found = unpacked(tensors, name)
-    if not all(factor.isfinite().all() for factor in (found.left, found.right)):
+        found |= {f"{name}/right": right, f"{name}/left": undone(layer.weight.detach(), right, order)}
+    if not all(tensor.isfinite().all() for tensor in found.values()):
         raise ValueError(f"{name} holds NaN or infinity")
-    return found
+    return unpacked(found, name)
 
 
 def _below(size: int) -> Tensor:

@@ -44,8 +44,9 @@ def push_to_hub(
             hub.hf_hub_download(repository, CARD, revision=revision, local_dir=folder)
         save_compressed(result, folder, metrics)
         write_card(Path(folder), repository)
-        # delete an earlier network's loader, unless this network has one too
-        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision, delete_patterns=LOADER)
+        # delete what an earlier network had and this one lacks
+        outdated = [LOADER, "elastic.*"]
+        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision, delete_patterns=outdated)
     return str(address)
 
 

@@ -16,6 +16,7 @@ from facts.modules.pivoted import PivotedLinear
 from facts.modules.quantized import quantized_weights
 from facts.result import CompressionResult
 from facts.saving.cut import cut
+from facts.saving.elastic import DECOMPOSITIONS
 from facts.saving.hub import pull
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
@@ -48,6 +49,7 @@ def load_compressed(
     here) of the whole network. Only data are read. Raises `FileNotFoundError` or `ValueError`, before a recipe's
     weights are allocated, for missing files, misfits or code.
     """
+    budget = Budget(flops=flops, params=params, latency_ms=latency_ms)
     if architecture and model is not None:
         raise ValueError("model and architecture both define the dense network: give one of them")
     folder = _folder(source, revision, token)
@@ -81,10 +83,10 @@ def load_compressed(
         read_processors(model, folder)
     model.provenance = manifest.base_model  # type: ignore[assignment]
     result = CompressionResult(model.eval(), manifest.plan, manifest.summary, manifest.skipped)
-    budget = Budget(flops=flops, params=params, latency_ms=latency_ms)
-    if ratio is None and not budget.limits:
-        return result
-    return cut(result, folder, budget.with_ratios(ratio))
+    if ratio is not None or budget.limits:
+        result = cut(result, folder, budget.with_ratios(ratio))
+        _refuse_wrong_values(result.model, folder / DECOMPOSITIONS)
+    return result
 
 
 def built_by(architecture: str) -> nn.Module:

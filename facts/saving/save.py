@@ -17,6 +17,7 @@ from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
 from facts.modules.quantized import QuantizedWeight, quantization_of
 from facts.result import CompressionResult
+from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
 from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
 from facts.saving.model_card import CARD, write_card
 from facts.saving.recipes import provenance_of, recipe_of_result
@@ -39,6 +40,8 @@ def save_compressed(
     """
     metrics = TypeAdapter(Metrics | None).validate_python(metrics)
     folder = target_folder(Path(folder))
+    for name in (ELASTIC, DECOMPOSITIONS):  # of an earlier network
+        (folder / name).unlink(missing_ok=True)
     model = result.model if dtype is None else copy_with(result.model).to(dtype)
     with replacing(folder / WEIGHTS) as path:
         save_model(model, str(path))

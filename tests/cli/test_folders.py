@@ -237,4 +237,10 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
     ):
         assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output
-    assert "holds a network for one budget only" in run("cut", tmp_path / "0", "--out", tmp_path / "no", code=1).output
+    for arguments, message in (
+        (("cut", tmp_path / "0", "--out", tmp_path / "no"), "holds a network for one budget only"),
+        (("cut", tmp_path / "any", "--out", tmp_path / "any"), "a cut would overwrite the folder"),
+        (("cut", tmp_path / "any", "--ratio", 0, "--out", tmp_path / "no"), "must lie in (0, 1]"),
+        (("push", tmp_path / "any", "me/any"), "push a cut of it"),
+    ):
+        assert message in run(*arguments, code=1).output

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import facts
 from facts.models.weights import sha256
@@ -35,13 +36,23 @@ def language():
     return make_causal_lm(dtype=torch.float32), list(tokens.split(8))
 
 
+def sequence():
+    """Samples are vectors by token."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Linear(32, 12), nn.Tanh(), nn.Linear(12, 5))
+    return model, list(torch.randn(40, 6, 12, generator=torch.Generator().manual_seed(0)).split(8))
+
+
 CASES = {
     "units": (lambda: (compressed_units("uniform").original, UNIT_BATCHES), {"parts": "units"}, {}),
     "grouped heads": (language, {"parts": "units"}, {}),
+    "vectors": (sequence, {}, {"form": "plain"}),
     "pivoted": (transformer, {}, {"form": "pivoted"}),
     "plain, biases": (transformer, {"fit_bias": True}, {"form": "plain", "search": "cors"}),
     "convolutions": (convolutional, {"layers": "all"}, {"estimator": "svd_llm"}),
 }
+
+WITHOUT_RECIPE = ("grouped heads", "vectors")
 
 
 def weights(model):
@@ -54,7 +65,7 @@ def test_cuts_are_the_compressions(case, tmp_path):
     make, preparation, method = CASES[case]
     prepared = facts.prepare(*make(), **preparation, execution=facts.Execution(cache=tmp_path / "cache"))
     facts.save_elastic(facts.compress(prepared, ratio=0.5, **method), tmp_path / "elastic")
-    given = {"model": make()[0]} if case == "grouped heads" else {}
+    given = {"model": make()[0]} if case in WITHOUT_RECIPE else {}
     dense = facts.load_compressed(tmp_path / "elastic", **given)
     assert not any(dense.plan.values()) and dense.summary.after == dense.summary.before
     cost = prepared.cost
@@ -64,7 +75,7 @@ def test_cuts_are_the_compressions(case, tmp_path):
         expected = facts.compress(
             prepared, ratio=budget.get("ratio"), budget=facts.Budget(**limits, rounds=()), **method
         )
-        given = {"model": make()[0]} if case == "grouped heads" else {}
+        given = {"model": make()[0]} if case in WITHOUT_RECIPE else {}
         found = facts.load_compressed(tmp_path / "elastic", **given, **budget)
         assert found.plan == expected.plan and any(found.plan.values())
         ours, theirs = weights(found.model), weights(expected.model)
@@ -116,6 +127,13 @@ def test_a_cut_is_saved_as_any_network(saved, tmp_path):
         facts.save_elastic(again, tmp_path / "other")
 
 
+def test_another_network_in_the_folder_is_not_cut(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    facts.save_compressed(facts.load_compressed(saved, ratio=0.6), folder)
+    assert not (folder / ELASTIC).exists() and not (folder / DECOMPOSITIONS).exists()
+    assert "ratio=0.6" not in (folder / CARD).read_text()
+
+
 def edited(**fields):
     """Change the description."""
 
@@ -150,6 +168,14 @@ ATTACKS = {
     "another type": (edited(time_limit="long"), r"elastic\.json is damaged \(time_limit: "),
     "NaN": (edited(time_limit=float("nan")), r"elastic\.json is damaged \(time_limit: "),
     "hours of solving": (edited(time_limit=1e6), r"elastic\.json is damaged \(time_limit: "),
+    "an error too large": (edited(errors=lambda errors: {name: [[1, 1e308]] for name in errors}), "damaged"),
+    "rows too many": (edited(rows=lambda rows: dict.fromkeys(rows, 2**60)), r"elastic\.json is damaged \(rows"),
+    "a sample that does not fit": (edited(input_shape=[1, 3, 5, 5]), UNFIT),
+    "bytes": (
+        other_tensors(lambda t: t.update({f"{MLP}/right": t[f"{MLP}/right"].byte()})),
+        UNFIT + "holds torch.uint8",
+    ),
+    "an infinite mean": (other_tensors(lambda t: t[f"{MLP}/mean"].fill_(torch.inf)), UNFIT + "NaN or infinity"),
     "a sample too large": (edited(input_shape=[1, 3, 10**6, 10**6]), UNFIT + "is too large"),
     "an unknown kind": (edited(kinds={"blocks.0.attn": "all"}), r"elastic\.json is damaged \(kinds"),
     "other weights": (edited(weights="0" * 64), r"elastic\.json belongs to other weights"),
