@@ -1,23 +1,28 @@
 """`facts compress`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from facts.cli import options
-from facts.cli.options import METHOD, option
+from facts.cli.options import BUDGET, METHOD, option
 
-BUDGET = "Budget: half of the layers' FLOPs by default; several budgets must all hold"
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from facts.cli.data import Data
+    from facts.saving.manifest import Metrics
 
 
 def compress(
     model: options.Model,
     data: options.Images,
     out: options.Out,
-    ratio: Annotated[float | None, option(BUDGET, "The fraction of the compressed layers' FLOPs that remains.")] = None,
-    flops: Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")] = None,
-    params: Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")] = None,
+    ratio: options.Ratio = None,
+    flops: options.Flops = None,
+    params: options.Params = None,
     latency_ms: Annotated[
         float | None, option(BUDGET, "Milliseconds of a batch, here or on the device of `--device-times`.")
     ] = None,
@@ -81,31 +86,22 @@ def compress(
     measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
     import torch
-    from tabulate import tabulate
 
     import facts
-    from facts.cli.data import batches_of, measured, nothing_to_evaluate, task_of
+    from facts.cli.data import batches_of, nothing_to_evaluate, task_of
     from facts.cli.models import build, stored_type
     from facts.compression.compress import default_parts
     from facts.compression.rounding import rounded
-    from facts.saving.manifest import Metrics
     from facts.saving.save import target_folder, write_metrics
     from facts.utils.files import ScratchFolder
     from facts.utils.stopwatch import stopwatch
 
     target_folder(out)
-    if elastic and (recover or refit or dtype):
-        raise ValueError("--elastic serves every budget: leave out --recover, --refit and --dtype, or use them on cuts")
-    if elastic and search not in (None, "cors", "cors_fisher"):
-        raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
-    budget = facts.Budget(
-        flops=flops,
-        params=params,
-        latency_ms=latency_ms,
-        error=error,
-        device_times=device_times,
-        rounds=() if elastic else None,
-    ).with_ratios(ratio)
+    if elastic:
+        _refuse_one_network(search, recover, refit, dtype)
+    limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
+    rounds = () if elastic else None
+    budget = facts.Budget(**limits, device_times=device_times, rounds=rounds).with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
@@ -140,10 +136,28 @@ def compress(
     if reason := nothing_to_evaluate(task, network) if evaluate else "--no-evaluate":
         print(f"not evaluated: {reason}")
         return
-    before, after = (measured(task, each, network, execution.precision) for each in (network, result.model))
+    metrics = _compared(task, network, result.model, execution.precision)
+    if not elastic:
+        write_metrics(out, metrics)
+
+
+def _refuse_one_network(search: str | None, *others: Any) -> None:
+    """Refuse options that make one network, not a folder for every budget."""
+    if any(others):
+        raise ValueError("--elastic serves every budget: leave out --recover, --refit and --dtype, or use them on cuts")
+    if search not in (None, "cors", "cors_fisher"):
+        raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
+
+
+def _compared(task: "Data", original: "nn.Module", compressed: "nn.Module", precision: "torch.dtype") -> "Metrics":
+    """Measure both networks, print a table, and return the metrics of each."""
+    from tabulate import tabulate
+
+    from facts.cli.data import measured
+
+    before, after = (measured(task, each, original, precision) for each in (original, compressed))
     count = f"{before.pop('num_samples'):,} samples"
     metrics: Metrics = {name: {"original": before[name], "compressed": after[name]} for name in before}
     rows = [(name, *both.values()) for name, both in metrics.items()]
     print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
-    if not elastic:
-        write_metrics(out, metrics)
+    return metrics

@@ -1,23 +1,22 @@
 """`facts cut`."""
 
+from pathlib import Path
 from typing import Annotated
 
 from facts.cli import options
-from facts.cli.options import option
-
-BUDGET = "Budget: half of the parts' FLOPs by default; several budgets must all hold"
+from facts.cli.options import BUDGET, option
 
 
 def cut(
     folder: options.Folder,
     out: options.Out,
-    ratio: Annotated[float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.")] = None,
-    flops: Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")] = None,
-    params: Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")] = None,
+    ratio: options.Ratio = None,
+    flops: options.Flops = None,
+    params: options.Params = None,
     latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of one input here.")] = None,
     architecture: options.Architecture = None,
 ) -> None:
-    """Cut a folder that `facts compress --elastic` wrote to a budget, in seconds and without data.
+    """Cut a folder that `facts compress --elastic` wrote to a budget, without data.
 
     [bold]Examples[/]
 
@@ -25,8 +24,6 @@ def cut(
         facts cut deit --ratio 0.6 --out deit_60
         facts cut deit --params 12e6 --out deit_12m
     """
-    from pathlib import Path
-
     import facts
     from facts.saving.save import target_folder
     from facts.search.budget import DEFAULT_RATIO

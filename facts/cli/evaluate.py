@@ -57,12 +57,10 @@ def evaluate(
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network
     cost = count_cost(network, task.input_shape(network))
-    figures = measured(task, network, original, getattr(torch, precision)) | {
-        "flops": cost.flops,
-        "params": cost.params,
-    }
+    costs = {"flops": cost.flops, "params": cost.params}
+    metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
-        print(json.dumps(figures, indent=1))
+        print(json.dumps(metrics, indent=1))
     else:
-        rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in figures.items()]
+        rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))

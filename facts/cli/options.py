@@ -66,6 +66,7 @@ def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
 
 
 METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
+BUDGET = "Budget: half of the compressed parts' FLOPs by default; several budgets must all hold"
 
 Model = Annotated[
     str,
@@ -76,6 +77,9 @@ Model = Annotated[
         autocompletion=networks_after,
     ),
 ]
+Ratio = Annotated[float | None, option(BUDGET, "The fraction of the compressed parts' FLOPs that remains.")]
+Flops = Annotated[float | None, option(BUDGET, "FLOPs of the whole network for one input: 4.6e9.")]
+Params = Annotated[float | None, option(BUDGET, "Parameters of the whole network: 11e6.")]
 Weights = Annotated[
     str | None,
     option(None, "A checkpoint, or a folder of them; default: the published one.", metavar="FILE|FOLDER|random"),

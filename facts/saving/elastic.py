@@ -67,8 +67,8 @@ class Elastic:
         except ValidationError as error:
             raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
 
-    def text(self) -> bytes:
-        return TypeAdapter(Elastic).dump_json(self)
+    def text(self) -> str:
+        return TypeAdapter(Elastic).dump_json(self).decode()
 
 
 def stored(name: str, part: Part, decomposition: Decomposition) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 
 
 def save_elastic(result: CompressionResult, folder: Path | str) -> None:
-    """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget in seconds.
+    """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget.
 
     For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
     by bit if both run on the same CPU. Without a budget, the folder loads as the dense network. Moments and errors are
@@ -76,7 +76,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         decompositions=checksum,
     )
     with replacing(folder / ELASTIC) as path:
-        path.write_bytes(content.text())
+        path.write_text(content.text())
     write_card(folder, folder.resolve().name)
 
 
