@@ -102,7 +102,7 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
         }
     except UNFIT as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{folder / ELASTIC} does not fit the network next to it: {reason}; save or fetch it again") from error
+        raise ValueError(f"{folder / ELASTIC} does not fit its network: {reason}; save or fetch it again") from error
     return AllocationProblem(calibration, PELA(), decompositions, {}, FORMS[content.form])  # no estimator is needed
 
 

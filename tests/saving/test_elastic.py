@@ -159,7 +159,7 @@ def other_tensors(change):
 
 
 FIRST, MLP = "blocks.0.attn.qkv.heads.0", "blocks.0.mlp.fc2"
-UNFIT = r"elastic\.json does not fit the network next to it: .*"
+UNFIT = r"elastic\.json does not fit its network: .*"
 ATTACKS = {
     "no description": (lambda folder: (folder / ELASTIC).unlink(), "holds a network for one budget only"),
     "no decompositions": (lambda folder: (folder / DECOMPOSITIONS).unlink(), "is missing"),
