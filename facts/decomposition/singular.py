@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from facts.utils.linalg import solved
+
 
 def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `u [m, r]`, descending `s [r]` and `vh [r, n]` of `matrix [m, n]` = `u s vh`, r = min(m, n); float64.
@@ -22,7 +24,7 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if rows < columns:
         v, s, uh = by_gram(matrix.mT)
         return uh.mT, s, v.mT
-    vectors = torch.linalg.eigh(matrix.mT @ matrix).eigenvectors
+    _, vectors = solved(torch.linalg.eigh, matrix.mT @ matrix)
     images = matrix @ vectors
     s, order = torch.linalg.vector_norm(images, dim=0).sort(descending=True)
     u = images[:, order] / s.clamp(min=torch.finfo(s.dtype).tiny)
@@ -32,7 +34,7 @@ def by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def product_singular_values(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `u [m, r]`, `s [r]` and `vh [r, n]` of the product `left [m, r] @ right [r, n]` without forming it."""
     (left, small), (right, other) = torch.linalg.qr(left), torch.linalg.qr(right.T)
-    u, s, vh = torch.linalg.svd(small @ other.T)
+    u, s, vh = solved(torch.linalg.svd, small @ other.T)
     return left @ u, s, vh @ right.T
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from facts.moments.shrinkage import shrink
+from facts.utils.linalg import solved
 
 # Fisher and Gram matrices are sums in float32: an eigenvalue below its precision is rounding error.
 NEAR_SINGULAR = torch.finfo(torch.float32).eps
@@ -81,7 +82,7 @@ def raise_shrinkage(matrix: Tensor) -> Tensor:
 
 
 def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
-    smallest = torch.linalg.eigvalsh(matrix)[0]
+    smallest = solved(torch.linalg.eigvalsh, matrix)[0]
     # The eigenvalue itself carries a rounding error of this size, which must not push the result back below zero.
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max()
     lift = torch.clamp(floor - smallest + rounding, min=0)
@@ -106,12 +107,12 @@ def square_root(factor: Tensor | None, shrinkage: float, repair: Repair | None =
     if repair is None:
         return _spectral_root(matrix)
     definite = is_definite(matrix)
-    return Root(torch.linalg.cholesky(matrix if definite else repair(matrix)), repaired=not definite)
+    return Root(solved(torch.linalg.cholesky, matrix if definite else repair(matrix)), repaired=not definite)
 
 
 def _spectral_root(matrix: Tensor) -> Root:
     """U √S of the eigenvalues above the floor of `is_definite`; the columns of the others are zero."""
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = solved(torch.linalg.eigh, matrix)
     kept = values > NEAR_SINGULAR * torch.linalg.matrix_norm(matrix)
     sizes = torch.where(kept, values, 1).sqrt()
     inverse = torch.where(kept, 1 / sizes, 0)[:, None] * vectors.T

@@ -8,6 +8,7 @@ import torch
 from facts.decomposition.singular import by_gram
 from facts.decomposition.truncation import decompose
 from facts.estimators import KroneckerFactors
+from facts.utils.linalg import solved
 from tests.devices.pretended import pretended_cuda
 
 SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]
@@ -41,6 +42,30 @@ def test_values_product_and_energies_are_those_of_the_svd(shape, decades):
 def test_a_matrix_of_zeros_has_finite_vectors():
     u, s, vh = by_gram(torch.zeros(4, 3, dtype=torch.float64))
     assert not s.any() and u.isfinite().all() and vh.isfinite().all()
+
+
+def fails(matrix):
+    raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+
+def is_nan(matrix):
+    return matrix * torch.nan
+
+
+@pytest.mark.parametrize("on_gpu", [fails, is_nan])
+@pytest.mark.parametrize("solver", [torch.linalg.eigvalsh, torch.linalg.eigh])
+def test_the_cpu_solves_what_a_gpu_does_not(solver, on_gpu):
+    matrix = torch.diag(torch.tensor([2.0, 1.0, 1.0]))
+    with pretended_cuda():
+        found = solved(lambda each: on_gpu(each) if each.is_cuda else solver(each), matrix.cuda())
+        values = found if isinstance(found, torch.Tensor) else found[0]
+        assert values.is_cuda and values.tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("solver", [torch.linalg.eigh, fails, is_nan])
+def test_what_no_device_solves_is_an_error(solver):
+    with pytest.raises(torch.linalg.LinAlgError):
+        solved(solver, torch.full((64, 64), torch.nan))
 
 
 def test_a_gpu_takes_the_gram_matrix_and_finds_the_same_layer():

@@ -1,4 +1,4 @@
-"""A pretended GPU: tensors say that they lie on `cuda`, with their values on the CPU.
+"""A pretended GPU, for machines without one: tensors say that they lie on `cuda`, with their values on the CPU.
 
 As on a GPU, an operation on tensors of two devices is an error, unless one is a single number or an index, and so is a
 view of values by NumPy.
@@ -94,6 +94,10 @@ def enter_no_grad(mode):
 
 @contextmanager
 def pretended_cuda():
+    """Nothing is pretended where there is a GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
     functions = {
         "mem_get_info": lambda device=None: (2**34, 2**34),
         "get_rng_state": lambda device=None: torch.get_rng_state(),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 def values(model):
     """Weights, of low-rank layers the products: singular vectors have either sign."""
     layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | LowRankLayer)}
-    return {name: values_of(layer.weight.detach()) for name, layer in layers.items()}
+    return {name: values_of(layer.weight.detach()).cpu() for name, layer in layers.items()}
 
 
 def compressed(model, batches, estimator="facts", **options):
