@@ -18,7 +18,7 @@ from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
 from facts.calibration.reading import as_reading, reading_of
 from facts.calibration.reasons import EXCLUDED_NAMES
-from facts.calibration.selection import NOT_REACHED, LayerNames, select_layers
+from facts.calibration.selection import NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
 from facts.cost.count import Cost, count_flops, count_params, meta_input
 from facts.cost.latency import MeasuredLatency, TimedPart
@@ -293,10 +293,10 @@ def prepare(
     `facts.compress` takes the result in place of the network; most arguments are the same. `held_out` are data on which
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
     moments, searches and refits do not see them). A layer whose name contains one of `excluded_names` is left alone
-    unless `layers` names it. `parts` are what is truncated: `layers`, or `units`, which are attention's products and
-    hidden units (layers in no unit stay layers). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape
-    with its batch axis (default: that of the data). With `fit_bias`, biases absorb the mean truncation error, if
-    there are biases and data.
+    unless `layers` names it; a pattern such as `vision_tower.*` takes those worth compressing. `parts` are what is
+    truncated: `layers`, or `units`, which are attention's products and hidden units (layers in no unit stay layers).
+    FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the
+    data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data.
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
@@ -341,7 +341,8 @@ def prepare(
     if inputs is not None:
         refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
-    if has_row_per_sample(inputs) and isinstance(layers, str | None) and (own_loss or names):
+    may_miss = own_loss or names or is_pattern(layers)
+    if has_row_per_sample(inputs) and isinstance(layers, str | None) and may_miss:
         unused = not_reached(selection.model, selection.layers, loss, (inputs, targets), execution.precision)
         selection = selection.without(unused, NOT_REACHED)
     if inputs is None and input_shape:

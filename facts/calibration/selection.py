@@ -1,8 +1,9 @@
 """Selection of the layers to compress, and the reasons why others are left alone."""
 
+import fnmatch
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from torch import nn
 
@@ -24,8 +25,9 @@ NOT_REACHED = "the loss does not depend on it"
 NOT_NAMED = "not among the layers named"
 POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
 
-LayerNames = Iterable[str] | Literal["all", "linear"] | None
-"""Names of layers; all worth compressing, with 1x1 convolutions; or linear ones. None: linear, or all if none is."""
+LayerNames = Iterable[str] | str | None
+"""Names of layers, and patterns such as `vision_tower.*` for those worth compressing among the layers they match;
+`all` worth compressing, with 1x1 convolutions; or `linear` ones. None: linear, or all if none is."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ class Selection:
         if not layers:
             raise ValueError(f"no layer is left to compress: {', '.join(names)}: {reason}")
         return replace(self, layers=layers, skipped=self.skipped | dict.fromkeys(names, reason))
+
+
+def is_pattern(names: LayerNames) -> bool:
+    """Whether a pattern, such as `vision_tower.*`, selects layers."""
+    return isinstance(names, str) and "*" in names
 
 
 def select_layers(
@@ -76,14 +83,17 @@ def select_layers(
     reasons = dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
     reasons |= dict.fromkeys(trace.outputs, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
-        taken, shared = _known(names, candidates, model), reasons_shared(model)
+        chosen, patterns = _divided(names)
+        taken, shared = _known(chosen, candidates, model), reasons_shared(model)
         for name in taken:
             reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
             if reason:
                 raise ValueError(
                     f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
                 )
-        reasons = dict.fromkeys(candidates, NOT_NAMED)
+        matching = {name for pattern in patterns for name in _matching(pattern, candidates, model)}
+        taken = [name for name in candidates if name in taken or name in matching - reasons.keys()]
+        reasons = {name: reasons[name] if name in matching and name in reasons else NOT_NAMED for name in candidates}
     elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
     else:
@@ -107,10 +117,26 @@ def select_layers(
     )
 
 
-def _known(names: Iterable[str], candidates: list[str], model: nn.Module) -> list[str]:
+def _divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Divide the names of layers that a user gives into names and patterns."""
+    if isinstance(names, str) and not is_pattern(names):
+        raise ValueError(
+            f'layers are "all", "linear", a pattern such as "encoder.*", or given as a list of names: [{names!r}]'
+        )
+    given = [names] if isinstance(names, str) else [*names]
+    return [name for name in given if "*" not in name], [name for name in given if "*" in name]
+
+
+def _matching(pattern: str, candidates: list[str], model: nn.Module) -> list[str]:
+    if found := fnmatch.filter(candidates, pattern):
+        return found
+    raise ValueError(
+        f"no linear layer or 1x1 convolution matches {pattern!r}; {type(model).__name__} has {', '.join(candidates)}"
+    )
+
+
+def _known(names: list[str], candidates: list[str], model: nn.Module) -> list[str]:
     """Find layers by their names in the given network, in which a convolution has no `.linear`."""
-    if isinstance(names, str):
-        raise ValueError(f'layers are "all", "linear", or given as a list of names: [{names!r}]')
     known = [name if name in candidates else name.removesuffix(".linear") for name in names]
     if unknown := [name for name in known if name not in candidates]:
         raise ValueError(

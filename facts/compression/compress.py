@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from facts.calibration.data import Batch, FirstSamples, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
-from facts.calibration.selection import LayerNames
+from facts.calibration.selection import LayerNames, is_pattern
 from facts.compression.allocation import allocate_ranks, batch_times
 from facts.compression.comparison import compared
 from facts.compression.quality import smallest_within
@@ -82,17 +82,18 @@ def compress(
     | `execution` | precision, memory, timing and cache of all passes: `facts.Execution` |
     | `loss` | sum of the samples' losses (default: cross-entropy, drawing missing labels; features: `facts.prepare`) |
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
-    | `layers` | names; `"all"` layers, 1x1 convolutions included; or the `"linear"` ones (default if there are any) |
+    | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
     | `refit` | what then fits layers to the outputs of the compressed layers before them: a name or an instance |
 
     By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
-    form, a refit or layers are named, without data, and for another device's times. In the plan, a 1x1 convolution is
-    called `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
+    form, a refit or layers (other than by a pattern) are named, without data, and for another device's times. In the
+    plan, a 1x1 convolution is called `<name>.linear`. The result's `skipped` gives the reason for each layer that was
+    not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
     the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
     and for a budget that no plan of the search meets.
     """
-    named = estimator, search, form, refit, layers
+    named = estimator, search, form, refit, None if is_pattern(layers) else layers
     given = model.model if isinstance(model, Calibration) else model
     refuse_without_weights(given)
     if isinstance(model, Calibration):

@@ -2,18 +2,21 @@
 
 from facts.models.builders import MambaVisionModel, Recipe, TimmModel
 from facts.models.from_torchvision import TorchvisionModel
-from facts.models.from_transformers import CausalLM, ImageClassifier, ImageEncoder
+from facts.models.from_transformers import CausalLM, ImageClassifier, ImageEncoder, ImageTextModel
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel
 
-KINDS = (TimmModel, TorchvisionModel, MambaVisionModel, OpenMMLabModel, CausalLM, ImageClassifier, ImageEncoder)
+OF_TRANSFORMERS = (CausalLM, ImageClassifier, ImageEncoder, ImageTextModel)
+KINDS = (TimmModel, TorchvisionModel, MambaVisionModel, OpenMMLabModel, *OF_TRANSFORMERS)
 RECIPES = {recipe.kind: recipe for recipe in KINDS}
 
 __all__ = [
+    "OF_TRANSFORMERS",
     "RECIPES",
     "CausalLM",
     "ImageClassifier",
     "ImageEncoder",
+    "ImageTextModel",
     "MambaVision",
     "MambaVisionModel",
     "OpenMMLabModel",

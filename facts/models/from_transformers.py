@@ -1,4 +1,4 @@
-"""Networks of transformers: language models, image classifiers and image encoders, with their processors."""
+"""Networks of transformers: for language, images, or both, with their tokenizers and processors."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +21,7 @@ from facts.utils.silence import silence
 PROCESSORS = {
     "tokenizer": ("tokenizer_config.json", "AutoTokenizer"),
     "image_processor": ("preprocessor_config.json", "AutoImageProcessor"),
+    "processor": ("processor_config.json", "AutoProcessor"),
 }
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub kernels
@@ -32,8 +33,8 @@ FOREIGN = "timm_wrapper"  # timm would build, and load, what its other settings 
 class TransformersModel(Recipe):
     """A transformers network, given by its `configuration` (with `model_type`) or by one published under a `tag`.
 
-    `arguments` change fields of the configuration. Weights are read as float32. The tokenizer or image processor next
-    to them, or under the tag, becomes the network's `.tokenizer` or `.image_processor`. No code is fetched.
+    `arguments` change fields of the configuration. Weights are read as float32. A tokenizer or processor next to
+    them, or under the tag, becomes the network's `.tokenizer`, `.image_processor` or `.processor`. No code is fetched.
     """
 
     auto_class: ClassVar[str]
@@ -165,6 +166,16 @@ class ImageEncoder(TransformersModel):
     processor: ClassVar[str] = "image_processor"
 
 
+@options
+class ImageTextModel(TransformersModel):
+    """Any `AutoModelForImageTextToText`: language models with a vision tower."""
+
+    kind: ClassVar[str] = "transformers_image_text"
+    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
+    mapping: ClassVar[str] = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+    processor: ClassVar[str] = "processor"
+
+
 def configuration_of(model: nn.Module) -> dict[str, Any]:
     """Settings of a network, with its class, since a type of configuration may have several."""
     return {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
@@ -194,8 +205,9 @@ def write_processors(model: nn.Module, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):
         tokenizer.save_pretrained(folder, save_jinja_files=False)
-    if processor := getattr(model, "image_processor", None):
-        processor.save_pretrained(folder)
+    for attribute in ("image_processor", "processor"):
+        if processor := getattr(model, attribute, None):
+            processor.save_pretrained(folder)
 
 
 def read_processors(model: nn.Module, folder: Path) -> None:

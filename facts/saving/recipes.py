@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from torch import nn
 
-from facts.models import RECIPES, CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel
+from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Recipe, TimmModel
 from facts.models.timm_options import differing_options
 from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
@@ -24,7 +24,8 @@ REMEDY = "pass the dense network as model=, or a function that builds it as arch
 MOST_LAYERS = 10_000
 MOST_ENTRIES = 2**16  # such as class names
 # Integers allowed: text models have vocabularies and periods of rotations; timm counts nothing from the end.
-SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: range(-(2**31), 2**31)}
+OF_TEXT = range(-(2**31), 2**31)
+SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: OF_TEXT, ImageTextModel.kind: OF_TEXT}
 OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 
@@ -36,7 +37,7 @@ def recipe_of_result(result: CompressionResult) -> dict[str, Any] | None:
     model = result.model
     recipe = getattr(model, "recipe", None)
     if recipe is None:
-        found = (kind.of(model) for kind in (CausalLM, ImageClassifier, ImageEncoder))
+        found = (kind.of(model) for kind in OF_TRANSFORMERS)
         recipe = next(filter(None, found), None) if is_transformers(model) else _timm_recipe(result)
     try:
         if recipe is None:
