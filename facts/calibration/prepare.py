@@ -35,7 +35,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
 from facts.modules.forms import Form
 from facts.modules.lowrank import LinearLayer
-from facts.modules.networks import noise
+from facts.modules.networks import is_encoder, noise
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.features import SampledFeatures, scales_of
 from facts.moments.losses import (
@@ -323,7 +323,7 @@ def prepare(
     if loss is not None and outputs is not None:
         raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
     reading = as_reading(outputs)
-    is_unlabelled = targets is None or getattr(model, "num_classes", None) == 0  # labels say nothing about features
+    is_unlabelled = targets is None or is_encoder(model)  # labels say nothing about features
     if reading is None and loss is None and inputs is not None and is_unlabelled:
         reading = reading_of(model, inputs, execution.precision)
         log.info("the outputs of %s are read as %s", type(model).__name__, reading)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from facts.calibration.cutmix import CutMix
-from facts.modules.networks import reads_tokens
+from facts.modules.networks import is_encoder, reads_tokens
 from facts.tasks.classification.encoder import judge_features
 from facts.tasks.classification.image_folder import ImageFolder, image_data
-from facts.tasks.classification.preprocessing import is_encoder, num_classes
+from facts.tasks.classification.preprocessing import num_classes
 from facts.tasks.language.base import Split, losses_of_windows
 from facts.tasks.language.corpus import Corpus
 
@@ -75,7 +75,7 @@ def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix
     sensitivity = task.sensitivity(model) if num_sensitivity is not None or isinstance(task, Corpus) else None
     if not cutmix:
         return calibration, sensitivity
-    if not reads_tokens(model) and is_encoder(model):
+    if is_encoder(model):
         raise ValueError("--cutmix mixes labels, and this network has no classes: leave it out")
     mix = partial(CutMix, num_classes=num_classes(model), seed=task.seed)
     return mix(calibration), None if sensitivity is None else mix(sensitivity)

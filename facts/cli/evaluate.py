@@ -46,13 +46,12 @@ def evaluate(
     from facts.cli.data import data_of, measured
     from facts.cli.models import load, original_of
     from facts.cost.count import count_cost
-    from facts.modules.networks import reads_tokens
+    from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
-    from facts.tasks.classification.preprocessing import is_encoder
 
     network = load(model, weights, num_classes, device, architecture)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
-    encodes = not reads_tokens(network) and is_encoder(network)  # its classes are learned from the other images
+    encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network

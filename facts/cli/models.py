@@ -15,15 +15,20 @@ from torch import nn
 
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
-from facts.models import CausalLM, ImageClassifier, Recipe, TimmModel, TorchvisionModel
+from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
 from facts.models.from_torchvision import classifiers
-from facts.models.from_transformers import TransformersModel, published_configuration, read_processors
+from facts.models.from_transformers import (
+    TransformersModel,
+    import_transformers,
+    published_configuration,
+    read_processors,
+)
 from facts.models.weights import PUBLISHED, fetch, read_checkpoint
-from facts.modules.networks import reads_tokens
+from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks.classification.preprocessing import data_config, is_encoder
+from facts.tasks.classification.preprocessing import data_config
 from facts.tasks.language.corpus import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
@@ -43,7 +48,7 @@ def load(
             raise ValueError(f"--architecture is for a folder with a compressed network, and {name} is not one")
         return build(name, weights, num_classes, device)
     network = load_result(name, architecture)[0].model.to(_device(device))
-    if num_classes is not None or (weights and (reads_tokens(network) or not is_encoder(network))):
+    if num_classes is not None or (weights and not is_encoder(network)):
         raise ValueError(f"{name} has weights and classes of its own: leave out --weights and --num-classes")
     return network
 
@@ -138,18 +143,21 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
     )
 
 
-def _kind(configuration: dict, name: str) -> type[CausalLM] | type[ImageClassifier]:
+def _kind(configuration: dict, name: str) -> type[TransformersModel]:
     """The recipe of a configuration's class, or else of its type. Raises `ValueError` if it has none."""
     architectures, kind = configuration.get("architectures") or (), configuration.get("model_type")
     for recipe in (CausalLM, ImageClassifier):
         if any(architecture in names for names in recipe.classes().values() for architecture in architectures):
             return recipe
+    known = {each for names in ImageEncoder.classes().values() for each in names}
+    if any(getattr(import_transformers(), each).main_input_name == "pixel_values" for each in known & {*architectures}):
+        return ImageEncoder
     for recipe in (CausalLM, ImageClassifier):
         if kind in recipe.classes():
             return recipe
     raise ValueError(
         f"{name} is a transformers {kind!r}, neither a language model (AutoModelForCausalLM) nor an image "
-        "classifier (AutoModelForImageClassification)"
+        "classifier (AutoModelForImageClassification) or encoder (AutoModel of images alone)"
     )
 
 

@@ -34,6 +34,13 @@ def reads_tokens(model: nn.Module) -> bool:
     return is_transformers(model) and model.main_input_name == "input_ids"
 
 
+def is_encoder(model: nn.Module) -> bool:
+    """Check for a network for images, of timm or transformers, whose outputs are features: it has no classifier."""
+    if is_transformers(model):
+        return model.main_input_name == "pixel_values" and "ForImageClassification" not in type(model).__name__
+    return getattr(model, "num_classes", None) == 0
+
+
 def settings_of(model: nn.Module) -> dict[str, Any]:
     """Settings, besides the weights, of a transformers network (heads, windows, rotations); otherwise empty."""
     settings = model.config.to_diff_dict() if is_transformers(model) else {}

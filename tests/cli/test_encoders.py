@@ -48,6 +48,34 @@ def test_it_is_compressed_saved_and_judged(run, encoder, photos, tmp_path, parts
     assert found["num_samples"] == 6 and found["cosine"] > 0.5
 
 
+@pytest.mark.parametrize("kind", ["Dinov2", "SiglipVision", "CLIPVision"])
+def test_an_encoder_of_transformers(run, photos, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = getattr(transformers, f"{kind}Config")(image_size=32, patch_size=8, **sizes)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    model.save_pretrained(tmp_path / "tiny")
+    model.image_processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    model.image_processor.save_pretrained(tmp_path / "tiny")
+    data = ("--data", photos, "--num-workers", 0)
+    printed = run("compress", tmp_path / "tiny", *data, "--ratio", 0.6, "--out", tmp_path / "half").output
+    assert all(name in printed for name in NAMES)
+    weights = ("--weights", tmp_path / "tiny" / "model.safetensors")
+    found = json.loads(run("evaluate", tmp_path / "half", *weights, *data, "--json").stdout)
+    ((images, _),) = ImageFolder(root=photos, num_workers=0).for_features(model)[1]
+    small = facts.load_compressed(tmp_path / "half").model
+    with torch.inference_mode():
+        similar = cosine_similarity(small(images).pooler_output, model(images).pooler_output)
+    assert found["num_samples"] == len(images) == 6
+    assert found["cosine"] == pytest.approx(similar.mean().item(), rel=1e-4)
+
+
+def test_images_of_one_class_give_distances_alone(photos):
+    model = timm.create_model("test_vit", num_classes=0).eval()
+    one = [(torch.randn(4, 3, 160, 160), torch.zeros(4, dtype=torch.int64))]
+    assert judge_features(model, model, one, one).keys() == {"relative_error", "cosine"}
+
+
 def test_nearest_neighbours_against_a_sum_of_weights(photos):
     """And a probe that separates what is separable: the features of images that it was fitted to."""
     model = timm.create_model("test_vit", num_classes=0).eval()

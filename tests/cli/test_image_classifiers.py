@@ -68,7 +68,8 @@ class TestNetworks:
         for configuration, kind in (
             ({"architectures": ["SwinForImageClassification"], "model_type": "swin"}, "ImageClassifier"),
             ({"architectures": ["DeiTForImageClassificationWithTeacher"], "model_type": "deit"}, "ImageClassifier"),
-            ({"architectures": ["ViTModel"], "model_type": "vit"}, "ImageClassifier"),
+            ({"architectures": ["ViTModel"], "model_type": "vit"}, "ImageEncoder"),
+            ({"model_type": "vit"}, "ImageClassifier"),
             ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "CausalLM"),
             ({"model_type": "gpt2"}, "CausalLM"),
         ):

@@ -26,25 +26,24 @@ def judge_features(
 ) -> dict[str, Tensor]:
     """Outcomes `[N]` of an encoder on the images of `evaluation`, batches with or without labels.
 
-    `relative_error` and `cosine` compare its features with the original's. If both data sets have labels,
+    `relative_error` and `cosine` compare its features with the original's. If both data sets have labels of classes,
     `nearest_top1` and `probe_top1` are 100 for each image that is classified correctly, otherwise 0: by its nearest
     images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. Raises
     `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without scikit-learn.
     """
+    with needing("experiments", "judging features by classes"):  # before minutes of passes
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.neighbors import KNeighborsClassifier
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
     (expected, _), (features, labels) = (features_of(each, evaluation, precision) for each in (original, model))
     error = (features - expected).square().sum(1) / expected.square().sum(1)
     outcomes = {"relative_error": error, "cosine": cosine_similarity(features, expected)}
     if labels is None:
         return outcomes
     known, classes = features_of(model, reference, precision)
-    if classes is None:
+    if classes is None or len(classes.unique()) == 1:
         return outcomes
-    with needing("experiments", "judging features by classes"):
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.neighbors import KNeighborsClassifier
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
     count = min(NUM_NEIGHBORS, len(known))
     nearest = KNeighborsClassifier(count, metric="cosine", weights=lambda far: np.exp(-far / TEMPERATURE))
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=MOST_STEPS))
@@ -62,6 +61,7 @@ def features_of(model: nn.Module, batches: Iterable[Any], precision: torch.dtype
         for batch in batches:
             images, *given = batch if isinstance(batch, tuple | list) else (batch,)
             output = run(model, to_device(images, device))
+            output = getattr(output, "pooler_output", output)  # of transformers
             if not isinstance(output, Tensor) or output.ndim != 2:
                 found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
                 raise ValueError(f"an encoder is judged by features [N, D], and this one's output is {found}")

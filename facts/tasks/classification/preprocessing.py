@@ -7,7 +7,7 @@ import timm.data
 from PIL import Image
 from torch import Tensor, nn
 
-from facts.modules.networks import is_transformers
+from facts.modules.networks import is_encoder, is_transformers
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor
@@ -51,12 +51,10 @@ def preprocessing_key(model: nn.Module) -> Any:
 
 
 def num_classes(model: nn.Module) -> int:
+    """Number of classes, 0 for an encoder."""
+    if is_encoder(model):
+        return 0
     return model.config.num_labels if is_transformers(model) else model.num_classes
-
-
-def is_encoder(model: nn.Module) -> bool:
-    """Whether the outputs are features: a network of timm without its classifier."""
-    return not is_transformers(model) and model.num_classes == 0
 
 
 def labels_by_name(model: nn.Module) -> dict[str, int]:
