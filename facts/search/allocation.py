@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pulp
 from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
 Costs = float | Sequence[float]
 Solver = Literal["cbc", "highs"]
@@ -168,7 +169,7 @@ class _Program:
             errors / size,
             A_ub=np.concatenate(self.shares).T,
             b_ub=self.affordable,
-            A_eq=np.equal.outer(np.arange(len(self.costs)), layer),
+            A_eq=coo_array((np.ones(len(layer)), (layer, np.arange(len(layer))))),  # one choice for each layer
             b_eq=np.ones(len(self.costs)),
             method="highs",
         )
