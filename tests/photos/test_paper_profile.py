@@ -14,7 +14,7 @@ from tests.photos.data import PHOTOS, weights_of
 
 pytestmark = pytest.mark.external
 
-SIZES = {"num_calibration": 128, "num_sensitivity": 4, "num_workers": 0}
+SIZES = {"num_calibration": 32, "num_sensitivity": 2, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,15 @@ def root(tmp_path_factory):
     return root
 
 
-def every_fourth(root, split):
+def every_eighth(root, split):
     images = find_images(root, split)
-    return images.selected(range(0, len(images), 4)) if split == "val" else images
+    return images.selected(range(0, len(images), 8)) if split == "val" else images
 
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
-    """A function that runs a cell with overrides, judged by every fourth photo, and returns its record."""
-    monkeypatch.setattr(imagenet, "find_images", every_fourth)
+    """A function that runs a cell with overrides, judged by every eighth photo, and returns its record."""
+    monkeypatch.setattr(imagenet, "find_images", every_eighth)
     overrides = ["profile=paper", "tracking=off", f"imagenet={root}", f"results={tmp_path}"]
     overrides += [f"task.paper.{field}={value}" for field, value in SIZES.items()]
     overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={weights_of('vit_tiny')}"]
