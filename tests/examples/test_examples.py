@@ -1,5 +1,6 @@
 """Scripts and notebooks run, and show what they say."""
 
+import asyncio
 import re
 import runpy
 import shutil
@@ -57,14 +58,27 @@ def test_a_language_model(main):
     assert Path("fewer_words/tokenizer.json").exists()
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all notebooks, since each would import the libraries anew; they start without the names of others."""
+    client = pytest.importorskip("jupyter_client", reason="pip install -e '.[test]'")
+    manager = client.AsyncKernelManager(kernel_name="python3")
+    asyncio.run(manager.start_kernel())
+    yield manager
+    asyncio.run(manager.shutdown_kernel(now=True))
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run(notebook, tmp_path):
+def test_notebooks_run(notebook, tmp_path, kernel):
     """From the first cell to the last, which also checks what they assert."""
     nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[test]'")
     nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[test]'")
     shutil.copy(EXAMPLES / "small_networks.py", tmp_path)
     book = nbformat.read(notebook, as_version=4)
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    book.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
+    client = nbclient.NotebookClient(book, kernel, timeout=300)
+    client.execute()
+    client.kc.stop_channels()
     shown = percentages(nbformat.read(notebook, as_version=4))
     assert len(shown) >= 4
     assert percentages(book) == pytest.approx(shown, abs=1.5)  # two standard errors: other processors round otherwise
