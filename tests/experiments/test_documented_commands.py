@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import open_dict
 
 from experiments.cell import check
 from experiments.config import CONF
@@ -26,20 +27,31 @@ def documented() -> list[tuple[str, ...]]:
     return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
 
 
+@pytest.fixture(scope="module")
+def composed():
+    """The rows that commands have composed, by profile and table."""
+    return set()
+
+
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
-def test_it_composes(command, every_extra):
-    """With it, every row of one table a task."""
+def test_it_composes(command, every_extra, composed):
+    """With it, one table a task: its first row, and every other one that no command before has composed."""
     name, *overrides = command
     with initialize_config_dir(CONF, version_base="1.3"):
         for job in jobs_of([each for each in overrides if each != "-m"], "-m" in overrides):
-            HydraConfig.instance().set_config(compose(name, job, return_hydra_config=True))
-            config = compose(name, [*job, "hardware.device=cpu"])
+            config = compose(name, [*job, "hardware.device=cpu"], return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            with open_dict(config):
+                del config["hydra"]
             check(config)
             if name == "reproduce":
                 experiments = list(chosen_experiments(config))
                 for experiment in {experiment.task: experiment for experiment in experiments}.values():
-                    for row in experiment.rows:
-                        cell_of(experiment, row, next(iter(experiment.columns)))
+                    for number, row in enumerate(experiment.rows):
+                        place = config.profile.name, experiment.name, row
+                        if number == 0 or place not in composed:
+                            cell_of(experiment, row, next(iter(experiment.columns)))
+                            composed.add(place)
 
 
 def jobs_of(overrides: list[str], is_sweep: bool) -> list[list[str]]:

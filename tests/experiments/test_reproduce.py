@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import BrokenExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -192,7 +193,9 @@ def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(comm
     assert main[:3] == ["classification_50", "classification_40", "classification_60"]
     assert not {"rivals", "flar_paper", "pivoted"} & {*main} and "beyond" in main
     every = [experiment.name for experiment in chosen_experiments(command_line("experiment=all"))]
-    assert every[: len(main)] == main and {"rivals", "ablation_labels"} < {*every}
+    ablations = {path.stem for path in (Path(CONF) / "experiment").glob("ablation_*.yaml")}
+    assert every[: len(main)] == main and {"rivals", "search_methods", *ablations} < {*every}
+    assert "ablation" not in every and "ablation_labels" in ablations
     assert len(set(every)) == len(every)
     named = chosen_experiments(command_line("experiment=[llm,throughput]"))
     assert [experiment.name for experiment in named] == ["llm", "throughput"]

@@ -3,18 +3,26 @@
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 
 import experiments.rivals
+from experiments.config import CONF
 from experiments.instantiation import instantiate
 
 FILES = sorted(Path(experiments.rivals.__file__).parent.glob("*/*.yaml"))
 
 
+@pytest.fixture(scope="module")
+def rows():
+    with initialize_config_dir(CONF, version_base="1.3"):
+        tables = [compose("run", [f"experiment={table}"]).experiment for table in ("rivals", "units")]
+    return [row for table in tables for row in table.rows.values()]
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
-def test_every_rival_has_a_file_with_its_defaults_and_a_row(cell_config, file):
+def test_every_rival_has_a_file_with_its_defaults_and_a_row(cell_config, rows, file):
     group, name = file.parent.name, file.stem
     node = cell_config(f"{group}={name}")[group]
     assert instantiate(node) == get_class(node["_target_"])() and file.with_suffix(".py").exists()
-    rows = [row for table in ("rivals", "units") for row in cell_config(f"experiment={table}").experiment.rows.values()]
     assert name == "randomized_svd" or any(f"{group}={name}" in row for row in rows)  # which is of flar_paper's
