@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 import facts
 from facts.cli import models
+from facts.cost.timing import TimingPolicy
 from tests.cli.conftest import VIT, saved
 from tests.cli.pictures import write_images
 
@@ -149,9 +150,15 @@ def latencies(result):
     return found
 
 
+@pytest.fixture
+def few_turns(monkeypatch):
+    """`facts export` has no option for the length of its timing."""
+    monkeypatch.setattr("facts.cost.timing.DEFAULT_TIMING", TimingPolicy(num_turns=2, min_seconds=0))
+
+
 class TestExport:
     @pytest.mark.system
-    def test_a_file_and_both_times(self, run, compressed, tmp_path):
+    def test_a_file_and_both_times(self, run, compressed, tmp_path, few_turns):
         out = tmp_path / "vit.onnx"
         result = run("export", compressed[1], "--out", out, "--batch-size", 2, *OWN_CLASS)
         assert "ONNX Runtime, batch of 2" in result.stdout and latencies(result).keys() == {"original", "compressed"}
@@ -170,7 +177,7 @@ class TestExport:
             ),
         ],
     )
-    def test_in_int8(self, run, compressed, photos, tmp_path, files):
+    def test_in_int8(self, run, compressed, photos, tmp_path, few_turns, files):
         out = tmp_path / files[-1]
         result = run("export", compressed[1], "--out", out, "--int8", "--data", photos, *OWN_CLASS)
         assert latencies(result).keys() == {"original", "compressed", "in int8"}
