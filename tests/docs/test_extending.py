@@ -16,7 +16,7 @@ PAGE = "docs/extending.md"
 def test_methods_from_outside_the_package_appear_in_a_table(tmp_path):
     section = section_of(PAGE, "Outside the package")
     write_files(section, tmp_path)
-    sweep, table = marked(section, "run").splitlines()
+    sweep, table = (f"{line} task.mini.num_calibration=256" for line in marked(section, "run").splitlines())
     run(sweep, tmp_path)
     records = sorted((tmp_path / "results/mini/records").glob("*.json"))
     assert len(records) == 4
