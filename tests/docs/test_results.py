@@ -69,4 +69,4 @@ def test_committed_records_bear_their_fingerprints():
                 old[code] = bool(of_earlier_code([record]))
             earlier[path.stem] += old[code]
     if count := earlier.total():
-        warnings.warn(f"{count} records are of earlier code: {dict(earlier)}", stacklevel=1)
+        warnings.warn(f"{count} records are of earlier code: {dict(+earlier)}", stacklevel=1)
