@@ -1,7 +1,7 @@
 """The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
 
 import warnings
-from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -15,8 +15,6 @@ from facts.utils.cache import content_key
 from tests.docs.pages import ROOT
 from tests.docs.test_readme import committed
 
-# What a result's code depends on: of a thousand records, a hundred differ in it.
-METHOD = ("estimator", "search", "refit", "pruning", "stages", "parts")
 TITLES = {"vit_tiny": "ViT-Tiny", "deit_tiny": "DeiT-Tiny"}
 
 
@@ -58,15 +56,14 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
 @pytest.mark.filterwarnings("default")
 def test_committed_records_bear_their_fingerprints():
     """A warning names the tables with records of earlier code, which a run would compute again."""
-    earlier, old = Counter(), {}
+    tables = {}
     for path in sorted((ROOT / "results/mini/tables").glob("*.jsonl")):
-        records = list(published_records(path.stem, ROOT / "results/mini"))
+        tables[path.stem] = records = list(published_records(path.stem, ROOT / "results/mini"))
         assert len(records) == len(path.read_text().splitlines())
         for record in records:
             assert record.fingerprint == content_key(record.identity, record.model_hash, record.data_hash)
-            code = str([record.identity.get("code"), *map(record.config.get, METHOD)])
-            if code not in old:
-                old[code] = bool(of_earlier_code([record]))
-            earlier[path.stem] += old[code]
-    if count := earlier.total():
-        warnings.warn(f"{count} records are of earlier code: {dict(+earlier)}", stacklevel=1)
+    old = {*map(id, of_earlier_code(chain(*tables.values())))}
+    earlier = {name: sum(id(record) in old for record in records) for name, records in tables.items()}
+    if count := sum(earlier.values()):
+        named = {name: number for name, number in earlier.items() if number}
+        warnings.warn(f"{count} records are of earlier code: {named}", stacklevel=1)
