@@ -341,8 +341,8 @@ def prepare(
     if inputs is not None:
         refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
     selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
-    may_miss = own_loss or names or is_pattern(layers)
-    if has_row_per_sample(inputs) and isinstance(layers, str | None) and may_miss:
+    may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or names))
+    if has_row_per_sample(inputs) and may_miss:
         unused = not_reached(selection.model, selection.layers, loss, (inputs, targets), execution.precision)
         selection = selection.without(unused, NOT_REACHED)
     if inputs is None and input_shape:

@@ -53,8 +53,9 @@ class Selection:
 
 
 def is_pattern(names: LayerNames) -> bool:
-    """Whether a pattern, such as `vision_tower.*`, selects layers."""
-    return isinstance(names, str) and "*" in names
+    """Whether only patterns, such as `vision_tower.*`, select layers."""
+    given = [names] if isinstance(names, str) else names
+    return isinstance(given, list | tuple) and bool(given) and all("*" in name for name in given)
 
 
 def select_layers(
@@ -83,7 +84,7 @@ def select_layers(
     reasons = dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
     reasons |= dict.fromkeys(trace.outputs, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
-        chosen, patterns = _divided(names)
+        chosen, patterns = _names_and_patterns(names)
         taken, shared = _known(chosen, candidates, model), reasons_shared(model)
         for name in taken:
             reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
@@ -117,7 +118,7 @@ def select_layers(
     )
 
 
-def _divided(names: Iterable[str]) -> tuple[list[str], list[str]]:
+def _names_and_patterns(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Divide the names of layers that a user gives into names and patterns."""
     if isinstance(names, str) and not is_pattern(names):
         raise ValueError(

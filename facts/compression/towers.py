@@ -54,16 +54,19 @@ class TowerInputs:
         raise ValueError(f"{self.tower} does not run on these data: is an input missing, such as pixel_values?")
 
     def _tensors(self, tower: nn.Module, reached: _Reached) -> Tensor | dict[str, Tensor]:
-        """The arguments that are tensors, by name unless there is only one; others are settings."""
-        given = inspect.signature(tower.forward).bind(*reached.args, **reached.kwargs).arguments
-        found = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        if len(found) == 1:
+        """The arguments that are tensors, by name unless there is only the first; others are settings."""
+        parameters = inspect.signature(tower.forward).parameters
+        found = {
+            name: value for name, value in zip(parameters, reached.args, strict=False) if isinstance(value, Tensor)
+        }
+        found |= {name: value for name, value in reached.kwargs.items() if isinstance(value, Tensor)}
+        if [*found] == [*parameters][:1]:
             return next(iter(found.values()))
         if found and is_transformers(tower):
             return found
         raise ValueError(
-            f"{self.tower} takes {len(found)} tensors ({', '.join(found)}), and only a module of transformers can take "
-            "several: compress its layers within the network, with layers="
+            f"{self.tower} takes the tensors {', '.join(found)}, and only a module of transformers can take more than "
+            f'its first argument: compress its layers within the network, with layers="{self.tower}.*"'
         )
 
 
@@ -74,9 +77,7 @@ def tower_inputs(model: nn.Module, tower: str, data: Iterable[Any]) -> TowerInpu
     behind it runs. Raises `ValueError` if there is no such submodule, and later if the tower is not called, or takes
     several tensors without being one of transformers' networks.
     """
-    if tower not in (known := [name for name, _ in model.named_modules() if name]):
-        near = [name for name in known if name.count(".") <= tower.count(".")]
-        raise ValueError(f"{type(model).__name__} has no submodule {tower!r}, only {', '.join(near)}")
+    _refuse_unknown(model, tower)
     batches = as_batches(data, model)
     assert batches is not None
     return TowerInputs(model, tower, batches)
@@ -85,14 +86,19 @@ def tower_inputs(model: nn.Module, tower: str, data: Iterable[Any]) -> TowerInpu
 def put_back(result: CompressionResult, model: nn.Module, tower: str) -> CompressionResult:
     """Put a compressed tower back into a copy of its network, and return the result for the whole.
 
-    It can be saved, loaded, exported and recovered like any other; all other weights are shared with `model`. Costs
-    are of the whole network (FLOPs unknown), the budget is the tower's, and the distance between outputs is unknown.
-    Raises `ValueError` for a tower that was not made from this submodule.
+    It can be saved, loaded, exported and recovered like any other. Costs are of the whole network (FLOPs unknown), the
+    budget is the tower's, and the distance between outputs is unknown. Raises `ValueError` for a tower that was not
+    made from this submodule, or that shares weights with the rest of the network.
     """
-    if result.original is not model.get_submodule(tower):
+    _refuse_unknown(model, tower)
+    own = {*model.get_submodule(tower).parameters()}
+    if result.original is None or own.isdisjoint(result.original.parameters()):
         raise ValueError(f"this result was not made from {tower} of this {type(model).__name__}")
-    whole = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
-    replace_submodule(whole, tower, result.model)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter in own and not name.startswith(f"{tower}."):
+            raise ValueError(f'{tower} shares {name}: compress it within the network, with layers="{tower}.*"')
+    whole = copy_with(model)
+    replace_submodule(whole, tower, copy_with(result.model))
 
     def renamed(values: Mapping[str, Value]) -> dict[str, Value]:
         return {f"{tower}.{name}": value for name, value in values.items()}
@@ -112,3 +118,9 @@ def put_back(result: CompressionResult, model: nn.Module, tower: str) -> Compres
         profile=renamed(result.summary.profile),
     )
     return CompressionResult(whole, renamed(result.plan), summary, renamed(result.skipped), original=model)
+
+
+def _refuse_unknown(model: nn.Module, tower: str) -> None:
+    if tower not in (known := [name for name, _ in model.named_modules() if name]):
+        near = [name for name in known if name.count(".") <= tower.count(".")]
+        raise ValueError(f"{type(model).__name__} has no submodule {tower!r}, only {', '.join(near)}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import Root, lift_spectrum, square_root
+from facts.utils.linalg import solved
 
 STEPS_AT_ONCE = 64  # between updates of the full matrices
 
@@ -28,7 +29,7 @@ def eliminate(
     gram, repaired = _definite(square_root(factors.A, shrinkage_col, factors.repair), weight)
     whitened = row.left(weight.double())
     order = torch.tensor(elimination_order(gram, whitened)[::-1], device=weight.device)
-    root = torch.linalg.cholesky(gram[order][:, order])
+    root = solved(torch.linalg.cholesky, gram[order][:, order])
     sizes = root.diagonal()
     unit = root / sizes  # L
     dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -55,7 +56,7 @@ def elimination_order(gram: Tensor, whitened: Tensor) -> list[int]:
     Input j costs ‖w_j‖² / (A⁻¹)_jj. Eliminating it changes A⁻¹ and W by an outer product of two vectors; those of
     several steps are subtracted together from the remaining inputs.
     """
-    inverse, weights = torch.cholesky_inverse(torch.linalg.cholesky(gram)), whitened.clone()
+    inverse, weights = torch.cholesky_inverse(solved(torch.linalg.cholesky, gram)), whitened.clone()
     names, gone = torch.arange(len(gram), device=gram.device), []
     while len(names):
         squares, diagonal = weights.square().sum(dim=0), inverse.diagonal().clone()

@@ -21,7 +21,6 @@ from facts.utils.silence import silence
 PROCESSORS = {
     "tokenizer": ("tokenizer_config.json", "AutoTokenizer"),
     "image_processor": ("preprocessor_config.json", "AutoImageProcessor"),
-    "processor": ("processor_config.json", "AutoProcessor"),
 }
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub kernels
@@ -33,8 +32,8 @@ FOREIGN = "timm_wrapper"  # timm would build, and load, what its other settings 
 class TransformersModel(Recipe):
     """A transformers network, given by its `configuration` (with `model_type`) or by one published under a `tag`.
 
-    `arguments` change fields of the configuration. Weights are read as float32. A tokenizer or processor next to
-    them, or under the tag, becomes the network's `.tokenizer`, `.image_processor` or `.processor`. No code is fetched.
+    `arguments` change fields of the configuration. Weights are read as float32. A tokenizer or image processor next
+    to them, or under the tag, becomes the network's `.tokenizer` or `.image_processor`. No code is fetched.
     """
 
     auto_class: ClassVar[str]
@@ -168,12 +167,15 @@ class ImageEncoder(TransformersModel):
 
 @options
 class ImageTextModel(TransformersModel):
-    """Any `AutoModelForImageTextToText`: language models with a vision tower."""
+    """Any `AutoModelForImageTextToText`: language models with a vision tower.
+
+    `.tokenizer` and `.image_processor` are saved, not the processor that combines them.
+    """
 
     kind: ClassVar[str] = "transformers_image_text"
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
     mapping: ClassVar[str] = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
-    processor: ClassVar[str] = "processor"
+    processor: ClassVar[str] = "image_processor"
 
 
 def configuration_of(model: nn.Module) -> dict[str, Any]:
@@ -205,9 +207,8 @@ def write_processors(model: nn.Module, folder: Path) -> None:
         model.generation_config.save_pretrained(folder)
     if tokenizer := getattr(model, "tokenizer", None):
         tokenizer.save_pretrained(folder, save_jinja_files=False)
-    for attribute in ("image_processor", "processor"):
-        if processor := getattr(model, attribute, None):
-            processor.save_pretrained(folder)
+    if processor := getattr(model, "image_processor", None):
+        processor.save_pretrained(folder)
 
 
 def read_processors(model: nn.Module, folder: Path) -> None:

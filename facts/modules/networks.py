@@ -37,7 +37,8 @@ def reads_tokens(model: nn.Module) -> bool:
 def is_encoder(model: nn.Module) -> bool:
     """Check for a network for images, of timm or transformers, whose outputs are features: it has no classifier."""
     if is_transformers(model):
-        return model.main_input_name == "pixel_values" and "ForImageClassification" not in type(model).__name__
+        has_head = any("For" in each.__name__ for each in type(model).__mro__)  # ViTForImageClassification
+        return model.main_input_name == "pixel_values" and not has_head
     return getattr(model, "num_classes", None) == 0
 
 

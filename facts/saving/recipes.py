@@ -24,8 +24,8 @@ REMEDY = "pass the dense network as model=, or a function that builds it as arch
 MOST_LAYERS = 10_000
 MOST_ENTRIES = 2**16  # such as class names
 # Integers allowed: text models have vocabularies and periods of rotations; timm counts nothing from the end.
-OF_TEXT = range(-(2**31), 2**31)
-SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: OF_TEXT, ImageTextModel.kind: OF_TEXT}
+TEXT_SIZES = range(-(2**31), 2**31)
+SIZES = {TimmModel.kind: range(2**16), CausalLM.kind: TEXT_SIZES, ImageTextModel.kind: TEXT_SIZES}
 OTHER_SIZES = range(-(2**16), 2**16)
 IRRELEVANT = {"fused_attn", "grad_checkpointing", "training"}  # attributes without effect on a loaded network
 

@@ -88,7 +88,7 @@ def _reason(result: Result, cell: Entry) -> str:
 
 def of_earlier_code(records: Iterable[Record]) -> list[Record]:
     """List the records that today's code would compute again."""
-    today: dict[str, str] = {}  # hashed once a method: a thousand records have a hundred
+    today: dict[str, str] = {}  # hashed once per method: a thousand records have a hundred
     earlier = []
     for record in records:
         method = str([record.config.get(part) for part in PARTS_OF_METHODS])

@@ -31,12 +31,14 @@ def judge_features(
     images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. Raises
     `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without scikit-learn.
     """
-    with needing("experiments", "judging features by classes"):  # before minutes of passes
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.neighbors import KNeighborsClassifier
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    (expected, _), (features, labels) = (features_of(each, evaluation, precision) for each in (original, model))
+    expected, labels = features_of(original, evaluation, precision)
+    if labels is not None:
+        with needing("experiments", "judging features by classes"):  # before the other passes
+            from sklearn.linear_model import LogisticRegression
+            from sklearn.neighbors import KNeighborsClassifier
+            from sklearn.pipeline import make_pipeline
+            from sklearn.preprocessing import StandardScaler
+    features, _ = features_of(model, evaluation, precision)
     error = (features - expected).square().sum(1) / expected.square().sum(1)
     outcomes = {"relative_error": error, "cosine": cosine_similarity(features, expected)}
     if labels is None:
@@ -60,11 +62,16 @@ def features_of(model: nn.Module, batches: Iterable[Any], precision: torch.dtype
     with evaluating(model), autocast(device, precision):
         for batch in batches:
             images, *given = batch if isinstance(batch, tuple | list) else (batch,)
-            output = run(model, to_device(images, device))
-            output = getattr(output, "pooler_output", output)  # of transformers
-            if not isinstance(output, Tensor) or output.ndim != 2:
-                found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-                raise ValueError(f"an encoder is judged by features [N, D], and this one's output is {found}")
-            features.append(output.double().cpu())
+            features.append(_vectors(run(model, to_device(images, device))).double().cpu())
             labels += given
     return torch.cat(features), torch.cat(labels) if labels else None
+
+
+def _vectors(outputs: Any) -> Tensor:
+    """Features `[N, D]` of a network's outputs, of transformers those that stand for the whole image."""
+    named = (getattr(outputs, name, None) for name in ("image_embeds", "pooler_output"))
+    found = outputs if isinstance(outputs, Tensor) else next((each for each in named if each is not None), None)
+    if found is not None and found.flatten(1).shape[1] == found.shape[1]:  # [N, D], or [N, D, 1, 1]
+        return found.flatten(1)
+    what = type(outputs).__name__ if found is None else tuple(found.shape)
+    raise ValueError(f"an encoder is judged by features [N, D], and this one's output is {what}: it may need pooling")
