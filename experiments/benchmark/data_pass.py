@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     rows = []
     for name in args.models:
         setting = Setting(name, args)
-        memory = {what: in_own_process(peak_memory, setting, what) for what in PASSES}
+        memory = {what: in_own_process(args.device, peak_memory, setting, what) for what in PASSES}
         seconds = median_seconds(setting, args.repeats)
         rows += [
             {
@@ -107,9 +107,12 @@ def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torc
     loss.backward()
 
 
-def in_own_process(function: Callable[..., float], *arguments: Setting | str) -> float:
-    """Run a function in a new process that does nothing else; return its result."""
-    context = multiprocessing.get_context("forkserver")  # a spawned process inherits the peak memory of this one
+def in_own_process(device: str, function: Callable[..., float], *arguments: Setting | str) -> float:
+    """Run a function in a new process that does nothing else; return its result.
+
+    A forked process cannot use a GPU; a spawned one inherits this one's peak of main memory.
+    """
+    context = multiprocessing.get_context("spawn" if device.startswith("cuda") else "forkserver")
     context.set_forkserver_preload([__name__])  # imported once, not by every process
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()

@@ -16,7 +16,7 @@ from facts.calibration.checks import not_reached, refuse_undifferentiable, refus
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
-from facts.calibration.reading import as_reading, reading_of
+from facts.calibration.reading import Reading, as_reading, reading_of
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
@@ -332,9 +332,7 @@ def prepare(
         loss = summed_cross_entropy if targets is not None or inputs is None else SampledLabels(summed_cross_entropy)
     elif loss is None:
         loss = SampledFeatures(scales_of(model, batches or (), names, execution.precision), names)
-    if output_error is None:
-        of_classes = reading in (None, "classes") and on_given_labels(loss) is summed_cross_entropy
-        output_error = kl_divergence if of_classes else SquaredError(names) if names else squared_error
+    output_error = output_error or _error_of(reading, loss)
     example = meta_input(model, input_shape) if input_shape else None
     if example is None and inputs is not None and has_row_per_sample(inputs):
         example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
@@ -365,6 +363,13 @@ def prepare(
         fit_bias=fit_bias,
         draws_labels=draws_labels,
     )
+
+
+def _error_of(reading: Reading | None, loss: Loss) -> OutputError:
+    """The default distance between outputs: of classes, the KL divergence; otherwise the relative squared error."""
+    if reading in (None, "classes"):
+        return kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
+    return SquaredError(reading) if isinstance(reading, tuple) else squared_error
 
 
 def calls_of(found: Parts) -> dict[str, LinearLayer]:
