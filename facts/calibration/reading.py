@@ -1,6 +1,6 @@
 """How a network's outputs are read if no loss is given: as class logits, or as features."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.checks import outputs_of_first
-from facts.modules.networks import is_transformers
+from facts.calibration.data import Batch
+from facts.modules.networks import is_encoder, is_transformers
+from facts.moments.losses import OutputError, kl_divergence, squared_error
+from facts.utils.batches import first_of
 
 Reading = Literal["classes", "features"] | tuple[str, ...]
 """Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
@@ -39,3 +42,10 @@ def reading_of(model: nn.Module, inputs: Any, precision: torch.dtype) -> Reading
     by_classifier = is_transformers(model) or any(outputs is each for each in made)
     are_logits = isinstance(outputs, Tensor) and outputs.ndim in (2, 3) and outputs.shape[-1] > 1 and by_classifier
     return "classes" if are_logits else "features"
+
+
+def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
+    """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
+    inputs, targets = first_of(batches) or (None, None)
+    are_labelled = targets is not None and not is_encoder(model)  # labels say nothing about features
+    return kl_divergence if are_labelled or reading_of(model, inputs, torch.float32) == "classes" else squared_error

@@ -14,6 +14,15 @@ def evaluate(
     unseen: Annotated[
         bool, option(DATA, "Measure only the images that `facts compress` did not calibrate on.", "--unseen")
     ] = False,
+    texts: Annotated[
+        Path | None,
+        option(
+            DATA,
+            "For CLIP and SigLIP: texts, one a line (`a photo of a cat`): how often is the nearest one still the same?",
+            "--texts",
+            metavar="FILE",
+        ),
+    ] = None,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     architecture: options.Architecture = None,
@@ -31,6 +40,7 @@ def evaluate(
         facts evaluate deit_half --data photos --unseen
         facts evaluate timm/deit_small_patch16_224 --data photos
         facts evaluate qwen --data test.txt --json
+        facts evaluate clip_half --data photos --texts classes.txt
 
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
@@ -44,7 +54,7 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.cli.data import data_of, measured
-    from facts.cli.models import load, original_of
+    from facts.cli.models import load, original_of, texts_for
     from facts.cost.count import count_cost
     from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
@@ -55,9 +65,10 @@ def evaluate(
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network
+    directions = texts_for(original, texts) if texts else None
     cost = count_cost(network, task.input_shape(network))
     costs = {"flops": cost.flops, "params": cost.params}
-    metrics = measured(task, network, original, getattr(torch, precision)) | costs
+    metrics = measured(task, network, original, getattr(torch, precision), directions) | costs
     if as_json:
         print(json.dumps(metrics, indent=1))
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
@@ -29,6 +29,7 @@ from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.preprocessing import data_config
+from facts.tasks.classification.zero_shot import text_directions
 from facts.tasks.language.corpus import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
@@ -104,6 +105,15 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
     return original.to(place)
 
 
+def texts_for(original: nn.Module, file: Path) -> Tensor:
+    """Directions of the texts in a file, one a line, for the image encoder of a pair with a text encoder."""
+    recipe = vars(original).get("recipe")
+    if not isinstance(recipe, ImageEncoder) or (weights := recipe.checkpoint()) is None:
+        raise ValueError("--texts is for the image encoder of a pair, such as CLIP or SigLIP, with published weights")
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    return text_directions(recipe.tag or weights.parent, [line for line in lines if line])
+
+
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:
     """Shape of one image `[C, H, W]`, or of a window of tokens `[1, T]`."""
     if reads_tokens(network):
@@ -128,7 +138,7 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
         raise ValueError(f"--num-classes is for networks of timm and torchvision, not for {name}")
     if name.startswith(TRANSFORMERS):
         tag = name.removeprefix(TRANSFORMERS)
-        return _kind(published_configuration(tag), name)(tag=tag, weights=chosen)
+        return _of_transformers(published_configuration(tag), name, tag=tag, weights=chosen)
     folder = Path(name).expanduser()
     if (folder / CONFIGURATION).is_file():
         own = next((folder / file for file in PUBLISHED if (folder / file).is_file()), folder / PUBLISHED[0])
@@ -136,11 +146,17 @@ def _recipe(name: str, weights: str | None, num_classes: int | None) -> Recipe:
             configuration = json.loads((folder / CONFIGURATION).read_bytes())
         except ValueError as error:
             raise ValueError(f"{folder / CONFIGURATION} is damaged: {error}") from error
-        return _kind(configuration, name)(configuration=configuration, weights=weights or str(own))
+        return _of_transformers(configuration, name, configuration=configuration, weights=weights or str(own))
     raise ValueError(
         f"there is no network {name!r}: name one as {TIMM}NAME, {TORCHVISION}NAME or {TRANSFORMERS}OWNER/NAME, or "
         f"give a folder with the {CONFIGURATION} of transformers; `facts evaluate` also takes one of `facts compress`"
     )
+
+
+def _of_transformers(settings: dict, name: str, **fields: Any) -> TransformersModel:
+    """The recipe of a configuration's network; for a pair with a text encoder (CLIP, SigLIP), of its image encoder."""
+    encoder = ImageEncoder.in_pair(settings)
+    return ImageEncoder(**fields | {"configuration": encoder}) if encoder else _kind(settings, name)(**fields)
 
 
 def _kind(configuration: dict, name: str) -> type[TransformersModel]:

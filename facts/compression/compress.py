@@ -23,7 +23,6 @@ from facts.cost.count import CostName, count_flops
 from facts.cost.device_times import precision_name
 from facts.cost.latency import LatencyTable
 from facts.cost.predicted import PredictedLatency
-from facts.cost.timing import TimingPolicy
 from facts.cost.trace import has_row_per_sample
 from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
@@ -44,7 +43,6 @@ from facts.utils.stopwatch import stage, stopwatch
 log = logging.getLogger(__name__)
 
 NUM_TIMED = 16  # samples in the batch on which both networks are timed
-QUICK = TimingPolicy(num_turns=3, min_seconds=0.0)
 
 
 def compress(
@@ -203,7 +201,7 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
 
     def timed(num_parts: int) -> dict[str, float]:
         part, _ = next(in_parts((inputs, None), num_parts))
-        times = batch_times(networks, part, QUICK, execution.precision)
+        times = batch_times(networks, part, replace(execution.timing, min_seconds=0.0), execution.precision)
         return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
 
     with stopwatch() as seconds, stage("latency"):

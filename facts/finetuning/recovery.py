@@ -15,12 +15,13 @@ from torch import nn
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance, distance
 from facts.calibration.held_out import division
+from facts.calibration.reading import default_error
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
 from facts.modules.quantized import quantization_of
-from facts.moments.losses import OutputError, kl_divergence
+from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
 from facts.utils.options import Count, NotNegative, Positive, options
 
@@ -121,8 +122,8 @@ def recover(
     that `facts.compress` holds out of the same data are held out here too, to measure the distance before and after. A
     tenth of the others is used to choose the best epoch. `original` is the dense network (default: the one that was
     compressed; a loaded folder has none). `output_error(original, changed)` is the distance between outputs, summed
-    over samples (default: that of the compression, or the KL divergence of classes). `cache` is a folder for
-    checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result is
+    over samples (default: that of the compression; for a loaded folder, as `facts.prepare` chooses it). `cache` is a
+    folder for checkpoints: if the process is killed, the same call continues; with `epochs`, on a CPU, the result is
     bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
@@ -138,8 +139,8 @@ def recover(
         raise ValueError("this result does not hold the original network: give original=")
     if found := quantization_of(result.model):
         raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
-    error = output_error or result.output_error or kl_divergence
     parts = division(data, original)
+    error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
     seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
     return replace(

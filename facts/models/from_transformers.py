@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
@@ -25,6 +25,7 @@ PROCESSORS = {
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub kernels
 LABELS = ("id2label", "label2id")  # names of classes, in any words
+IN_PAIR = "vision_model."  # names of an image encoder's tensors in the checkpoint of a pair
 FOREIGN = "timm_wrapper"  # timm would build, and load, what its other settings say
 
 
@@ -106,12 +107,12 @@ class TransformersModel(Recipe):
     def loaded(self, path: Path) -> nn.Module:
         """Load with transformers, which maps older tensor names and ties shared tensors."""
         with torch.device("meta"):
-            architecture: Any = type(self.architecture())
+            architecture: Any = self.architecture()
         with silence():
-            model, found = architecture.from_pretrained(
+            model, found = type(architecture).from_pretrained(
                 None,
                 config=self.transformers_config(),
-                state_dict=read_checkpoint(path),
+                state_dict=self.renamed(read_checkpoint(path), architecture),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # these raise an error below
                 output_loading_info=True,
@@ -157,12 +158,27 @@ class ImageClassifier(TransformersModel):
 
 @options
 class ImageEncoder(TransformersModel):
-    """Any `AutoModel` without a classifier: ViT, DINOv2, the vision towers of CLIP and SigLIP."""
+    """Any `AutoModel` without a classifier: ViT, DINOv2, the image encoders of CLIP and SigLIP."""
 
     kind: ClassVar[str] = "transformers_encoder"
     auto_class: ClassVar[str] = "AutoModel"
     mapping: ClassVar[str] = "MODEL_MAPPING_NAMES"
     processor: ClassVar[str] = "image_processor"
+
+    @classmethod
+    def in_pair(cls, configuration: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the configuration of the image encoder in a pair with a text encoder; None for other networks."""
+        transformers, classes = import_transformers(), cls.classes()
+        kind = configuration.get("model_type")
+        known = (getattr(transformers, name, None) for name in classes.get(str(kind), ()))
+        if not any(hasattr(each, "get_image_features") and hasattr(each, "get_text_features") for each in known):
+            return None
+        encoder = getattr(transformers.AutoConfig.for_model(**configuration), "vision_config", None)
+        return encoder.to_diff_dict() if encoder and encoder.model_type in classes else None
+
+    def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        """Leave out a pair's text encoder and its projections."""
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(IN_PAIR)} or tensors
 
 
 @options

@@ -25,6 +25,23 @@ def run(model: nn.Module, inputs: Any) -> Any:
     return outputs.get("logits", outputs)
 
 
+def whole_image(outputs: Any) -> Any:
+    """Pick what stands for the whole image among the features of transformers; other outputs are returned as given."""
+    named = (getattr(outputs, name, None) for name in ("image_embeds", "pooler_output"))
+    return next((each for each in named if each is not None), outputs)
+
+
+class OneTensor(nn.Module):
+    """A network of transformers that returns its logits, or else the features of the whole image, as one tensor."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Any:
+        return whole_image(run(self.network, inputs))
+
+
 def is_transformers(model: nn.Module) -> bool:
     return hasattr(model, "main_input_name")
 

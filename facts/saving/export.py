@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from facts.cost.onnx_times import onnx_call
+from facts.modules.networks import OneTensor, is_transformers
 from facts.result import CompressionResult
 from facts.saving.comparison import checked, compare
 from facts.saving.int8 import quantize_onnx, samples_of
@@ -27,6 +28,7 @@ def export_onnx(
 ) -> float:
     """Write the network as ONNX, opset 20: `input [N, ...]` to `output`, for any N, otherwise shaped as `example`.
 
+    `output` of a network of transformers is its logits, or else its features of the whole image (`pooler_output`).
     In float32, ONNX Runtime must match PyTorch's outputs to 1e-4 of the largest, on the batch `example` and with one
     more sample; otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`; its
     first 300 samples calibrate ONNX Runtime's static quantization. Returns the relative squared error of the outputs on
@@ -77,7 +79,8 @@ def on_cpu(compressed: CompressionResult | nn.Module, example: Tensor) -> tuple[
         got = f"{type(example).__name__} of shape {list(getattr(example, 'shape', []))}"
         raise ValueError(f"the example must be a batch of at least one input, as one tensor [N, ...], got a {got}")
     model = compressed.model if isinstance(compressed, CompressionResult) else compressed
-    return copy.deepcopy(model).cpu().eval(), example.detach().cpu()
+    model = copy.deepcopy(model).cpu().eval()
+    return OneTensor(model) if is_transformers(model) else model, example.detach().cpu()
 
 
 def _trace(model: nn.Module, example: Tensor) -> ExportedProgram:

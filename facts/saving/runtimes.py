@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from facts.cost.onnx_times import onnx_call
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
-from facts.modules.networks import is_transformers, run
+from facts.modules.networks import reads_tokens, run
 from facts.saving.export import export_onnx
 from facts.saving.openvino_ir import export_openvino, openvino_call, openvino_formats
 
@@ -63,12 +63,11 @@ def benchmark(
 ) -> list[RuntimeSpeed]:
     """Time networks on a batch `[N, ...]` and on its first sample; all networks and runtimes take turns.
 
-    `runtimes` are names from `runtimes_of` (default: all; for transformers networks only PyTorch's, since they return
-    more than the one tensor that can be exported). int8 is calibrated on the data `int8`. Raises `ValueError` for other
-    names, or for a network that cannot be exported.
+    `runtimes` are names from `runtimes_of` (default: all; for language models only PyTorch's). int8 is calibrated on
+    the data `int8`. Raises `ValueError` for other names, or for a network that cannot be exported.
     """
     known = runtimes_of(batch.device, int8=int8 is not None)
-    if any(map(is_transformers, networks.values())):
+    if any(map(reads_tokens, networks.values())):
         known = [name for name in known if name.partition(", ")[0] in COMPILERS]
     chosen = known if runtimes is None else list(runtimes)
     if unknown := [name for name in chosen if name not in known]:

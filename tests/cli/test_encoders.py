@@ -68,6 +68,54 @@ def test_an_encoder_of_transformers(run, photos, tmp_path, kind):
         similar = cosine_similarity(small(images).pooler_output, model(images).pooler_output)
     assert found["num_samples"] == len(images) == 6
     assert found["cosine"] == pytest.approx(similar.mean().item(), rel=1e-4)
+    assert facts.recover(facts.load_compressed(tmp_path / "half"), [images], original=model, epochs=1).summary.recovery
+    run("export", tmp_path / "half", "--out", tmp_path / "half.pt2")
+    exported = torch.export.load(tmp_path / "half.pt2").module()(images)
+    assert torch.allclose(exported, small(images).pooler_output, atol=1e-5)
+
+
+WORDS = ("<pad>", "a", "photo", "of", "cat", "dog", "ship", "tree")
+
+
+@pytest.fixture(params=["clip", "siglip"])
+def pair(request, tmp_path):
+    """A folder with an image and a text encoder, random and small, their tokenizer and image processor."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    text = {"vocab_size": len(WORDS), "eos_token_id": 0, "pad_token_id": 0, "max_position_embeddings": 12, **sizes}
+    vision = {"image_size": 32, "patch_size": 8, **sizes}
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(request.param, text_config=text, vision_config=vision)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "pair")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: index for index, word in enumerate(WORDS)}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>").save_pretrained(tmp_path / "pair")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "pair")
+    return tmp_path / "pair"
+
+
+def test_zero_shot_agreement_of_an_image_encoder_with_its_pair(run, pair, photos, tmp_path):
+    """Against the whole pair's own choices, with the compressed encoder in it."""
+    texts = [f"a photo of a {word}" for word in WORDS[4:]]
+    (tmp_path / "texts.txt").write_text("\n".join([*texts, ""]))
+    data = ("--data", photos, "--num-workers", 0)
+    run("compress", pair, *data, "--ratio", 0.3, "--out", tmp_path / "small")
+    options = ("--weights", pair / "model.safetensors", *data, "--json", "--texts", tmp_path / "texts.txt")
+    found = json.loads(run("evaluate", tmp_path / "small", *options).stdout)
+    same = json.loads(run("evaluate", pair, *data, "--json", "--texts", tmp_path / "texts.txt").stdout)
+    assert same["zero_shot_agreement"] == 100
+
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.AutoModel.from_pretrained(pair).eval()
+    options = {"padding": "max_length", "max_length": 12, "return_tensors": "pt"}
+    tokens = transformers.AutoTokenizer.from_pretrained(pair)(texts, **options)
+    small = facts.load_compressed(tmp_path / "small").model
+    ((images, _),) = ImageFolder(root=photos, num_workers=0).for_features(small)[1]
+    with torch.inference_mode():
+        before = whole(**tokens, pixel_values=images).logits_per_image.argmax(1)
+        whole.vision_model = small
+        after = whole(**tokens, pixel_values=images).logits_per_image.argmax(1)
+    assert found["zero_shot_agreement"] == pytest.approx(100 * (before == after).double().mean().item())
 
 
 def test_images_of_one_class_give_distances_alone(photos):

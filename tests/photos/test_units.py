@@ -48,8 +48,7 @@ RECOVERED_COLUMNS = {
 RECOVERED_TEXT = (
     "# Recovered units on a published network\n\n"
     "As in `units`, then recovered without labels from the same photos for {minutes:.0f} minutes on {threads} threads "
-    "of a machine that did other work too. At 0.5 measured before moments were taken within heads, with 63.1 where "
-    "`units` now has 63.4. Written by `tests/photos/test_units.py`."
+    "of a machine that did other work too. Written by `tests/photos/test_units.py`."
 )
 
 CHOICES = [  # shrinkage of B, plain share of A, rounds: one after the other

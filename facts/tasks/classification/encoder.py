@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import run, whole_image
 from facts.utils.batches import to_device
 from facts.utils.extras import needing
 
@@ -23,13 +23,16 @@ def judge_features(
     reference: Iterable[Any],
     evaluation: Iterable[Any],
     precision: torch.dtype = torch.float32,
+    texts: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Outcomes `[N]` of an encoder on the images of `evaluation`, batches with or without labels.
 
     `relative_error` and `cosine` compare its features with the original's. If both data sets have labels of classes,
     `nearest_top1` and `probe_top1` are 100 for each image that is classified correctly, otherwise 0: by its nearest
-    images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. Raises
-    `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without scikit-learn.
+    images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. With
+    directions of `texts` `[D, C]`, `zero_shot_agreement` is 100 for each image for which both networks choose the same
+    text, otherwise 0. Raises `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without
+    scikit-learn.
     """
     expected, labels = features_of(original, evaluation, precision)
     if labels is not None:
@@ -41,6 +44,9 @@ def judge_features(
     features, _ = features_of(model, evaluation, precision)
     error = (features - expected).square().sum(1) / expected.square().sum(1)
     outcomes = {"relative_error": error, "cosine": cosine_similarity(features, expected)}
+    if texts is not None:
+        chosen, chosen_before = ((each @ texts).argmax(1) for each in (features, expected))
+        outcomes["zero_shot_agreement"] = 100.0 * (chosen == chosen_before).double()
     if labels is None:
         return outcomes
     known, classes = features_of(model, reference, precision)
@@ -68,10 +74,9 @@ def features_of(model: nn.Module, batches: Iterable[Any], precision: torch.dtype
 
 
 def _vectors(outputs: Any) -> Tensor:
-    """Features `[N, D]` of a network's outputs, of transformers those that stand for the whole image."""
-    named = (getattr(outputs, name, None) for name in ("image_embeds", "pooler_output"))
-    found = outputs if isinstance(outputs, Tensor) else next((each for each in named if each is not None), None)
-    if found is not None and found.flatten(1).shape[1] == found.shape[1]:  # [N, D], or [N, D, 1, 1]
+    """Features `[N, D]` of a network's outputs."""
+    found = whole_image(outputs)
+    if isinstance(found, Tensor) and found.flatten(1).shape[1] == found.shape[1]:  # [N, D], or [N, D, 1, 1]
         return found.flatten(1)
-    what = type(outputs).__name__ if found is None else tuple(found.shape)
+    what = tuple(found.shape) if isinstance(found, Tensor) else type(outputs).__name__
     raise ValueError(f"an encoder is judged by features [N, D], and this one's output is {what}: it may need pooling")
