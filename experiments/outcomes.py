@@ -5,7 +5,7 @@ from itertools import combinations
 from math import inf, sqrt
 
 import numpy as np
-from scipy.stats import rankdata
+import scipy
 from torch import Tensor
 
 APART = 2.0  # standard errors
@@ -54,4 +54,4 @@ def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> 
     For each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
     """
     numbers = (drawn.astype(float) @ column.T for column, drawn in zip(outcomes, counts, strict=True))
-    return np.mean([rankdata(-number, axis=-1) for number in numbers], axis=0)
+    return np.mean([scipy.stats.rankdata(-number, axis=-1) for number in numbers], axis=0)

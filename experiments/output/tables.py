@@ -10,8 +10,8 @@ from statistics import mean, stdev
 
 import numpy as np
 import pandas as pd
+import scipy
 from rich.table import Table
-from scipy import stats
 
 from experiments.config import Experiment
 from experiments.grid import GridCell, Status
@@ -148,8 +148,8 @@ def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[
 
 def spearman(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     """Compute Spearman's correlation, and its p-value by permutation: exact for up to eight values."""
-    ranks, others = (stats.zscore(stats.rankdata(values)) for values in (first, second))
-    found = stats.permutation_test(
+    ranks, others = (scipy.stats.zscore(scipy.stats.rankdata(values)) for values in (first, second))
+    found = scipy.stats.permutation_test(
         (ranks,),
         lambda ranks, axis: (ranks * others).mean(axis=axis),
         permutation_type="pairings",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy
 
 from facts.cost.device_times import DeviceTimes
 from facts.cost.latency import LatencyTable, Shape, TimedPart, Times, measured_ranks
@@ -65,7 +65,7 @@ class LinearModel:
         self.form = form
         seconds = np.array([each for known in times.values() for each in known.values()])
         work = np.array([self._work(shape, rank) for shape, known in times.items() for rank in known])
-        self.coefficients, _ = nnls(work / seconds[:, None], np.ones(len(seconds)))
+        self.coefficients, _ = scipy.optimize.nnls(work / seconds[:, None], np.ones(len(seconds)))
 
     def seconds(self, shape: Shape, rank: int | None) -> float:
         return float(self._work(shape, rank) @ self.coefficients)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import scipy.linalg
+import scipy
 import torch
 from torch import Tensor
 

@@ -4,8 +4,8 @@ import copy
 import itertools
 from collections.abc import Mapping
 
+import scipy
 import torch
-from scipy.interpolate import RegularGridInterpolator
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.benchmark import Timer
@@ -25,7 +25,7 @@ class BlockTimes:
         axes = [(width.size // 2, width.size) for width in widths.values()]
         seconds = [_seconds(single, widths, sizes, batch, tokens) for sizes in itertools.product(*axes)]
         table = torch.tensor(seconds).view([2] * len(axes)).numpy()
-        self.table = RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
+        self.table = scipy.interpolate.RegularGridInterpolator(axes, table, bounds_error=False, fill_value=None)
 
     def savings(self, widths: Mapping[str, Width]) -> dict[str, float]:
         """Seconds that the whole network saves if one unit is removed, for each width."""

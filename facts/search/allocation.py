@@ -9,8 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pulp
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
+import scipy
 
 Costs = float | Sequence[float]
 Solver = Literal["cbc", "highs"]
@@ -165,11 +164,12 @@ class _Program:
         layer = np.repeat(np.arange(len(self.costs)), [len(error) for error in self.errors])
         errors = np.concatenate([error - error.min() for error in self.errors])
         size = errors.max() or 1.0
-        solution = linprog(
+        solution = scipy.optimize.linprog(
             errors / size,
             A_ub=np.concatenate(self.shares).T,
             b_ub=self.affordable,
-            A_eq=coo_array((np.ones(len(layer)), (layer, np.arange(len(layer))))),  # one choice for each layer
+            # One choice for each layer.
+            A_eq=scipy.sparse.coo_array((np.ones(len(layer)), (layer, np.arange(len(layer))))),
             b_eq=np.ones(len(self.costs)),
             method="highs",
         )

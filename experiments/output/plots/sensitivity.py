@@ -2,8 +2,8 @@
 
 import numpy as np
 import pandas as pd
+import scipy
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
 
 from experiments.config import Experiment
 from experiments.output.plots.colors import BLACK, BLUE, VERMILION
@@ -59,7 +59,7 @@ def fisher_prediction(experiment: Experiment, records: Records) -> tuple[Figure,
             if both.empty:
                 say(axes)
                 continue
-            label = f"{prediction} (rank correlation {spearmanr(both.error_x, both.error_y).statistic:.2f})"
+            label = f"{prediction} (rank correlation {scipy.stats.spearmanr(both.error_x, both.error_y).statistic:.2f})"
             axes.plot(both.error_x, both.error_y, marker, color=color, markersize=2.5, alpha=0.6, label=label)
             columns = {"error_x": "measured", "error_y": "predicted"}
             points.append(both.rename(columns=columns).assign(column=column, prediction=prediction))

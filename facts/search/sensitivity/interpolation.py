@@ -3,8 +3,8 @@
 from typing import Literal, get_args
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.interpolate import BarycentricInterpolator, CubicSpline
 
 Interpolation = Literal["windows", "cubic", "linear", "none"]
 METHODS = [method for method in get_args(Interpolation) if method != "none"]
@@ -41,7 +41,7 @@ def interpolate_profile(
     if len(x) < 3 or method == "linear":
         values[~dense] = np.interp(inside, x, y)
     elif method == "cubic":
-        values[~dense] = CubicSpline(x, y)(inside)
+        values[~dense] = scipy.interpolate.CubicSpline(x, y)(inside)
     else:
         values[~dense] = _windows(x, y, inside)
     return values
@@ -52,7 +52,7 @@ def _windows(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     for start in range(len(x) - 2):
         window = slice(start, start + 3)
         inside = (x[window][0] <= at) & (at <= x[window][-1])
-        parabola = BarycentricInterpolator(x[window], y[window], rng=0)(at[inside])
+        parabola = scipy.interpolate.BarycentricInterpolator(x[window], y[window], rng=0)(at[inside])
         deviation = np.abs(parabola - np.interp(at[inside], x, y)).sum()
         better = np.flatnonzero(inside)[deviation < deviations[inside]]
         values[better] = parabola[deviation < deviations[inside]]
