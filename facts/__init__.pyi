@@ -19,7 +19,6 @@ from .compression.towers import tower_inputs as tower_inputs
 from .cost.count import Cost as Cost
 from .cost.count import count_cost as count_cost
 from .cost.device_times import DeviceTimes as DeviceTimes
-from .cost.onnx_times import onnx_times as onnx_times
 from .decomposition.truncation import Decomposition as Decomposition
 from .decomposition.truncation import decompose as decompose
 from .decomposition.truncation import low_rank_factors as low_rank_factors

@@ -49,10 +49,9 @@ def export(
     from facts.cli.data import data_of
     from facts.cli.models import input_shape, load_result
     from facts.cost.count import meta_input
-    from facts.cost.onnx_times import onnx_call
     from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import noise, reads_tokens
-    from facts.saving.export import refuse_without_onnx
+    from facts.saving.export import onnx_call, refuse_without_onnx
     from facts.saving.load import built_by
     from facts.saving.openvino_ir import import_openvino, openvino_call
     from facts.saving.recipes import build_recipe

@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from facts.cost.onnx_times import onnx_call
 from facts.modules.networks import OneTensor, is_transformers
 from facts.result import CompressionResult
 from facts.saving.comparison import checked, compare
@@ -58,6 +57,16 @@ def refuse_without_onnx() -> None:
     with needing("export", "ONNX export"):
         for package in ("onnx", "onnxscript", "onnxruntime"):
             import_module(package)
+
+
+def onnx_call(file: Path | str) -> Callable[[Tensor], Tensor]:
+    """Load an ONNX file in ONNX Runtime as a function of a batch on the CPU, with torch's number of threads."""
+    with needing("export", "running ONNX files"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda batch: torch.from_numpy(session.run(None, {"input": batch.numpy()})[0])
 
 
 def export_program(compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str) -> None:

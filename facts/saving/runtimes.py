@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.cost.onnx_times import onnx_call
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import reads_tokens, run
-from facts.saving.export import export_onnx
+from facts.saving.export import export_onnx, onnx_call
 from facts.saving.openvino_ir import export_openvino, openvino_call, openvino_formats
 
 Call = Callable[[Tensor], Any]

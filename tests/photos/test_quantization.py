@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_model
 
 import facts
-from facts.cost.onnx_times import onnx_call
 from facts.cost.timing import TimingPolicy
+from facts.saving.export import onnx_call
 from facts.saving.openvino_ir import openvino_call
 from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
 
