@@ -1,4 +1,4 @@
-"""Two published networks and real photos: units at several ratios, in float32, bfloat16 and int8 of OpenVINO.
+"""Two published networks and real photos: units at several ratios, in float32, bfloat16 and int8.
 
 `pytest tests/photos/test_stacking.py --write-results` measures for half an hour and writes `results/photos/stacking`; a
 network that is in it already is not measured again.
@@ -12,6 +12,7 @@ import torch
 
 import facts
 from facts.cost.timing import TimingPolicy
+from facts.saving.export import onnx_call
 from facts.saving.openvino_ir import openvino_call, openvino_formats
 from facts.utils.processors import device_name
 from tests.photos.data import NETWORKS, load_network, load_photos, rows_of, top1, write_table
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.external
 
 FILE, RATIOS, BATCH, TURNS = "photos/stacking", (1.0, 0.8, 0.7, 0.5), 16, 9
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+ONNX = "int8, ONNX Runtime"
 COLUMNS = {
     "network": "", "ratio": ".1f", "format": "", "MB": ".2f", "top1": ".1f", "ms": ".1f", "ms for one": ".2f",
     "speed-up": ".2f",
@@ -28,8 +30,8 @@ TEXT = (
     "# Units and int8 on two published networks\n\n"
     "Ratio is the fraction of the linear layers' FLOPs that remains, by `facts.compress` with its defaults on 1,000 "
     "photos, without training (1: the original). OpenVINO runs the float32 file in the floating-point formats that the "
-    "CPU has, and what `facts.export_openvino` writes in int8, calibrated on 300 of these photos. MB is the size of "
-    "both files. Top-1 in "
+    "CPU has, and what `facts.export_openvino` writes in int8, calibrated on 300 of these photos; ONNX Runtime what "
+    "`facts.export_onnx` writes. MB is the size of the files. Top-1 in "
     f"percent on 650 other photos (standard error up to 2.0). Milliseconds for {BATCH} photos and for one on "
     f"{{threads}} threads of {{device}}: all files of a network took turns; the medians of {TURNS} turns are shown; "
     f"the speed-up is over the original in float32, for {BATCH} photos. Written by `tests/photos/test_stacking.py`."
@@ -54,6 +56,8 @@ def test_int8_stacks_on_units(tmp_path):
                     facts.export_openvino(smaller, photos[:1], file, int8=calibration if kind == "int8" else None)
                 calls[ratio, name] = openvino_call(file, PRECISIONS[name])
                 sizes[ratio, name] = sum(path.stat().st_size for path in (file, file.with_suffix(".bin"))) / 1e6
+            facts.export_onnx(smaller, photos[:1], file := tmp_path / f"{network}_{ratio}.onnx", int8=calibration)
+            calls[ratio, ONNX], sizes[ratio, ONNX] = onnx_call(file), file.stat().st_size / 1e6
         many, one = (
             policy.times({key: partial(call, images) for key, call in calls.items()}) for images in (photos, photos[:1])
         )
