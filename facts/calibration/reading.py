@@ -48,4 +48,5 @@ def default_error(model: nn.Module, batches: Iterable[Batch]) -> OutputError:
     """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
     inputs, targets = first_of(batches) or (None, None)
     are_labelled = targets is not None and not is_encoder(model)  # labels say nothing about features
-    return kl_divergence if are_labelled or reading_of(model, inputs, torch.float32) == "classes" else squared_error
+    precision = next(model.parameters()).dtype
+    return kl_divergence if are_labelled or reading_of(model, inputs, precision) == "classes" else squared_error

@@ -18,9 +18,11 @@ def evaluate(
         Path | None,
         option(
             DATA,
-            "For CLIP and SigLIP: texts, one a line (`a photo of a cat`): how often is the nearest one still the same?",
+            "Texts, one a line, for CLIP and SigLIP: how often is the nearest text the original's?",
             "--texts",
             metavar="FILE",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     weights: options.Weights = None,
@@ -46,26 +48,29 @@ def evaluate(
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
     the window length: give the same `--sequence-length` as for `facts compress`.
 
-    An encoder (compressed with `--num-classes 0`) is judged on unseen images: by the relative squared error and the
-    cosine of its features to the original's (give its weights as `--weights` if they are not published); and, if the
-    images have classes, by nearest neighbours and a linear classifier among the other images (scikit-learn).
+    An encoder (of transformers, or with `--num-classes 0`) is judged on unseen images: by the relative squared error
+    and the cosine of its features to the original's (give its weights as `--weights` if they are not published); and,
+    if the images have classes, by nearest neighbours and a linear classifier among the other images (scikit-learn).
     """
     import torch
     from tabulate import tabulate
 
     from facts.cli.data import data_of, measured
-    from facts.cli.models import load, original_of, texts_for
+    from facts.cli.models import directions_of, load, original_of
     from facts.cost.count import count_cost
     from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
 
+    classes = [line.strip() for line in texts.read_text().splitlines() if line.strip()] if texts else []
+    if texts and len(classes) < 2:
+        raise ValueError(f"zero-shot classification chooses between texts, one a line, and {texts} has {len(classes)}")
     network = load(model, weights, num_classes, device, architecture)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network
-    directions = texts_for(original, texts) if texts else None
+    directions = directions_of(classes, original) if classes else None
     cost = count_cost(network, task.input_shape(network))
     costs = {"flops": cost.flops, "params": cost.params}
     metrics = measured(task, network, original, getattr(torch, precision), directions) | costs

@@ -23,7 +23,7 @@ from facts.models.from_transformers import (
     published_configuration,
     read_processors,
 )
-from facts.models.weights import PUBLISHED, fetch, read_checkpoint
+from facts.models.weights import PUBLISHED, fetch, fetched, read_checkpoint
 from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
@@ -105,13 +105,13 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
     return original.to(place)
 
 
-def texts_for(original: nn.Module, file: Path) -> Tensor:
-    """Directions of the texts in a file, one a line, for the image encoder of a pair with a text encoder."""
+def directions_of(texts: list[str], original: nn.Module) -> Tensor:
+    """Directions of texts for the image encoder of a pair; the text encoder is next to its weights."""
     recipe = vars(original).get("recipe")
     if not isinstance(recipe, ImageEncoder) or (weights := recipe.checkpoint()) is None:
-        raise ValueError("--texts is for the image encoder of a pair, such as CLIP or SigLIP, with published weights")
-    lines = [line.strip() for line in file.read_text().splitlines()]
-    return text_directions(recipe.tag or weights.parent, [line for line in lines if line])
+        raise ValueError("--texts is for the image encoder of a pair, CLIP or SigLIP, with weights that are not random")
+    is_published = recipe.tag is not None and weights == fetched(recipe.tag)
+    return text_directions(recipe.tag if is_published else weights.parent, texts)  # type: ignore[arg-type]
 
 
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="[bold]timm/NAME[/], [bold]torchvision/NAME[/], [bold]transformers/OWNER/NAME[/], or a folder with a "
-        "transformers network: a language model, or an image classifier.",
+        "transformers network: a language model, an image classifier or encoder.",
         autocompletion=networks_after,
     ),
 ]

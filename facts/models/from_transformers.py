@@ -25,7 +25,8 @@ PROCESSORS = {
 CODE = ("auto_map", "attribute_map", "quantization_config")  # fields that make transformers fetch or run something else
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # others may be hub kernels
 LABELS = ("id2label", "label2id")  # names of classes, in any words
-IN_PAIR = "vision_model."  # names of an image encoder's tensors in the checkpoint of a pair
+PAIRS = {"clip": "CLIPModel", "siglip": "SiglipModel"}  # an image and a text encoder
+IN_PAIR = "vision_model."  # names of the image encoder's tensors
 FOREIGN = "timm_wrapper"  # timm would build, and load, what its other settings say
 
 
@@ -167,17 +168,16 @@ class ImageEncoder(TransformersModel):
 
     @classmethod
     def in_pair(cls, configuration: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the configuration of the image encoder in a pair with a text encoder; None for other networks."""
-        transformers, classes = import_transformers(), cls.classes()
-        kind = configuration.get("model_type")
-        known = (getattr(transformers, name, None) for name in classes.get(str(kind), ()))
-        if not any(hasattr(each, "get_image_features") and hasattr(each, "get_text_features") for each in known):
+        """Return the configuration of the image encoder of a pair, CLIP or SigLIP; None for other networks."""
+        pair = PAIRS.get(str(configuration.get("model_type")))
+        if pair is None or configuration.get("architectures", [pair]) != [pair]:  # CLIPForImageClassification is none
             return None
-        encoder = getattr(transformers.AutoConfig.for_model(**configuration), "vision_config", None)
-        return encoder.to_diff_dict() if encoder and encoder.model_type in classes else None
+        return import_transformers().AutoConfig.for_model(**configuration).vision_config.to_diff_dict()
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Leave out a pair's text encoder and its projections."""
+        """For the image encoder of a pair, leave out the text encoder and projections."""
+        if hasattr(model, "get_text_features"):  # the pair itself
+            return tensors
         return {name: tensor for name, tensor in tensors.items() if name.startswith(IN_PAIR)} or tensors
 
 

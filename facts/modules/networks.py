@@ -38,8 +38,13 @@ class OneTensor(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Tensor) -> Any:
-        return whole_image(run(self.network, inputs))
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Raises `ValueError` for other outputs."""
+        found = whole_image(run(self.network, inputs))
+        if not isinstance(found, Tensor):
+            name = type(self.network).__name__
+            raise ValueError(f"{name} has neither logits nor pooler_output: wrap it in a module that picks one tensor")
+        return found
 
 
 def is_transformers(model: nn.Module) -> bool:

@@ -27,7 +27,8 @@ def export_onnx(
 ) -> float:
     """Write the network as ONNX, opset 20: `input [N, ...]` to `output`, for any N, otherwise shaped as `example`.
 
-    `output` of a network of transformers is its logits, or else its features of the whole image (`pooler_output`).
+    `output` of a network of transformers is its logits, or else the features of the whole image (`image_embeds` or
+    `pooler_output`).
     In float32, ONNX Runtime must match PyTorch's outputs to 1e-4 of the largest, on the batch `example` and with one
     more sample; otherwise nothing is written and `ValueError` is raised. `int8` is data as for `facts.prepare`; its
     first 300 samples calibrate ONNX Runtime's static quantization. Returns the relative squared error of the outputs on
@@ -43,6 +44,8 @@ def export_onnx(
         )
     samples = [] if int8 is None else samples_of(int8, model, example)
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "opset_version": OPSET}
+    if isinstance(model, OneTensor):
+        model.network.set_attn_implementation("eager")  # others cannot be converted for Swin
     with staging(Path(path)) as staged, TemporaryDirectory() as temporary:
         program = torch.onnx.export(_trace(model, example), input_names=["input"], output_names=["output"], **options)
         assert program is not None  # with dynamo

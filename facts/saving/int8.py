@@ -1,6 +1,6 @@
 """Eight-bit weights and activations of an ONNX file, and the samples that calibrate them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def quantize_onnx(file: Path, samples: Iterable[Tensor], out: Path) -> None:
 
 def samples_of(data: Iterable[Any], model: nn.Module, example: Tensor) -> list[Tensor]:
     """The first 300 samples `[1, ...]`. Raises `ValueError` if there are none, or shapes differ from the example's."""
-    inputs = (batch for batch, _ in as_batches(data, model) or ())
+    given = (batch for batch, _ in as_batches(data, model) or ())
+    inputs = (batch["pixel_values"] if isinstance(batch, Mapping) else batch for batch in given)
     samples = list(islice(chain.from_iterable(batch.cpu().split(1) for batch in inputs), NUM_SAMPLES))
     if not samples:
         raise ValueError("there is no data to calibrate int8 on: give some images")

@@ -1,6 +1,7 @@
 """Networks of timm without their classifier: compressed from images, and judged by their features."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import timm
@@ -107,15 +108,23 @@ def test_zero_shot_agreement_of_an_image_encoder_with_its_pair(run, pair, photos
 
     transformers = pytest.importorskip("transformers")
     whole = transformers.AutoModel.from_pretrained(pair).eval()
-    options = {"padding": "max_length", "max_length": 12, "return_tensors": "pt"}
-    tokens = transformers.AutoTokenizer.from_pretrained(pair)(texts, **options)
+    padding = {"padding": "max_length", "max_length": 12, "return_tensors": "pt"}
+    ids = transformers.AutoTokenizer.from_pretrained(pair)(texts, **padding)["input_ids"]
     small = facts.load_compressed(tmp_path / "small").model
     ((images, _),) = ImageFolder(root=photos, num_workers=0).for_features(small)[1]
+    recipe = facts.models.ImageEncoder.of(whole)
+    assert type(replace(recipe, weights=str(pair / "model.safetensors")).build()) is type(whole)
     with torch.inference_mode():
-        before = whole(**tokens, pixel_values=images).logits_per_image.argmax(1)
+        before = whole(input_ids=ids, pixel_values=images).logits_per_image.argmax(1)
         whole.vision_model = small
-        after = whole(**tokens, pixel_values=images).logits_per_image.argmax(1)
+        after = whole(input_ids=ids, pixel_values=images).logits_per_image.argmax(1)
     assert found["zero_shot_agreement"] == pytest.approx(100 * (before == after).double().mean().item())
+    (tmp_path / "texts.txt").write_text("a cat\n\n")
+    assert "chooses between texts, one a line, and" in run("evaluate", pair, *options[2:], code=1).output
+    (tmp_path / "texts.txt").write_text("a cat\na dog\n")
+    for file in pair.glob("tokenizer*"):
+        file.unlink()
+    assert "tokenizer" in run("evaluate", pair, *options[2:], code=1).output
 
 
 def test_images_of_one_class_give_distances_alone(photos):

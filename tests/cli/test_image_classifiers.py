@@ -73,6 +73,8 @@ class TestNetworks:
             ({"architectures": ["SwinForImageClassification"], "model_type": "swin"}, "ImageClassifier"),
             ({"architectures": ["DeiTForImageClassificationWithTeacher"], "model_type": "deit"}, "ImageClassifier"),
             ({"architectures": ["ViTModel"], "model_type": "vit"}, "ImageEncoder"),
+            ({"architectures": ["CLIPModel"], "model_type": "clip"}, "ImageEncoder"),
+            ({"architectures": ["SiglipForImageClassification"], "model_type": "siglip"}, "ImageClassifier"),
             ({"model_type": "vit"}, "ImageClassifier"),
             ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "CausalLM"),
             ({"model_type": "gpt2"}, "CausalLM"),

@@ -12,7 +12,7 @@ from torch import nn
 import facts
 from experiments.mini.train import mini_recipe
 from tests.disk import room_for
-from tests.networks import make_model
+from tests.networks import make_image_classifier, make_model
 
 pytestmark = pytest.mark.system
 
@@ -129,6 +129,19 @@ class Noisy(nn.Module):
 class Pair(nn.Module):
     def forward(self, x):
         return x + 1, x + 2
+
+
+@pytest.mark.parametrize("kind", ["vit", "swin"])
+def test_networks_of_transformers_return_their_logits(kind, tmp_path):
+    model = make_image_classifier(kind)
+    images = [{"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)}]
+    for file, data in (("a.onnx", None), ("a.onnx", images), ("a.pt2", None)):
+        export = facts.export_onnx if file == "a.onnx" else facts.export_program
+        export(model, images[0]["pixel_values"][:1], path := tmp_path / file, **({"int8": data} if data else {}))
+        if not data:
+            assert_same(path, lambda batch: model(batch).logits, (3, 32, 32))
+    with pytest.raises(ValueError, match="has neither logits nor pooler_output: wrap it in a module"):
+        facts.export_onnx(type(model.base_model)(model.config, add_pooling_layer=False), torch.ones(1, 3, 32, 32), path)
 
 
 @pytest.mark.parametrize("kind", EXPORTS)
