@@ -11,6 +11,7 @@ from torch import nn
 
 import facts
 from experiments.mini.train import mini_recipe
+from facts.cost.timing import TimingPolicy
 from tests.disk import room_for
 from tests.networks import make_image_classifier, make_model
 
@@ -140,6 +141,9 @@ def test_networks_of_transformers_return_their_logits(kind, tmp_path):
         export(model, images[0]["pixel_values"][:1], path := tmp_path / file, **({"int8": data} if data else {}))
         if not data:
             assert_same(path, lambda batch: model(batch).logits, (3, 32, 32))
+    once = TimingPolicy(num_turns=2, min_seconds=0)
+    (speed,) = facts.benchmark({kind: model}, torch.ones(2, 3, 32, 32), runtimes=["ONNX Runtime, float32"], timing=once)
+    assert speed.throughput > 0
     with pytest.raises(ValueError, match="has neither logits nor pooler_output: wrap it in a module"):
         facts.export_onnx(type(model.base_model)(model.config, add_pooling_layer=False), torch.ones(1, 3, 32, 32), path)
 
