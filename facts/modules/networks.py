@@ -26,20 +26,20 @@ def run(model: nn.Module, inputs: Any) -> Any:
 
 
 def whole_image(outputs: Any) -> Any:
-    """Pick what stands for the whole image among the features of transformers; other outputs are returned as given."""
+    """Pick the features of whole images, `[N, D]`, among the outputs of transformers; return other outputs as given."""
     named = (getattr(outputs, name, None) for name in ("image_embeds", "pooler_output"))
     return next((each for each in named if each is not None), outputs)
 
 
 class OneTensor(nn.Module):
-    """A network of transformers that returns its logits, or else the features of the whole image, as one tensor."""
+    """A network of transformers that returns one tensor: logits `[N, C]`, or else features of the images `[N, D]`."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Raises `ValueError` for other outputs."""
+        """Run the network on inputs `[N, ...]`. Raises `ValueError` for other outputs."""
         found = whole_image(run(self.network, inputs))
         if not isinstance(found, Tensor):
             name = type(self.network).__name__

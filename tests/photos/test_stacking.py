@@ -27,7 +27,7 @@ COLUMNS = {
     "speed-up": ".2f",
 }  # fmt: skip
 TEXT = (
-    "# Units and int8 on two published networks\n\n"
+    "# Units and int8 on published networks\n\n"
     "Ratio is the fraction of the linear layers' FLOPs that remains, by `facts.compress` with its defaults on 1,000 "
     "photos, without training (1: the original). OpenVINO runs the float32 file in the floating-point formats that the "
     "CPU has, and what `facts.export_openvino` writes in int8, calibrated on 300 of these photos; ONNX Runtime what "
