@@ -82,7 +82,8 @@ def raise_shrinkage(matrix: Tensor) -> Tensor:
 
 
 def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
-    smallest = solved(torch.linalg.eigvalsh, matrix)[0]
+    # On the CPU: a GPU was seen to miss the smallest eigenvalue of a singular matrix by more than the rounding below.
+    smallest = torch.linalg.eigvalsh(matrix.cpu())[0].to(matrix.device)
     # The eigenvalue itself carries a rounding error of this size, which must not push the result back below zero.
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max()
     lift = torch.clamp(floor - smallest + rounding, min=0)
