@@ -179,5 +179,5 @@ def test_errors(texts):
         facts.put_back(result, model, "tower")
     with pytest.raises(ValueError, match="has no layer to compress"):
         facts.compress(model, image_batches([2], shape=(3, 20, 20)), layers="head*", ratio=0.5)
-    with pytest.raises(ValueError, match=r"no linear layer or 1x1 convolution matches 'vision\.\*'; Cropped has tower"):
+    with pytest.raises(ValueError, match=r"no linear layer or 1x1 convolution is called vision\.\*; Cropped has tower"):
         facts.prepare(model, image_batches([2], shape=(3, 20, 20)), layers="vision.*")
