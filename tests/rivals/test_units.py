@@ -103,7 +103,7 @@ def test_corp_brings_scores_nearest_over_all_pairs_of_tokens():
     assert relative_error((x @ right.T) @ (y @ left).T, expected) < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_corp_survives_the_rounding_of_sums(seed):
     """Inputs are nearly of three directions; the others drown in what float32 leaves there."""
     torch.manual_seed(seed)
