@@ -143,11 +143,6 @@ class Calibration:
         """The parts that are units."""
         return {name: part for name, part in self.parts.items() if isinstance(part, Unit)}
 
-    @property
-    def rows(self) -> dict[str, int]:
-        """Number of vectors that each layer multiplies for one sample."""
-        return {call: part.rows for call, part in self.part_of.items()}
-
     @cached_property
     def append_one(self) -> frozenset[str]:
         """Layers whose biases absorb the mean of the truncation error; biases of units always do."""

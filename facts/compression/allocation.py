@@ -16,7 +16,6 @@ from facts.cost.timing import Timing, TimingPolicy
 from facts.decomposition.apply import Plan
 from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
-from facts.modules.lowrank import LowRankLayer
 from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.utils import distributed
@@ -40,10 +39,6 @@ class AllocatedNetwork:
     decompositions: Mapping[str, Decomposition]
     latency: dict[str, float] = field(default_factory=dict)
     device: str | None = None
-
-    def low_rank_layers(self) -> dict[str, LowRankLayer]:
-        modules, plan = self.model.named_modules(), self.result.plan
-        return {name: module for name, module in modules if plan.get(name) and isinstance(module, LowRankLayer)}
 
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
@@ -82,30 +77,26 @@ def batch_times(
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
-    dense: Plan = dict.fromkeys(problem.parts)
+    method, dense = type(search).__name__, dict.fromkeys(problem.parts)
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
-    refuse_unfit_plan(type(search).__name__, result.plan, problem.parts)
+    _refuse_unfit_plan(method, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
-            method = type(search).__name__
             log.warning("%s predicts a latency of %.4g s, above the allowed %.4g s", method, spent, budget)
         elif spent > budget:
             raise ValueError(
-                f"{type(search).__name__} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
+                f"{method} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
                 f"but at most {budget:.6g} may remain; allow more, or compress more layers"
             )
     return result
 
 
-def refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
+def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
     """Raise `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
-    if plan.keys() != parts.keys():
-        differing = ", ".join(sorted(plan.keys() ^ parts.keys()))
-        raise ValueError(
-            f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {differing}"
-        )
+    if wrong := ", ".join(sorted(plan.keys() ^ parts.keys())):
+        raise ValueError(f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {wrong}")
     for name, rank in plan.items():
         most = parts[name].largest()
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
