@@ -84,11 +84,6 @@ class TestReasons:
         assert prepared.skipped["small"] == "not among the layers named"
         assert len(prepared.skipped) == 8
 
-    def test_nothing_is_left(self, vectors):
-        model = nn.Sequential(nn.Linear(12, 4))
-        with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it has fewer than 10"):
-            facts.compress(model, vectors)
-
 
 def test_a_network_that_looks_at_values(vectors, caplog):
     """Its FLOPs stay unknown; those of its layers do not."""

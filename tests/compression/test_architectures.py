@@ -10,7 +10,6 @@ from torch import nn
 import facts
 from facts.models import TimmModel
 from facts.modules.lowrank import LowRankLayer
-from facts.search import Search, SearchResult
 
 TINY = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2}
 STAGES = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32)}
@@ -76,16 +75,3 @@ def test_budget_outputs_cost_and_folder(network, options, tmp_path):
             facts.save_compressed(result, tmp_path)
             assert facts.load_compressed(tmp_path).model(images).equal(outputs)
     assert outputs.isfinite().all()
-
-
-class EveryOther(Search):
-    def allocate(self, problem):
-        return SearchResult({name: None if number % 2 else 1 for number, name in enumerate(problem.layers)})
-
-
-def test_layers_that_stay_dense_cost_what_they_did(network):
-    """Convolutions among them are convolutions again."""
-    prepared = facts.prepare(network, input_shape=SHAPE, layers="all")
-    result = facts.compress(prepared, estimator="pela", search=EveryOther(), ratio=0.9)
-    assert {None, 1} == set(result.plan.values())
-    assert result.summary.after == facts.count_cost(result.model, SHAPE)

