@@ -43,12 +43,6 @@ LOADERS = {
         SAMPLES, batch_size=4, collate_fn=transformers.default_data_collator, shuffle=True
     ),
     "set_transform": lambda: DataLoader(pictures(), batch_size=4, shuffle=True),
-    "iterable": lambda: DataLoader(
-        datasets.Dataset.from_dict({"pixel_values": PIXELS.tolist(), "labels": LABELS})
-        .to_iterable_dataset()
-        .with_format("torch"),
-        batch_size=4,
-    ),
     "accelerate": lambda: accelerate.Accelerator(cpu=True).prepare(DataLoader(SAMPLES, batch_size=4, shuffle=True)),
     "trainer": trainer_loader,
     "processor": lambda: [transformers.BatchFeature({"pixel_values": PIXELS, "labels": np.array(LABELS)})],
