@@ -125,11 +125,11 @@ class Summary:
         method = [
             self.estimator,
             self.search,
-            self.parts == "units" and "units",
-            self.rounds and f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}",
-            self.form == "pivoted" and "pivoted",
-            self.fit_bias and "biases fitted",
-            self.refit and f"refitted by {self.refit}",
+            "units" if self.parts == "units" else "",
+            f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
+            "pivoted" if self.form == "pivoted" else "",
+            "biases fitted" if self.fit_bias else "",
+            f"refitted by {self.refit}" if self.refit else "",
         ]
         lines_below = ["method: " + ", ".join(filter(None, method)), *map(self._kept, self.bounds)]
         if self.full_flops and self.full_flops[0] != self.before.flops:

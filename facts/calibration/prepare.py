@@ -166,8 +166,7 @@ class Calibration:
             name: replace(part, dense_width=widths[name]) if isinstance(part, Unit) else part
             for name, part in found.parts.items()
         }
-        changes = {"network": found.network, "calls": found.calls, "parts": parts, "flops": selection.flops}
-        return replace(self, model=model, **changes)
+        return replace(self, model=model, network=found.network, calls=found.calls, parts=parts, flops=selection.flops)
 
     def cached_in(self, folder: Path | None) -> "Calibration":
         """The same calibration with its cache in a folder; None for no cache."""
