@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.cost.latency import LatencyTable, MeasuredLatency
+from facts.cost.latency import MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import Timing, TimingPolicy
@@ -51,13 +51,15 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
+        assert table is not None  # since latency is bounded
+        allowed = problem.bounds["latency"] * table.dense
+        latency = {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(result.plan)}
         if isinstance(table, PredictedLatency):
-            latency = _predict(problem, table, result.plan) | {"samples": table.batch_size}
+            latency["samples"] = table.batch_size
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
-        assert isinstance(table, MeasuredLatency)  # since latency is bounded
+        assert isinstance(table, MeasuredLatency)
         networks = {"dense": problem.model, "compressed": compressed}
         times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
-        latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency, relative to the original: %(predicted)s predicted, %(measured)s measured", shares)
@@ -101,8 +103,3 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
         most = parts[name].largest()
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
-
-
-def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:
-    allowed = problem.bounds["latency"] * table.dense
-    return {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(plan)}
