@@ -218,7 +218,7 @@ def method_of(config: DictConfig) -> Method:
         return Dense()
     refit = instantiate(config.refit) if config.refit else None
     if refit:
-        refit.check(config.fit_bias, has_data=True)
+        refit.check(config.fit_bias)
         if config.parts == "units":
             raise ValueError("a refit fits layers: choose parts=layers with it")
     chosen = {key: config[key] for key in (*OPTIONS, *["refit"] * bool(refit))}

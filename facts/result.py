@@ -106,11 +106,14 @@ class Summary:
 
     def __str__(self) -> str:
         original, compressed = self.sizes
+        types = f"{original.types} before, {compressed.types} after"
+        stored = original.types if original.types == compressed.types else types
+        timed = f", batch of {self.latency['samples']:.0f}" if "samples" in self.latency else ""
         lines = [
             ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
             ("parameters", "M", 1e6, self.before.params, self.after.params),
-            (self._timed, "ms", 1e-3, self.latency.get("dense"), self.latency_after),
-            (self._stored, "MB", 1e6, original.num_bytes, compressed.num_bytes),
+            (f"latency{timed}", "ms", 1e-3, self.latency.get("dense"), self.latency_after),
+            (f"weights, {stored}", "MB", 1e6, original.num_bytes, compressed.num_bytes),
         ]
         rows = [
             (name, f"{before / unit:.4g} {symbol}", f"{after / unit:.4g} {symbol}", f"{after / before:.1%}")
@@ -119,18 +122,16 @@ class Summary:
         ]
         table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
         seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05)
-        rounds = f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}"
-        options = {
-            "units": self.parts == "units",
-            rounds: bool(self.rounds),
-            "pivoted": self.form == "pivoted",
-            "biases fitted": self.fit_bias,
-        }
-        options[f"refitted by {self.refit}"] = bool(self.refit)
-        method = "method: " + ", ".join(
-            [self.estimator, self.search, *(option for option, taken in options.items() if taken)]
-        )
-        lines_below = [method, *map(self._kept, self.bounds)]
+        method = [
+            self.estimator,
+            self.search,
+            "units" if self.parts == "units" else "",
+            f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
+            "pivoted" if self.form == "pivoted" else "",
+            "biases fitted" if self.fit_bias else "",
+            f"refitted by {self.refit}" if self.refit else "",
+        ]
+        lines_below = ["method: " + ", ".join(filter(None, method)), *map(self._kept, self.bounds)]
         if self.full_flops and self.full_flops[0] != self.before.flops:
             before, after = (f"{flops / 1e9:.4g} G" for flops in self.full_flops)
             lines_below.append(
@@ -171,16 +172,6 @@ class Summary:
     def latency_after(self) -> float | None:
         """Seconds of the compressed network, measured on this device or predicted for another; None if unknown."""
         return self.latency.get("predicted" if self.latency_device else "measured")
-
-    @property
-    def _stored(self) -> str:
-        before, after = (size.types for size in self.sizes)
-        return f"weights, {before}" if before == after else f"weights, {before} before, {after} after"
-
-    @property
-    def _timed(self) -> str:
-        samples = self.latency.get("samples")
-        return f"latency, batch of {samples:.0f}" if samples else "latency"
 
     def _kept(self, cost: CostName) -> str:
         """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""

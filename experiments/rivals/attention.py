@@ -1,5 +1,6 @@
-"""Statistics of the inputs of attention, in the features of its heads' cores."""
+"""Searches for units with rules of their own, and statistics of attention's inputs in the features of its cores."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -8,12 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.decomposition.parts import OutputUnit, ScoreUnit
+from facts.decomposition.parts import OutputUnit, ScoreUnit, Unit
+from facts.decomposition.truncation import Decomposition
 from facts.modules.heads import Heads, Roles, output_cores, score_cores
+from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
-from facts.search import AllocationProblem
+from facts.moments import InputGram
+from facts.search import AllocationProblem, Search
 from facts.utils.batches import shared, to_device
+
+
+class UnitSearch(Search):
+    """A search that decomposes units by a rule of its own; layers outside units keep their decompositions."""
+
+    @abstractmethod
+    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+        """Decompose a call of a unit, given E[x xᵀ] `[n, n]` of its inputs and that of attention's keys or values."""
+
+    def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
+        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
+        others = key_and_value_grams(problem)
+        for unit in problem.calibration.units.values():
+            for call in unit.calls:
+                layer = problem.calibration.calls[call]
+                gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
+                gram = gram[: layer.in_features, : layer.in_features]  # without the 1 appended for a bias
+                made[call] = self.decomposed(unit, layer, gram, others.get(call))
+        return made
 
 
 def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[nn.Module, Heads]:
@@ -25,8 +48,13 @@ def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[
 
 
 def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
-    """Compute E[y yᵀ] `[d, d]` in float64 for each call of an attention unit: y are a token's keys or values."""
+    """Compute E[y yᵀ] `[d, d]` in float64 for each call of an attention unit: y are a token's keys or values.
+
+    Raises `ValueError` if there is no such unit.
+    """
     units = [unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit | OutputUnit)]
+    if not units:
+        raise ValueError("this search narrows the units of attention: choose parts=units, or another search")
     projections = {unit.owner: heads_of(problem, unit) for unit in units}
     sizes = {owner: heads.queries.shape[-1] for owner, (_, heads) in projections.items()}
     sums = {owner: torch.zeros(size + 1, size, device=problem.device) for owner, size in sizes.items()}

@@ -16,14 +16,21 @@ from facts.moments.losses import Loss, OutputError
 from facts.utils.batches import described, to_device
 
 
-def refuse_undifferentiable(model: nn.Module) -> None:
-    """Raises `ValueError` for TorchScript, and for parameters or a mode that only allow inference."""
+def refuse_unfit_network(model: nn.Module) -> None:
+    """Raises `ValueError` for anything but a network with floating-point weights that can have gradients."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(f"{type(model).__name__} is TorchScript: give the network that it was traced or scripted from")
     if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
         raise ValueError(
             "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
             "(torch.no_grad() is fine)"
+        )
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
+            "quantise the result"
         )
 
 

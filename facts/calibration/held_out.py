@@ -60,7 +60,8 @@ class Part:
                 if self._includes(number):
                     yield batch
             elif rows := [row for row in range(batch_size(batch[0])) if self._includes(number * self.size + row)]:
-                yield _rows(batch, rows)
+                is_whole = len(rows) == batch_size(batch[0])
+                yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
 
     def __length_hint__(self) -> int:
         return length_hint(self.batches)
@@ -103,7 +104,3 @@ def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Ite
         share = Fraction(num_held_out(num_batches, -(-LEAST // size)), num_batches)
         held_out = Part(batches, True, share, None, content_key(first[0]))
     return replace(held_out, held_out=False), held_out
-
-
-def _rows(batch: Batch, rows: list[int]) -> Any:
-    return batch if len(rows) == batch_size(batch[0]) else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)

@@ -6,20 +6,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.checks import not_reached, refuse_undifferentiable, refuse_unfit_functions
+from facts.calibration.checks import not_reached, refuse_unfit_functions, refuse_unfit_network
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.held_out import divide
 from facts.calibration.reading import Reading, as_reading, reading_of
 from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import NOT_REACHED, LayerNames, is_pattern, select_layers
-from facts.calibration.units import Parts, parts_of, refuse_unknown_parts
+from facts.calibration.units import parts_of
 from facts.cost.count import Cost, count_flops, count_params, meta_input
 from facts.cost.latency import MeasuredLatency, TimedPart
 from facts.cost.trace import first_sample, has_row_per_sample
@@ -143,11 +143,6 @@ class Calibration:
         """The parts that are units."""
         return {name: part for name, part in self.parts.items() if isinstance(part, Unit)}
 
-    @property
-    def rows(self) -> dict[str, int]:
-        """Number of vectors that each layer multiplies for one sample."""
-        return {call: part.rows for call, part in self.part_of.items()}
-
     @cached_property
     def append_one(self) -> frozenset[str]:
         """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
@@ -171,8 +166,7 @@ class Calibration:
             name: replace(part, dense_width=widths[name]) if isinstance(part, Unit) else part
             for name, part in found.parts.items()
         }
-        network, calls = found.network, calls_of(found)
-        return replace(self, model=model, network=network, calls=calls, parts=parts, flops=selection.flops)
+        return replace(self, model=model, network=found.network, calls=found.calls, parts=parts, flops=selection.flops)
 
     def cached_in(self, folder: Path | None) -> "Calibration":
         """The same calibration with its cache in a folder; None for no cache."""
@@ -304,10 +298,11 @@ def prepare(
     compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
     unknown layers and outputs.
     """
-    refuse_without_weights(model)
+    refuse_unfit_network(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
-    refuse_unknown_parts(parts)
+    if parts not in get_args(PartsName):
+        raise ValueError(f"parts must be one of {', '.join(get_args(PartsName))}, got {parts!r}")
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
     batches = as_batches(data, model)
@@ -349,7 +344,7 @@ def prepare(
     return Calibration(
         model=selection.model,
         network=found.network,
-        calls=calls_of(found),
+        calls=found.calls,
         parts=found.parts,
         data=batches,
         held_out=compared or (),
@@ -370,20 +365,3 @@ def _error_of(reading: Reading | None, loss: Loss) -> OutputError:
     if reading in (None, "classes"):
         return kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
     return SquaredError(reading) if isinstance(reading, tuple) else squared_error
-
-
-def calls_of(found: Parts) -> dict[str, LinearLayer]:
-    """The linear layers that a network of parts calls."""
-    return {call: found.network.get_submodule(call) for part in found.parts.values() for call in part.calls}  # type: ignore[misc]
-
-
-def refuse_without_weights(model: nn.Module) -> None:
-    """Raises `ValueError` for anything but a network, and for a network without floating-point weights."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
-    refuse_undifferentiable(model)
-    if not any(parameter.is_floating_point() for parameter in model.parameters()):
-        raise ValueError(
-            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
-            "quantise the result"
-        )

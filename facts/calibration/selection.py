@@ -84,16 +84,14 @@ def select_layers(
     reasons = dict.fromkeys(trace.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
     reasons |= dict.fromkeys(trace.outputs, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
     if names not in (None, "all", "linear"):
-        chosen, patterns = _names_and_patterns(names)
-        taken, shared = _known(chosen, candidates, model), reasons_shared(model)
-        for name in taken:
+        (chosen, matching), shared = _named(names, candidates, model), reasons_shared(model)
+        for name in sorted(chosen):
             reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
             if reason:
                 raise ValueError(
                     f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
                 )
-        matching = {name for pattern in patterns for name in _matching(pattern, candidates, model)}
-        taken = [name for name in candidates if name in taken or name in matching - reasons.keys()]
+        taken = [name for name in candidates if name in chosen or name in matching - reasons.keys()]
         reasons = {name: reasons[name] if name in matching and name in reasons else NOT_NAMED for name in candidates}
     elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
         taken = [name for name in candidates if name not in reasons]
@@ -118,30 +116,20 @@ def select_layers(
     )
 
 
-def _names_and_patterns(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Divide the names of layers that a user gives into names and patterns."""
+def _named(names: Iterable[str], candidates: list[str], model: nn.Module) -> tuple[set[str], set[str]]:
+    """Find the layers that are named, a convolution without its `.linear`, and those that a pattern matches."""
     if isinstance(names, str) and not is_pattern(names):
         raise ValueError(
             f'layers are "all", "linear", a pattern such as "encoder.*", or given as a list of names: [{names!r}]'
         )
-    given = [names] if isinstance(names, str) else [*names]
-    return [name for name in given if "*" not in name], [name for name in given if "*" in name]
-
-
-def _matching(pattern: str, candidates: list[str], model: nn.Module) -> list[str]:
-    if found := fnmatch.filter(candidates, pattern):
-        return found
-    raise ValueError(
-        f"no linear layer or 1x1 convolution matches {pattern!r}; {type(model).__name__} has {', '.join(candidates)}"
-    )
-
-
-def _known(names: list[str], candidates: list[str], model: nn.Module) -> list[str]:
-    """Find layers by their names in the given network, in which a convolution has no `.linear`."""
-    known = [name if name in candidates else name.removesuffix(".linear") for name in names]
-    if unknown := [name for name in known if name not in candidates]:
-        raise ValueError(
-            f"no linear layer or 1x1 convolution is called {', '.join(unknown)}; {type(model).__name__} has "
-            f"{', '.join(candidates)}"
-        )
-    return known
+    chosen: set[str] = set()
+    matching: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        found = fnmatch.filter(candidates, name) or {name.removesuffix(".linear")} & {*candidates}
+        if not found:
+            raise ValueError(
+                f"no linear layer or 1x1 convolution is called {name}; {type(model).__name__} has "
+                f"{', '.join(candidates)}"
+            )
+        (matching if "*" in name else chosen).update(found)
+    return chosen, matching

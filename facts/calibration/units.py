@@ -1,11 +1,11 @@
 """The parts of a network: its layers, or its units, found by names and sizes and checked by what they compute."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from facts.calibration.selection import Selection
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, Part, PartsName, ScoreUnit, Unit
-from facts.modules.heads import Heads, Roles, call_cores, put_heads
+from facts.modules.heads import Heads, Roles, call_cores, linear_of, put_heads
 from facts.modules.hidden import HiddenRoles, keep_hidden
 from facts.modules.linear_calls import copy_with
+from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
 from facts.utils.batches import to_device
@@ -38,11 +39,10 @@ class Parts:
     parts: dict[str, Part]
     reasons: dict[str, str] = field(default_factory=dict)
 
-
-def refuse_unknown_parts(name: str) -> None:
-    """Raises `ValueError` with the choices."""
-    if name not in get_args(PartsName):
-        raise ValueError(f"parts must be one of {', '.join(get_args(PartsName))}, got {name!r}")
+    @property
+    def calls(self) -> dict[str, LinearLayer]:
+        """The linear layers that the network calls."""
+        return {call: self.network.get_submodule(call) for part in self.parts.values() for call in part.calls}  # type: ignore[misc]
 
 
 def parts_of(selection: Selection, parts: PartsName, inputs: Any) -> Parts:
@@ -67,7 +67,11 @@ def with_units(selection: Selection, kinds: Mapping[str, str]) -> Parts:
         if kind is None:
             reasons |= dict.fromkeys(paths, NO_PRODUCTS if isinstance(roles, Roles) else NOT_SEPARATE)
         elif isinstance(roles, HiddenRoles):
-            taken |= dict.fromkeys(paths, _hidden_unit(selection, owner, roles))
+            down = f"{owner}.{roles.down}"
+            width = selection.layers[down].in_features
+            size = sum(selection.layers[each].weight.numel() for each in paths)
+            unit = {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
+            taken |= dict.fromkeys(paths, unit)
         else:
             call_cores(network.get_submodule(owner), roles, kind)
             if kind == "outputs":
@@ -115,61 +119,41 @@ def _attention_units(selection: Selection, owner: str, roles: Roles, kind: str) 
     return units
 
 
-def _hidden_unit(selection: Selection, owner: str, roles: HiddenRoles) -> dict[str, Unit]:
-    down = f"{owner}.{roles.down}"
-    width = selection.layers[down].in_features
-    size = sum(selection.layers[path].weight.numel() for path in _paths(selection.model, owner, roles))
-    return {owner: HiddenUnit((down,), selection.rows[down], size, owner, width, width)}
-
-
 FEATURES = {
     "products": ("queries", "keys", "values", "query_bias", "key_bias", "value_bias"),
     "outputs": ("values", "value_bias"),
 }
 
-Change = tuple[Callable[[nn.Module], None], Callable[[nn.Module], None]]
-"""Two changes to a module, after which it must compute the same if it holds a unit."""
 
-
-def _changes(roles: Roles | HiddenRoles) -> dict[str, Change]:
-    """Changes for each kind of unit that a module may hold, the best kind first."""
+def _kinds(roles: Roles | HiddenRoles) -> list[str]:
+    """The kinds of units that a module may hold, the best kind first."""
     if isinstance(roles, HiddenRoles):
-        return {"hidden": (partial(_read_every_other, roles=roles), partial(_keep_every_other, roles=roles))}
-    kinds = ["products"] * (roles.num_groups == roles.num_heads) + ["outputs"] * (len(roles.inputs) == 3)
-    return {
-        kind: (partial(_narrow_heads, roles=roles, kind=kind), partial(_call_halved, roles=roles, kind=kind))
-        for kind in kinds
-    }
+        return ["hidden"]
+    return ["products"] * (roles.num_groups == roles.num_heads) + ["outputs"] * (len(roles.inputs) == 3)
 
 
-def _narrow_heads(attention: nn.Module, roles: Roles, kind: str) -> None:
-    """Keep every other feature of the heads, which fails in code that takes their width from its inputs."""
-    heads = Heads.of(attention, roles)
-    kept = {name: each[:, ::2] for name in FEATURES[kind] if (each := getattr(heads, name)) is not None}
-    put_heads(attention, roles, replace(heads, **kept, outputs=heads.outputs[..., ::2]))
+def _leave_out_half(module: nn.Module, roles: Roles | HiddenRoles, kind: str) -> None:
+    """Keep every other feature of a unit, which fails in code that takes their number from its inputs."""
+    if isinstance(roles, HiddenRoles):
+        down = linear_of(module.get_submodule(roles.down))
+        kept = torch.arange(0, down.in_features, 2, device=down.weight.device)
+        keep_hidden(module, roles, kept, down.weight[:, kept], down.bias)
+        return
+    heads = Heads.of(module, roles)
+    kept_features = {name: each[:, ::2] for name in FEATURES[kind] if (each := getattr(heads, name)) is not None}
+    put_heads(module, roles, replace(heads, **kept_features, outputs=heads.outputs[..., ::2]))
 
 
-def _call_halved(attention: nn.Module, roles: Roles, kind: str) -> None:
-    """Call linear layers, with zeros in place of every other feature."""
-    heads = Heads.of(attention, roles)
+def _ignore_half(module: nn.Module, roles: Roles | HiddenRoles, kind: str) -> None:
+    """Put zeros in place of every other feature of a unit, and let attention call linear layers."""
+    if isinstance(roles, HiddenRoles):
+        linear_of(module.get_submodule(roles.down)).weight[:, 1::2] = 0
+        return
+    heads = Heads.of(module, roles)
     for name in FEATURES[kind]:
         if (each := getattr(heads, name)) is not None:
             each[:, 1::2] = 0  # a view of the module's weights
-    call_cores(attention, roles, kind)
-
-
-def _read_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
-    down = mlp.get_submodule(roles.down)
-    assert isinstance(down, nn.Linear)
-    with torch.no_grad():
-        down.weight[:, 1::2] = 0
-
-
-def _keep_every_other(mlp: nn.Module, roles: HiddenRoles) -> None:
-    down = mlp.get_submodule(roles.down)
-    assert isinstance(down, nn.Linear)
-    kept = torch.arange(0, down.in_features, 2, device=down.weight.device)
-    keep_hidden(mlp, roles, kept, down.weight[:, kept], down.bias)
+    call_cores(module, roles, kind)
 
 
 def _kinds_of(model: nn.Module, candidates: Mapping[str, Roles | HiddenRoles], inputs: Any) -> dict[str, str]:
@@ -187,28 +171,26 @@ def _kinds_of(model: nn.Module, candidates: Mapping[str, Roles | HiddenRoles], i
         run(model, to_device(sample, next(model.parameters()).device))
     found = {}
     for name, call in given.items():
-        changes = _changes(candidates[name]).items()
-        kinds = (kind for kind, change in changes if _computes_the_same(model.get_submodule(name), change, *call))
-        if kind := next(kinds, None):
+        module, roles = model.get_submodule(name), candidates[name]
+        if kind := next((kind for kind in _kinds(roles) if _holds_unit(module, roles, kind, *call)), None):
             found[name] = kind
     return found
 
 
 @torch.no_grad()
-def _computes_the_same(module: nn.Module, change: Change, args: tuple, kwargs: dict[str, Any]) -> bool:
-    args, kwargs = tree_map_only(Tensor, _to_double, (args, kwargs))
+def _holds_unit(module: nn.Module, roles: Roles | HiddenRoles, kind: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a module computes the same if half of a unit is left out as if it is ignored."""
+    args, kwargs = tree_map_only(
+        Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, (args, kwargs)
+    )
     outputs = []
-    for each in change:
+    for change in (_leave_out_half, _ignore_half):
         changed = copy.deepcopy(module).double().eval()
         try:
-            each(changed)
+            change(changed, roles, kind)
             leaves = tree_leaves(changed(*args, **kwargs))
             outputs.append(next(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         except Exception:  # from anyone's code
             return False
     first, second = outputs
     return bool(torch.linalg.vector_norm(first - second) <= SAME * torch.linalg.vector_norm(first))
-
-
-def _to_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

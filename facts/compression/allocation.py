@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.cost.latency import LatencyTable, MeasuredLatency
+from facts.cost.latency import MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import Timing, TimingPolicy
 from facts.decomposition.apply import Plan
 from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
-from facts.modules.lowrank import LowRankLayer
 from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.utils import distributed
@@ -41,10 +40,6 @@ class AllocatedNetwork:
     latency: dict[str, float] = field(default_factory=dict)
     device: str | None = None
 
-    def low_rank_layers(self) -> dict[str, LowRankLayer]:
-        modules, plan = self.model.named_modules(), self.result.plan
-        return {name: module for name, module in modules if plan.get(name) and isinstance(module, LowRankLayer)}
-
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
     """Search for ranks and apply them; repeat with corrected times if the network's latency was predicted wrongly."""
@@ -56,13 +51,15 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
+        assert table is not None  # since latency is bounded
+        allowed = problem.bounds["latency"] * table.dense
+        latency = {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(result.plan)}
         if isinstance(table, PredictedLatency):
-            latency = _predict(problem, table, result.plan) | {"samples": table.batch_size}
+            latency["samples"] = table.batch_size
             return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
-        assert isinstance(table, MeasuredLatency)  # since latency is bounded
+        assert isinstance(table, MeasuredLatency)
         networks = {"dense": problem.model, "compressed": compressed}
         times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
-        latency = _predict(problem, table, result.plan)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency, relative to the original: %(predicted)s predicted, %(measured)s measured", shares)
@@ -82,36 +79,27 @@ def batch_times(
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
-    dense: Plan = dict.fromkeys(problem.parts)
+    method, dense = type(search).__name__, dict.fromkeys(problem.parts)
     if problem.fits(dense):
         return SearchResult(dense)
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
-    refuse_unfit_plan(type(search).__name__, result.plan, problem.parts)
+    _refuse_unfit_plan(method, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
-            method = type(search).__name__
             log.warning("%s predicts a latency of %.4g s, above the allowed %.4g s", method, spent, budget)
         elif spent > budget:
             raise ValueError(
-                f"{type(search).__name__} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
+                f"{method} exceeds the budget: {name} of the compressed layers would be {spent:.6g}, "
                 f"but at most {budget:.6g} may remain; allow more, or compress more layers"
             )
     return result
 
 
-def refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
+def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:
     """Raise `ValueError` for a plan of other layers, or with a rank that a layer cannot have."""
-    if plan.keys() != parts.keys():
-        differing = ", ".join(sorted(plan.keys() ^ parts.keys()))
-        raise ValueError(
-            f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {differing}"
-        )
+    if wrong := ", ".join(sorted(plan.keys() ^ parts.keys())):
+        raise ValueError(f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {wrong}")
     for name, rank in plan.items():
         most = parts[name].largest()
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
-
-
-def _predict(problem: AllocationProblem, table: LatencyTable, plan: Plan) -> dict[str, float]:
-    allowed = problem.bounds["latency"] * table.dense
-    return {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(plan)}

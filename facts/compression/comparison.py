@@ -1,14 +1,17 @@
 """Comparison of a compressed network with its original on held-out samples."""
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from facts.calibration.distance import Distance, distance
+from facts.calibration.prepare import Calibration
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
 from facts.utils.batches import within_memory
+from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -24,3 +27,11 @@ def compared(result: CompressionResult, precision: torch.dtype, halve_batches: b
     elif found.share is None and result.output_error is kl_divergence:
         log.warning("the original's outputs hardly depend on its inputs: a distance from them is meaningless")
     return found
+
+
+def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Add the comparison to a result's summary."""
+    execution = calibration.execution
+    with stopwatch() as seconds, stage("comparison"):
+        found = compared(result, execution.precision, execution.memory.halve_batches)
+    return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))

@@ -1,7 +1,7 @@
 """From a network and a budget to a smaller network."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from facts.calibration.checks import refuse_unfit_network
 from facts.calibration.data import Batch, FirstSamples, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
-from facts.calibration.prepare import Calibration, prepare, refuse_without_weights
+from facts.calibration.prepare import Calibration, prepare
 from facts.calibration.selection import LayerNames, is_pattern
 from facts.compression.allocation import allocate_ranks, batch_times
-from facts.compression.comparison import compared
+from facts.compression.comparison import with_distance
 from facts.compression.quality import smallest_within
 from facts.compression.rounds import narrow_in_rounds, rounds_to
 from facts.compression.summarize import summarize
@@ -36,7 +37,6 @@ from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils.batches import batch_size, first_of, in_parts, to_device, within_memory
-from facts.utils.files import ScratchFolder
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
 
@@ -93,7 +93,7 @@ def compress(
     """
     named = estimator, search, form, refit, None if is_pattern(layers) else layers
     given = model.model if isinstance(model, Calibration) else model
-    refuse_without_weights(given)
+    refuse_unfit_network(given)
     if isinstance(model, Calibration):
         if any(each is not None for each in (calibration, execution, loss, layers, parts)):
             raise ValueError("data, execution, loss, layers and parts of a prepared network go to facts.prepare")
@@ -124,9 +124,7 @@ def compress(
         )
         search = search or default_search(prepared)
         if refit:
-            refit.check(prepared.fit_bias, has_data=prepared.data is not None)
-            if prepared.units:
-                raise ValueError("a refit fits layers, but units were chosen: leave it out")
+            refit.check(prepared.fit_bias, prepared.data is not None, bool(prepared.units))
         others = as_batches(sensitivity, given)
         if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
@@ -136,7 +134,7 @@ def compress(
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
         else:
-            result = compress_within(budget.error, prepared, budget.rounds, cost, compress_to)
+            result = smallest_within(budget.error, prepared, budget.rounds, cost, compress_to)
         if prepared.data is not None:
             result = with_latency(result, prepared)
             if budget.error is None:
@@ -145,38 +143,6 @@ def compress(
                 log.warning("%s; %s", result.summary.distance, result.summary.advice)
         result = with_full_flops(result, prepared)
     return result
-
-
-def compress_within(
-    error: float,
-    calibration: Calibration,
-    rounds: tuple[float, ...] | None,
-    cost: CostName,
-    compress_to: Callable[..., CompressionResult],
-) -> CompressionResult:
-    """Find the smallest network whose outputs are within a mean error of the original's.
-
-    Raises `ValueError` without data.
-    """
-    if calibration.data is None:
-        raise ValueError("error compares outputs on calibration data: give some, or a ratio")
-    scratch = ScratchFolder()  # one decomposition serves all ratios
-    cached = calibration if calibration.cache else calibration.cached_in(scratch.path)
-
-    def compare_at(ratio: float) -> CompressionResult:
-        budget = replace(Budget.of(ratio, cost), rounds=rounds)
-        return with_distance(compress_to(cached, budget=budget), cached)
-
-    result = smallest_within(error, cost, compare_at)
-    return replace(result, summary=replace(result.summary, allowed_error=error))
-
-
-def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Compare the outputs with the original's on held-out samples."""
-    execution = calibration.execution
-    with stopwatch() as seconds, stage("comparison"):
-        found = compared(result, execution.precision, execution.memory.halve_batches)
-    return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))
 
 
 def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:

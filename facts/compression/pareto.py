@@ -12,7 +12,8 @@ from torch import nn
 from facts.calibration.data import Batch, as_batches
 from facts.calibration.execution import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import prepare
-from facts.compression.compress import compress_prepared, default_form, default_search, with_distance
+from facts.compression.comparison import with_distance
+from facts.compression.compress import compress_prepared, default_form, default_search
 from facts.cost.count import Cost, CostName
 from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator

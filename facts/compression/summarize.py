@@ -9,6 +9,7 @@ from facts.cost.count import CostName, Size
 from facts.decomposition.apply import Plan
 from facts.estimators.base import Estimator
 from facts.modules.forms import FormName
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.pivots import relative_error
 from facts.refit.base import Refit
 from facts.result import Summary
@@ -67,7 +68,9 @@ def summarize(
 def _rounding(allocated: AllocatedNetwork) -> float:
     """Largest relative error that its data type causes in a low-rank layer's weight."""
     errors = [0.0]
-    for name, layer in allocated.low_rank_layers().items():
+    for name, layer in allocated.model.named_modules():
+        if not (isinstance(layer, LowRankLayer) and allocated.result.plan.get(name)):
+            continue
         factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
         left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
         errors.append(relative_error(left @ right, exact[0] @ exact[1]))

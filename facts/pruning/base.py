@@ -61,7 +61,7 @@ class PruningProblem:
     @property
     def num_tokens(self) -> int:
         """Number of tokens per image in the blocks of a vision transformer."""
-        return self.calibration.rows["blocks.0.attn.qkv"]
+        return self.calibration.part_of["blocks.0.attn.qkv"].rows
 
     @cached_property
     def dense(self) -> int:

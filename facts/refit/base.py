@@ -82,8 +82,10 @@ class Refit(ABC):
     def refitted(self, problem: RefitProblem, names: list[str]) -> dict[str, Decomposition]:
         """Compute decompositions of the next layers, for their ranks in the plan."""
 
-    def check(self, fit_bias: bool, has_data: bool) -> None:
-        """Raise `ValueError` if there are no data, or if biases are to be fitted and this refit cannot fit them."""
+    def check(self, fit_bias: bool, has_data: bool = True, has_units: bool = False) -> None:
+        """Raise `ValueError` for units, without data, or if biases are to be fitted and this refit cannot fit them."""
+        if has_units:
+            raise ValueError("a refit fits layers, but units were chosen: leave it out")
         name = type(self).__name__
         if not has_data:
             raise ValueError(f"{name} runs the network on calibration data: give some, or no refit")

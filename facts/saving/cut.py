@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from facts.calibration.execution import Execution
-from facts.calibration.prepare import Calibration, calls_of
+from facts.calibration.prepare import Calibration
 from facts.calibration.selection import Selection
 from facts.calibration.units import parts_of, with_units
 from facts.cost.count import Size, count_flops
@@ -129,7 +129,7 @@ def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
     return Calibration(
         model=model,
         network=found.network,
-        calls=calls_of(found),
+        calls=found.calls,
         parts=found.parts,
         execution=Execution(precision=getattr(torch, content.precision)),
         flops=selection.flops,

@@ -101,38 +101,28 @@ class Budget:
 
         Raises `ValueError` for a limit that cannot be met, and for a limit on FLOPs if they are unknown.
         """
-        parts, dense = calibration.parts.values(), calibration.cost
         found = dict(self.ratios)
         for name, limit in self.limits.items():
             if name == "latency":
                 found[name] = min(1.0, limit / table.dense)
-            elif name == "params":
-                own = sum(part.dense for part in parts)
-                found[name] = ratio_of_layers(name, limit, dense.params, own)
-            elif dense.flops is None:
+                continue
+            whole = getattr(calibration.cost, name)
+            if whole is None:
                 raise ValueError(
                     "the network's FLOPs are unknown: give calibration data, facts.prepare(model, input_shape=...), or "
                     "a ratio instead of flops"
                 )
-            else:
-                own = sum(2 * part.rows * part.dense for part in parts)
-                found[name] = ratio_of_layers(name, limit, dense.flops, own)
+            layers = sum(part.dense * (2 * part.rows if name == "flops" else 1) for part in calibration.parts.values())
+            rest = whole - layers
+            if limit <= rest:
+                raise ValueError(
+                    f"{name} of {limit:.6g} cannot be met: of the network's {whole:.6g}, only {layers:.6g} belong to "
+                    f"the layers to compress. Allow more than {rest:.6g}, or compress more layers"
+                )
+            # Rounded down: never more than is allowed.
+            found[name] = 1.0 if limit >= whole else math.nextafter((limit - rest) / layers, 0)
         return found
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def ratio_of_layers(cost: CostName, allowed: float, whole: float, layers: float) -> float:
-    """Fraction of the layers' cost that may remain if the whole network, including the layers, may cost `allowed`.
-
-    Raises `ValueError` if the rest of the network alone costs that much.
-    """
-    rest = whole - layers
-    if allowed <= rest:
-        raise ValueError(
-            f"{cost} of {allowed:.6g} cannot be met: of the network's {whole:.6g}, only {layers:.6g} belong to the "
-            f"layers to compress. Allow more than {rest:.6g}, or compress more layers"
-        )
-    return 1.0 if allowed >= whole else math.nextafter((allowed - rest) / layers, 0)  # never more than is allowed

@@ -40,10 +40,9 @@ def test_labels_are_drawn_from_class_logits_alone():
             SampledLabels(summed_cross_entropy)(torch.randn(shape), None)
 
 
-@pytest.mark.parametrize(("batch", "got"), [((1, 2, 3), "tuple of 3"), ("text", "str")])
-def test_other_forms_are_refused(model, batch, got):
-    with pytest.raises(ValueError, match=rf"must be \(inputs, targets\), .*, got a {got}$"):
-        facts.compress(model, [batch])
+def test_other_forms_are_refused(model):
+    with pytest.raises(ValueError, match=r"must be \(inputs, targets\), .*, got a tuple of 3$"):
+        facts.compress(model, [(1, 2, 3)])
 
 
 class TestLanguageModels:
@@ -125,7 +124,6 @@ def test_a_loader_that_shuffles_gives_the_same_batches_in_every_pass_and_process
 
 def test_inputs_that_ask_for_gradients_get_none():
     batches = [(images.requires_grad_(), labels) for images, labels in image_batches([8, 8])]
-    for search in ("cors", "cors_fisher", "comcat"):
-        result = facts.compress(make_model(), batches, search=search, ratio=0.5)
+    result = facts.compress(make_model(), batches, search="comcat", ratio=0.5)
     facts.recover(result, batches, epochs=1, batch_size=4, views=False)
     assert all(images.grad is None and images.requires_grad for images, _ in batches)

@@ -1,14 +1,13 @@
 """Distance of a compressed network's outputs from the original's, and the warning about a budget that is too small."""
 
 import logging
-import math
 
 import pytest
 import torch
 from torch import nn
 
 import facts
-from facts.calibration.distance import TOO_FAR, Distance, distance
+from facts.calibration.distance import distance
 from facts.moments.losses import kl_divergence, squared_error
 from tests.networks import image_batches, make_model
 
@@ -66,11 +65,6 @@ def test_outputs_that_become_nan_are_an_error_whatever_compares_them():
         compare(original, changed, lambda first, second: (first - second)[:, 1].sum())
 
 
-def test_too_far():
-    for share, is_too_far in ((0.0, False), (TOO_FAR, False), (0.21, True), (math.nan, True), (None, False)):
-        assert Distance(1.0, share, 8).is_too_far == is_too_far
-
-
 def test_a_budget_that_is_too_small(caplog):
     with caplog.at_level(logging.WARNING):
         result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
@@ -81,6 +75,4 @@ def test_a_budget_that_is_too_small(caplog):
         "facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
     )
     assert f"information is lost; {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
-    summary = facts.compress(make_model(), BATCHES, search="cors_fisher", form="pivoted").summary
-    assert summary.advice.startswith('try parts="units" (--parts units), facts.recover(result, data, minutes=10)')
     assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

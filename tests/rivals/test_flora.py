@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import facts
 from experiments.rivals.search.flora import (
     Evolution,
     FLORASearch,
@@ -52,14 +51,14 @@ def test_no_choice_can_go_up_within_the_budget():
     problem = make_problem(bounds={"flops": 0.5, "params": 0.55})
     choices, rng = offered(problem, RATIOS), random.Random(0)
     plans = set()
-    for _ in range(100):
+    for _ in range(50):
         plan = within_budget(problem, choices, {name: rng.choice(ranks) for name, ranks in choices.items()}, rng)
         assert problem.fits(plan)
         for name, ranks in choices.items():
             assert plan[name] is None or not problem.fits({**plan, name: ranks[ranks.index(plan[name]) + 1]})
         assert within_budget(problem, choices, plan, rng) == plan
         plans.add(tuple(plan.values()))
-    assert len(plans) > 50
+    assert len(plans) > 25
     lowest = {name: ranks[0] for name, ranks in choices.items()}
     assert within_budget(make_problem(bounds={"flops": 0.01}), choices, plan, random.Random(0)) == lowest
 
@@ -75,21 +74,11 @@ def test_evolution_finds_the_best_plan_of_a_small_space():
     plans = [{**dense, **dict(zip(choices, ranks, strict=True))} for ranks in itertools.product(*choices.values())]
     full = [plan for plan in plans if within_budget(problem, choices, plan, random.Random(0)) == plan]
     found = {}
-    for generations in (1, 8, 100):
+    for generations in (1, 40):
         evolution = Evolution(FLORASearch(population=5, num_generations=generations), problem, supernet)
         best = evolution.run()
         assert problem.fits(best)
         found[generations] = evolution.errors[tuple(best.values())]
         assert supernet.errors([best]) == pytest.approx([found[generations]]) == [min(evolution.errors.values())]
         assert len(evolution.errors) <= 5 * generations
-    assert found[1] > found[8] >= found[100] == pytest.approx(min(supernet.errors(full)))
-
-
-def test_what_cannot_be_searched():
-    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
-    batches = [(torch.randn(16, 1), torch.zeros(16, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="FLORASearch exceeds the budget"):  # there is nothing to choose
-        facts.compress(model, batches, search=FLORASearch(), ratio=0.5, layers=["0", "2"], form="plain")
-    problem = make_problem(output_error=lambda original, changed: changed.sum() * float("nan"))
-    with pytest.raises(ValueError, match="is NaN or infinite: lower learning_rate"):
-        FLORASearch(num_epochs=1, population=2, num_generations=1).allocate(problem)
+    assert found[1] > found[40] == pytest.approx(min(supernet.errors(full)))

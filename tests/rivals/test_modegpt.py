@@ -55,11 +55,3 @@ def test_at_full_width_the_network_stays_the_same_and_a_temperature_divides_the_
     for number in (1, 2):  # widths are whole numbers
         expected = removed[0] * shares[number] / shares[0]
         assert removed[number] == pytest.approx(expected, abs=2 / full[f"blocks.{number}.mlp"])
-
-
-def test_the_temperature_of_the_nearest_outputs_is_taken(problem):
-    search = MoDeGPTSearch()
-    result, influence = search.allocate(problem), block_influence(problem)
-    plans = [search.plan(problem, influence, temperature) for temperature in search.temperatures]
-    errors = [error_of(problem, problem.apply(plan, search.decompositions(problem))) for plan in plans]
-    assert result.plan == plans[errors.index(min(errors))]

@@ -19,28 +19,31 @@ from facts.search import AllocationProblem
 from tests.networks import image_batches, make_vit, relative_error
 
 
+def first_unit(problem, kind):
+    return next(unit for unit in problem.calibration.units.values() if isinstance(unit, kind))
+
+
+def seen_by(module, network, problem):
+    """The inputs `[T, n]` of a module of the network."""
+    seen = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
+    with torch.no_grad():
+        network(torch.cat([images for images, _ in problem.calibration.data]))
+    hook.remove()
+    return seen[0]
+
+
 def inputs_of(problem, kind):
     """A call of the first unit of a kind, its layer, and its inputs `[T, n]`."""
-    unit = next(unit for unit in problem.calibration.units.values() if isinstance(unit, kind))
-    call, seen = unit.calls[0], []
+    call = first_unit(problem, kind).calls[0]
     layer = problem.calibration.calls[call]
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    with torch.no_grad():
-        problem.network(torch.cat([images for images, _ in problem.calibration.data]))
-    hook.remove()
-    return call, layer, seen[0]
+    return call, layer, seen_by(layer, problem.network, problem)
 
 
 def projected_of(problem, name):
     """Queries, keys or values of the first head of the first unit, `[T, d]`, and the bias that queries have."""
-    unit = next(unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit))
-    module, heads = heads_of(problem, unit)
-    seen = []
-    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    with torch.no_grad():
-        problem.model(torch.cat([images for images, _ in problem.calibration.data]))
-    hook.remove()
-    projected = seen[0] @ getattr(heads, name)[0].T
+    module, heads = heads_of(problem, first_unit(problem, ScoreUnit))
+    projected = seen_by(module, problem.model, problem) @ getattr(heads, name)[0].T
     return projected + heads.query_bias[0] if name == "queries" else projected
 
 
@@ -103,7 +106,7 @@ def test_corp_brings_scores_nearest_over_all_pairs_of_tokens():
     assert relative_error((x @ right.T) @ (y @ left).T, expected) < 1e-10
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_corp_survives_the_rounding_of_sums(seed):
     """Inputs are nearly of three directions; the others drown in what float32 leaves there."""
     torch.manual_seed(seed)

@@ -33,26 +33,15 @@ def within(costs, budget):
     return all(cost <= bound for cost, bound in zip(costs, budget, strict=True))
 
 
-def falling_profiles(rng, num_layers, num_choices, num_bounds=1, sizes=(-3, 3)):
-    """Errors that fall to 0 as costs rise, each layer's at its own size; each further bound at its own rate."""
+def falling_profiles(rng, num_layers, num_choices, sizes=(-3, 3)):
+    """Errors that fall to 0 as costs rise, each layer's at its own size."""
     profiles = {}
     for layer in range(num_layers):
-        units = [rng.randint(1, 50) for _ in range(num_bounds)]
+        unit = rng.randint(1, 50)
         errors = [10 ** rng.uniform(*sizes) * rng.random() ** 3 for _ in range(num_choices - 1)]
-        profiles[f"layer {layer}"] = [
-            (tuple(unit * (k + 1) for unit in units), error)
-            for k, error in enumerate([*sorted(errors, reverse=True), 0.0])
-        ]
+        falling = [*sorted(errors, reverse=True), 0.0]
+        profiles[f"layer {layer}"] = [((unit * (k + 1),), error) for k, error in enumerate(falling)]
     return profiles
-
-
-def random_budget(rng, profiles):
-    """Somewhere between the smallest cost and the largest, for every bound."""
-    budget = []
-    for bound in range(len(next(iter(profiles.values()))[0][0])):
-        costs = [[cost[bound] for cost, _ in profile] for profile in profiles.values()]
-        budget.append(rng.randint(sum(map(min, costs)), sum(map(max, costs))))
-    return tuple(budget)
 
 
 @st.composite
@@ -122,6 +111,7 @@ def test_two_hundred_layers_of_a_hundred_choices(solver):
     budget = 0.5 * sum(profile[-1][0][0] for profile in profiles.values())
     allocation = allocate(profiles, budget, solver=solver, time_limit=10)
     assert allocation.status == "optimal" and allocation.cost[0] <= budget
+    assert (allocation.bound, allocation.gap) == (allocation.error, 0.0)
 
 
 class TestTimeLimit:
@@ -145,18 +135,6 @@ class TestTimeLimit:
             allocate(opposed, (10**8, 10**8), solver=solver, time_limit=1e-3)
 
 
-def test_the_report_is_consistent(solver):
-    rng = random.Random(0)
-    profiles = falling_profiles(rng, 4, 6, num_bounds=2)
-    allocation = allocate(profiles, random_budget(rng, profiles), solver=solver)
-    assert list(allocation.choices) == list(profiles)
-    chosen = [profiles[name][choice] for name, choice in allocation.choices.items()]
-    assert allocation.cost == tuple(map(sum, zip(*(cost for cost, _ in chosen), strict=True)))
-    assert allocation.error == math.fsum(error for _, error in chosen)
-    assert (allocation.status, allocation.solver) == ("optimal", solver)
-    assert (allocation.bound, allocation.gap) == (allocation.error, 0.0)
-
-
 def test_budgets_from_the_smallest_to_none(solver):
     """The message names the smallest feasible budget, which then works; from the dense cost on nothing is lost."""
     profiles = falling_profiles(random.Random(1), 6, 5)
@@ -176,7 +154,6 @@ def test_budgets_from_the_smallest_to_none(solver):
         ({}, 1, "profiles are empty"),
         ({"a": [(1, 0.0)], "b": [], "c": []}, 1, "layers without a choice: b, c"),
         ({"a": [(1, 0.0)], "b": [(1, math.nan)]}, 2, "the profile of layer b holds NaN or infinity"),
-        ({"a": [((1, math.inf), 1.0)]}, (2, 2), "the profile of layer a holds NaN or infinity"),
         ({"a": [((1, 1), 1.0)]}, (2, math.nan), "the budget is NaN"),
         ({"a": [((1, 1), 1.0)], "b": [(1, 1.0)]}, (2, 2), "layer b has 1 costs per choice, the budget has 2 bounds"),
         ({"a": [((2, 30), 1.0), ((4, 10), 0.0)]}, (5, 9), r"the budget of 5, 9: the smallest feasible one is 2, 10$"),
@@ -188,11 +165,9 @@ def test_bad_profiles_and_budgets(profiles, budget, message):
         allocate(profiles, budget)
 
 
-@pytest.mark.parametrize(("missing", "other"), [("cbc", "highs"), ("highs", "cbc")])
-def test_a_solver_that_is_unknown_or_not_installed(monkeypatch, missing, other):
+def test_a_solver_that_is_unknown_or_not_installed(monkeypatch):
     with pytest.raises(ValueError, match="unknown solver 'glpk'; choose one of cbc, highs"):
         allocate({"a": [(1, 0.0)]}, 1, solver="glpk")
-    monkeypatch.setattr(SOLVERS[missing], "available", lambda self: False)
-    monkeypatch.setattr(SOLVERS[other], "available", lambda self: True)
-    with pytest.raises(ValueError, match=rf"{missing} is not installed: .*pip install .*another one \({other}\)"):
-        allocate({"a": [(1, 0.0)]}, 1, solver=missing)
+    monkeypatch.setattr(SOLVERS["highs"], "available", lambda self: False)
+    with pytest.raises(ValueError, match=r"highs is not installed: .*pip install .*another one \(cbc\)"):
+        allocate({"a": [(1, 0.0)]}, 1, solver="highs")

@@ -8,18 +8,18 @@ read. The paper's networks have no biases: here the queries' bias is a weight of
 import torch
 from torch import Tensor
 
-from experiments.rivals.attention import key_and_value_grams
-from facts.decomposition.parts import HiddenUnit, ScoreUnit
+from experiments.rivals.attention import UnitSearch
+from facts.decomposition.parts import HiddenUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
-from facts.moments import InputGram
+from facts.modules.lowrank import LinearLayer
 from facts.search import AllocationProblem, SearchResult
 from facts.search.methods.uniform import Uniform
 from facts.utils.options import options
 
 
 @options
-class A3Search(Uniform):
+class A3Search(UnitSearch, Uniform):
     """Every unit keeps the same share; layers outside units are truncated as by the estimator.
 
     In each head, queries and keys minimise the error of all scores before the softmax, and values and outputs that of
@@ -28,25 +28,13 @@ class A3Search(Uniform):
     """
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        if not problem.calibration.units:
-            raise ValueError("A3 narrows units: choose parts=units, or another search")
         return SearchResult(dict(self.ranks(problem)), decompositions=self.decompositions(problem))
 
-    def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
-        """Make the decompositions, those of units by the method's own rules."""
-        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
-        keys = key_and_value_grams(problem)
-        for unit in problem.calibration.units.values():
-            for call in unit.calls:
-                layer = problem.calibration.calls[call]
-                gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
-                gram = gram[: layer.in_features, : layer.in_features]  # without the 1 appended for a bias
-                if isinstance(unit, HiddenUnit):
-                    made[call] = by_outputs(layer.weight.detach(), gram)
-                else:
-                    factors = KroneckerFactors(A=gram, B=keys[call] if isinstance(unit, ScoreUnit) else None)
-                    made[call] = unit.decompose(layer, factors, 0.0, 0.0)
-        return made
+    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+        if isinstance(unit, HiddenUnit):
+            return by_outputs(layer.weight.detach(), gram)
+        factors = KroneckerFactors(A=gram, B=other if isinstance(unit, ScoreUnit) else None)
+        return unit.decompose(layer, factors, 0.0, 0.0)
 
 
 def by_outputs(weight: Tensor, gram: Tensor) -> Decomposition:

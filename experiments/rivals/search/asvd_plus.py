@@ -1,7 +1,5 @@
 """ASVD+: ASVD's threshold on modelled errors (a rival in Thoma et al., ICML 2026)."""
 
-from functools import partial
-
 from experiments.rivals.error_model import ErrorModel
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.methods.asvd import plan_behind_cut
@@ -15,5 +13,5 @@ class ASVDPlusSearch(ErrorModel, Search):
     least_ratio: Ratio = 0.3
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        plan, errors = self.best_plan(problem, partial(plan_behind_cut, problem))
-        return SearchResult(plan, profile=errors)
+        errors = self.errors(problem)
+        return SearchResult(plan_behind_cut(problem, errors), profile=errors)

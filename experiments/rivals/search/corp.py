@@ -10,7 +10,7 @@ bias, which the softmax ignores.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -41,10 +41,9 @@ class CORPSearch(Search):
     active: Positive = 0.01
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        if not problem.calibration.units:
-            raise ValueError("CORP narrows units: choose parts=units, or another search")
+        keys = key_and_value_grams(problem)
         plan = self.plan(problem)
-        return SearchResult(plan, decompositions=self.decompositions(problem, plan))
+        return SearchResult(plan, decompositions=self.decompositions(problem, plan, keys))
 
     def plan(self, problem: AllocationProblem) -> Plan:
         def keeping(thousandths: int) -> Plan:
@@ -57,12 +56,13 @@ class CORPSearch(Search):
             raise ValueError("CORP leaves values and outputs as they are, which cost more than the budget: raise it")
         return keeping(most)
 
-    def decompositions(self, problem: AllocationProblem, plan: Plan) -> dict[str, Decomposition]:
+    def decompositions(
+        self, problem: AllocationProblem, plan: Plan, keys: Mapping[str, Tensor]
+    ) -> dict[str, Decomposition]:
         """Make the decompositions; narrowed units have only the components that are kept."""
         calibration, made = problem.calibration, dict(problem.decompositions)
         ranks = {call: rank for name, unit in calibration.units.items() if (rank := plan[name]) for call in unit.calls}
         moments = calibration.moments((InputGram(), InputSum()))
-        keys = key_and_value_grams(problem)
         for call, sums in self.sums(problem, ranks.keys()).items():
             layer, found = calibration.calls[call], moments[call]
             size, count = layer.in_features, found.num_tokens  # moments may be of [x, 1], for a bias

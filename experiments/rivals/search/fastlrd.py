@@ -20,7 +20,9 @@ class FastLRDSearch(Search):
         full = {name: problem.full_rank(name) for name in problem.layers}
         falls = []
         for name, rank in full.items():
-            similarities = _similarities(problem, name)
+            kept = problem.decompositions[name].energies.cumsum(dim=0)
+            # Cosine similarity of the weight and its approximation at the ranks 0 .. k: the root of the energy kept.
+            similarities = [0.0, *(kept / at_least_tiny(kept[-1])).sqrt().tolist()]
             cost = problem.share(name, rank) / rank
             falls += [((similarities[k] - similarities[k - 1]) / cost, -k, name) for k in range(2, rank + 1)]
         falls.sort()  # a layer's own falls rise from its last component to its first
@@ -30,9 +32,3 @@ class FastLRDSearch(Search):
             return {name: rank - removed[name] for name, rank in full.items()}
 
         return SearchResult(plan(bisect_left(range(len(falls)), True, key=lambda number: problem.fits(plan(number)))))
-
-
-def _similarities(problem: AllocationProblem, name: str) -> list[float]:
-    """Cosine similarity of the weight and its approximation at the ranks 0 .. k: the root of the energy kept."""
-    kept = problem.decompositions[name].energies.cumsum(dim=0)
-    return [0.0, *(kept / at_least_tiny(kept[-1])).sqrt().tolist()]

@@ -55,7 +55,6 @@ class FLORASearch(Search):
     seed: Seed = 0
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        problem.training_batches()  # raises if there are none
         choices = offered(problem, self.ratios)
         if not choices:
             return SearchResult(dict.fromkeys(problem.layers))

@@ -11,5 +11,6 @@ class LEMSSearch(ErrorModel, MILPSearch):
     """Find the plan with the least modelled error within the budget; layers may stay dense, without error."""
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        plan, errors = self.best_plan(problem, lambda errors: self.solve(problem, errors)[0])
+        errors = self.errors(problem)
+        plan, _ = self.solve(problem, errors)
         return SearchResult(plan, profile=errors)

@@ -13,23 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.rivals.attention import key_and_value_grams
+from experiments.rivals.attention import UnitSearch
 from facts.calibration.distance import distance
-from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit, Unit
-from facts.decomposition.truncation import Decomposition, decompose_product
+from facts.decomposition.parts import HiddenUnit, ScoreUnit, Unit
+from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum
-from facts.modules.lowrank import LowRankLayer
+from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
-from facts.moments import InputGram
-from facts.search import AllocationProblem, Plan, Search, SearchResult
+from facts.search import AllocationProblem, Plan, SearchResult
 from facts.utils.batches import to_device
 from facts.utils.options import Count, Positive, Share, options
 
 
 @options
-class MoDeGPTSearch(Search):
+class MoDeGPTSearch(UnitSearch):
     """Block b loses the share φ softmax(-s_b / temperature) of all its units, at most `most_removed`.
 
     s_b is 1 minus the mean cosine of a token before and after the block; φ is the smallest that meets the budget. The
@@ -46,10 +45,6 @@ class MoDeGPTSearch(Search):
     num_steps: Count = 60  # of a bisection
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
-        if not any(isinstance(unit, ScoreUnit) for unit in problem.calibration.units.values()):
-            raise ValueError(
-                "MoDeGPT narrows the units of networks with attention: choose parts=units, or another search"
-            )
         influence, decompositions = block_influence(problem), self.decompositions(problem)
         plans = [self.plan(problem, influence, temperature) for temperature in self.temperatures]
         best = min(plans, key=lambda plan: error_of(problem, problem.apply(plan, decompositions)))
@@ -71,21 +66,13 @@ class MoDeGPTSearch(Search):
             low, high = (low, middle) if problem.fits(removing(middle)) else (middle, high)
         return removing(high)
 
-    def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
-        """Make the decompositions, those of units by the method's own rules."""
-        moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
-        others = key_and_value_grams(problem)
-        for unit in problem.calibration.units.values():
-            for call in unit.calls:
-                layer = problem.network.get_submodule(call)
-                gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
-                if isinstance(unit, HiddenUnit):
-                    made[call] = by_leverage(layer.weight.detach(), gram[: unit.width, : unit.width], self.ridge)
-                elif isinstance(unit, ScoreUnit):
-                    made[call] = by_norms(layer, gram, others[call])
-                elif isinstance(unit, OutputUnit):
-                    made[call] = decompose_product(*_factors(layer), KroneckerFactors(A=others[call]))
-        return made
+    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+        if isinstance(unit, HiddenUnit):
+            return by_leverage(layer.weight.detach(), gram, self.ridge)
+        if isinstance(unit, ScoreUnit):
+            assert isinstance(layer, LowRankLayer) and other is not None
+            return by_norms(layer, gram, other)
+        return unit.decompose(layer, KroneckerFactors(A=other), 0.0, 0.0)
 
 
 def block_of(unit: Unit) -> str:
@@ -119,9 +106,9 @@ def error_of(problem: AllocationProblem, network: nn.Module) -> float:
     return found.mean
 
 
-def by_norms(layer: nn.Module, of_queries: Tensor, of_keys: Tensor) -> Decomposition:
+def by_norms(layer: LowRankLayer, of_queries: Tensor, of_keys: Tensor) -> Decomposition:
     """Order features of queries and keys by the product of their norms, given the second moments `[d, d]`."""
-    left, right = _factors(layer)
+    left, right = (factor.detach() for factor in layer.factors())
     queries = torch.einsum("ki,ij,kj->k", right.double(), of_queries, right.double())
     keys = torch.einsum("ik,ij,jk->k", left.double(), of_keys, left.double())
     energies, order = (queries * keys).sort(descending=True)
@@ -141,9 +128,3 @@ def by_leverage(weight: Tensor, gram: Tensor, ridge: float) -> Decomposition:
     right = torch.zeros_like(gram)
     right[:, order] = torch.linalg.inv(unit)
     return Decomposition((weight.double()[:, order] @ unit).to(weight), right.to(weight), scores, order=order)
-
-
-def _factors(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer, LowRankLayer)
-    left, right = layer.factors()
-    return left.detach(), right.detach()

@@ -87,16 +87,3 @@ class TestBadInput:
     def test_points_and_queries(self, ratios, errors, queries, message):
         with pytest.raises(ValueError, match=message):
             interpolate_profile(ratios, errors, queries)
-
-    def test_unknown_method(self):
-        with pytest.raises(ValueError, match="must be one of windows, cubic, linear, got 'none'"):
-            interpolate_profile(RATIOS, ERRORS, [0.5], "none")
-
-
-@methods
-def test_numpys_generator_stays_where_it_was(method):
-    np.random.seed(0)
-    expected = np.random.rand()
-    np.random.seed(0)
-    interpolate_profile(RATIOS, ERRORS, [0.2, 0.6], method)
-    assert np.random.rand() == expected

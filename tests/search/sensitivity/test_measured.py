@@ -99,11 +99,6 @@ def test_another_budget_and_another_search_cost_no_pass(tmp_path, no_comparison)
     assert again.summary.profile == first.summary.profile and runs.number == 1  # to see what it gives
 
 
-def test_an_error_without_a_name_cannot_be_cached(tmp_path):
-    with pytest.raises(ValueError, match="output_error= to have a name"):
-        Sensitivity(make_problem(cache=tmp_path, output_error=lambda a, b: (a - b).sum()))
-
-
 def nowhere(original, changed):
     return original.sum() * float("nan")
 

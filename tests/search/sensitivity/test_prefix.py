@@ -130,12 +130,3 @@ def test_modules_have_their_own_forward_again_even_after_an_error():
     assert all("forward" not in vars(module) for module in model.modules() if module is not model.grid)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert model(images).equal(prefix.outputs)
-
-
-@torch.no_grad()
-def test_a_layer_that_does_not_run_is_named():
-    model = make_model()
-    model.idle = nn.Linear(10, 10)
-    prefix = Prefix(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="layer idle does not run"), prefix.before(["idle"]):
-        pass
