@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import facts
-from facts.analysis import cosine, probe_terms
-from facts.analysis.similarity import norm_ratio
+from facts.analysis.similarity import cosine, norm_ratio, probe_terms
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.moments import FisherProducts
 from facts.moments.batch import LayerBatch

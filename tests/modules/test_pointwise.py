@@ -68,9 +68,8 @@ def test_only_by_choice(model, batches):
     assert named.skipped == {"expand": "not among the layers named", "head": "not among the layers named"}
 
 
-@pytest.mark.parametrize("search", ["cors", "cors_fisher"])
-def test_compressed(model, batches, search):
-    result = facts.compress(model, batches, search=search, ratio=0.7, form="plain", layers="all")
+def test_compressed(model, batches):
+    result = facts.compress(model, batches, search="cors", ratio=0.7, form="plain", layers="all")
     assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.model(batches[0][0]).isfinite().all()
