@@ -179,7 +179,6 @@ class _Training:
                 return
 
     def _mean_loss(self, epoch: int) -> float:
-        """Mean loss of the epoch so far."""
         loss, samples = self.state.totals[epoch].tolist()
         return loss / samples
 

@@ -84,7 +84,6 @@ class Roles:
         return cls(inputs, output, H, G) if fits else None
 
     def layers(self, attention: nn.Module) -> list[str]:
-        """Names of the linear layers within the attention."""
         names = (*self.inputs, self.output)
         return [name if isinstance(attention.get_submodule(name), nn.Linear) else f"{name}.linear" for name in names]
 
@@ -142,21 +141,27 @@ class Heads:
         """The width that queries, keys and values have in the attention's own code, zeros included."""
         return max(self.score_width, self.output_width)
 
-    def empty(self, scores: int | None, outputs: int) -> Self:
-        """Reduce the widths, with meaningless weights; None leaves the scores unchanged."""
-        heads = replace(
-            self,
-            values=self.values[:, :outputs],
-            outputs=self.outputs[..., :outputs],
-            value_bias=None,
-            output_bias=self.constant,
-        )
-        if scores is None:
-            return heads
-        bias = None if self.query_bias is None else self.query_bias[:, :scores]
-        return replace(
-            heads, queries=self.queries[:, :scores], keys=self.keys[:, :scores], query_bias=bias, key_bias=None
-        )
+    def empty(self, scores: int | None, outputs: int | None) -> Self:
+        """Change the widths, with zeros as weights; None leaves a width and its weights unchanged."""
+        H, _, D = self.queries.shape
+        heads = self
+        if scores is not None:
+            new = [self.queries.new_zeros(H, scores, D) for _ in range(2)]
+            bias = None if self.query_bias is None else self.queries.new_zeros(H, scores)
+            heads = replace(heads, queries=new[0], keys=new[1], query_bias=bias, key_bias=None)
+        if outputs is not None:
+            values, weights = (
+                self.values.new_zeros(len(self.values), outputs, D),
+                self.outputs.new_zeros(H, len(self.outputs[0]), outputs),
+            )
+            bias = None if not self.has_output_bias else self.outputs.new_zeros(len(self.outputs[0]))
+            heads = replace(heads, values=values, outputs=weights, value_bias=None, output_bias=bias)
+        return heads
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether narrower outputs have a bias: their own, or the one that W_o b_v adds up to."""
+        return self.output_bias is not None or self.value_bias is not None
 
     @property
     def constant(self) -> Tensor | None:
@@ -226,7 +231,7 @@ def output_cores(heads: Heads) -> tuple[Heads, list[LowRankLayer]]:
     if groups.shape[1] > 1:
         cores = [GroupedProduct(output, value) for output, value in zip(lefts, right, strict=True)]
     else:
-        bias = left.new_zeros(left.shape[-1]) if heads.constant is not None else None
+        bias = left.new_zeros(left.shape[-1]) if heads.has_output_bias else None
         cores = [LowRankLinear(output, value, bias) for (output,), value in zip(lefts, right, strict=True)]
     outputs = outputs.unflatten(1, groups.shape[1:3]).flatten(0, 1).mT
     return replace(heads, values=values, outputs=outputs, value_bias=None, output_bias=heads.constant), cores
@@ -336,6 +341,5 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
 
 
 def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:
-    """Make a layer with copies of these values."""
     layer = linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias))
     return layer.requires_grad_(trainable)

@@ -80,11 +80,9 @@ class PruningProblem:
         return pruned(amount)
 
     def endless(self) -> Iterator[tuple[Any, Any]]:
-        """Cycle through the calibration batches."""
         return itertools.chain.from_iterable(itertools.repeat(self.batches))
 
     def mean_loss(self, model: nn.Module, batch: tuple[Any, Any]) -> Tensor:
-        """Mean loss of a batch, with its graph."""
         device = next(model.parameters()).device
         inputs, targets = to_device(batch, device)
         with autocast(device, self.calibration.execution.precision):
