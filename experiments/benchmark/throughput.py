@@ -70,9 +70,9 @@ def low_rank(model: nn.Module, ratio: float, step: int, form: FormName) -> nn.Mo
 def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
     """Make a network with units of one ratio, but scores narrower and outputs wider by the share `apart`."""
     prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"], parts="units")
+    signs: dict[type, int] = {ScoreUnit: -1, OutputUnit: 1}
     plan: Plan = {
-        name: int(unit.width * (ratio + apart * {ScoreUnit: -1, OutputUnit: 1}.get(type(unit), 0)))
-        for name, unit in prepared.units.items()
+        name: int(unit.width * (ratio + apart * signs.get(type(unit), 0))) for name, unit in prepared.units.items()
     }
     return with_plan(copy_with(model), plan, {}, None)
 

@@ -3,24 +3,7 @@
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_moments import CrossMoments
 from facts.analysis.fisher_similarity import FisherSimilarity
-from facts.analysis.similarity import Estimate, cosine, probe_terms
 from facts.analysis.throughput import Throughput
-from facts.analysis.token_coupling import TokenCoupling, cross_token_coupling, distance_correlations
-from facts.analysis.token_store import TokenStore, collect_tokens
+from facts.analysis.token_coupling import TokenCoupling
 
-__all__ = [
-    "Analysis",
-    "CrossMoments",
-    "Estimate",
-    "Findings",
-    "FisherSimilarity",
-    "Subject",
-    "Throughput",
-    "TokenCoupling",
-    "TokenStore",
-    "collect_tokens",
-    "cosine",
-    "cross_token_coupling",
-    "distance_correlations",
-    "probe_terms",
-]
+__all__ = ["Analysis", "CrossMoments", "Findings", "FisherSimilarity", "Subject", "Throughput", "TokenCoupling"]

@@ -62,7 +62,6 @@ class DeviceTimes:
             raise ValueError(f"{path} is not from `facts measure` ({where}): measure again on the device") from error
 
     def write(self, path: Path | str) -> None:
-        """Write the times as JSON."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=1))
 

@@ -128,7 +128,6 @@ class MeasuredLatency(LatencyTable):
 
     @cached_property
     def _medians(self) -> tuple[float, dict[Any, Times]]:
-        """Median seconds of the dense network, and of its parts by shape and rank."""
         return distributed.on_main_rank(self._measure)
 
     def _measure(self) -> tuple[float, dict[Any, Times]]:
@@ -196,7 +195,6 @@ def _now(device: torch.device) -> float | torch.cuda.Event:
 
 
 def _between(start: Any, stop: Any) -> float:
-    """Seconds from one moment of `_now` to another."""
     if isinstance(start, float):
         return stop - start
     stop.synchronize()

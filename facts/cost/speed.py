@@ -63,7 +63,6 @@ def speeds(
 def batch_seconds(
     networks: Mapping[str, nn.Module], inputs: Any, policy: TimingPolicy, precision: torch.dtype = torch.float32
 ) -> dict[str, Timing]:
-    """Time networks in turns on the same inputs."""
     with ExitStack() as stack:
         for network in networks.values():
             stack.enter_context(evaluating(network))

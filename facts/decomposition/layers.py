@@ -91,7 +91,6 @@ def file_name(estimator: Estimator) -> str:
 
 
 def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
-    """Check whether the cache holds the decompositions, without reading them."""
     return cache is not None and cache.has(file_name(estimator))
 
 
@@ -104,7 +103,6 @@ def load_decompositions(
 
 
 def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
-    """Save the decompositions in the cache, if there is one."""
     if cache:
         tensors = {key: tensor for name, d in decompositions.items() for key, tensor in packed(name, d).items()}
         cache.save(file_name(estimator), tensors)

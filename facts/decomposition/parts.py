@@ -154,30 +154,8 @@ class Unit(Part):
 
 
 @dataclass(frozen=True)
-class ScoreUnit(Unit):
-    """The products of queries and keys in all heads of an attention, whose output products are also a unit."""
-
-    @property
-    def share_of_time(self) -> float:
-        return 0.5
-
-    def put_empty(self, network: nn.Module, rank: int) -> None:
-        _put_empty_heads(network.get_submodule(self.owner), rank, rank)
-
-    def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        return _decompose_product(layer, factors, row, col)
-
-    def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
-        """Narrow the heads' queries and keys to a rank."""
-        framed, _ = score_cores(heads)
-        left, right = _stacked(decompositions, rank, heads.queries)
-        bias = None if framed.query_bias is None else (right @ framed.query_bias[..., None]).squeeze(-1)
-        return replace(framed, queries=right @ framed.queries, keys=left.mT @ framed.keys, query_bias=bias)
-
-
-@dataclass(frozen=True)
-class OutputUnit(Unit):
-    """The products of values and outputs in all heads of an attention; `alone` if its scores are not a unit."""
+class HeadsUnit(Unit):
+    """Products of all heads of an attention; `alone` if the module has no other unit."""
 
     alone: bool = False
 
@@ -186,13 +164,38 @@ class OutputUnit(Unit):
         return 1.0 if self.alone else 0.5
 
     def put_empty(self, network: nn.Module, rank: int) -> None:
-        _put_empty_heads(network.get_submodule(self.owner), None if self.alone else rank, rank)
+        attention = network.get_submodule(self.owner)
+        if roles := Roles.of(attention):
+            heads = Heads.of(attention, roles)
+            if heads.output_width > rank:  # otherwise the other unit has narrowed both
+                put_heads(attention, roles, heads.empty(None if self.alone else rank, rank))
 
     def decompose(self, layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-        return _decompose_product(layer, factors, row, col)
+        assert isinstance(layer, LowRankLayer)
+        left, right = (factor.detach() for factor in layer.factors())
+        return decompose_product(left, right, factors, shrinkage_row=row, shrinkage_col=col)
+
+    @abstractmethod
+    def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
+        """Narrow the heads to a rank."""
+
+
+@dataclass(frozen=True)
+class ScoreUnit(HeadsUnit):
+    """The products of queries and keys in all heads of an attention, whose output products are also a unit."""
 
     def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
-        """Narrow the heads' values and outputs to a rank; the output bias absorbs the mean of what is lost."""
+        framed, _ = score_cores(heads)
+        left, right = _stacked(decompositions, rank, heads.queries)
+        bias = None if framed.query_bias is None else (right @ framed.query_bias[..., None]).squeeze(-1)
+        return replace(framed, queries=right @ framed.queries, keys=left.mT @ framed.keys, query_bias=bias)
+
+
+@dataclass(frozen=True)
+class OutputUnit(HeadsUnit):
+    """The products of values and outputs in all heads; the output bias absorbs the mean of what is lost."""
+
+    def narrowed(self, heads: Heads, calls: list[nn.Module], decompositions: list[Decomposition], rank: int) -> Heads:
         framed, _ = output_cores(heads)
         left, right = _stacked(decompositions, rank, heads.values)
         bases = framed.outputs.unflatten(0, (len(right), -1)).transpose(1, 2).flatten(2)  # [G, D, h d]
@@ -240,14 +243,14 @@ def put_units(
 
     `network` is the calibrated one, which calls the units as linear layers.
     """
-    attention: dict[str, list[tuple[ScoreUnit | OutputUnit, int]]] = {}
+    attention: dict[str, list[tuple[HeadsUnit, int]]] = {}
     for name, unit in units.items():
         rank = plan[name]
         if rank is None:
             continue
         if isinstance(unit, HiddenUnit):
             unit.narrow(compressed.get_submodule(unit.owner), decompositions[unit.calls[0]], rank)
-        elif isinstance(unit, ScoreUnit | OutputUnit):
+        elif isinstance(unit, HeadsUnit):
             attention.setdefault(unit.owner, []).append((unit, rank))
     for owner, narrowed in attention.items():
         module = compressed.get_submodule(owner)
@@ -258,20 +261,6 @@ def put_units(
             calls = [network.get_submodule(call) for call in unit.calls]
             heads = unit.narrowed(heads, calls, [decompositions[call] for call in unit.calls], rank)
         put_heads(module, roles, heads)
-
-
-def _put_empty_heads(attention: nn.Module, scores: int | None, outputs: int) -> None:
-    """Narrow all units of an attention at once; do nothing if they are narrow already."""
-    if roles := Roles.of(attention):
-        heads = Heads.of(attention, roles)
-        if heads.output_width > outputs:
-            put_heads(attention, roles, heads.empty(scores, outputs))
-
-
-def _decompose_product(layer: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
-    assert isinstance(layer, LowRankLayer)
-    left, right = (factor.detach() for factor in layer.factors())
-    return decompose_product(left, right, factors, shrinkage_row=row, shrinkage_col=col)
 
 
 def _stacked(decompositions: list[Decomposition], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,6 @@ class WeightedInputEstimator(ClippedGradEstimator):
 
     @property
     def plain_moments(self) -> tuple[Moment, ...]:
-        """Moments that the plain share needs."""
         return (InputGram(),) if self.plain_share else ()
 
     def with_plain(self, A: Tensor, moments: LayerMoments) -> Tensor:

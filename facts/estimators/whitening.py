@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from facts.moments.shrinkage import shrink
 from facts.utils.linalg import solved
 
 # Fisher and Gram matrices are sums in float32: an eigenvalue below its precision is rounding error.
@@ -53,6 +52,12 @@ class Root:
         if self.inverse is not None:
             return factor @ self.inverse
         return torch.linalg.solve_triangular(self.matrix, factor, upper=False, left=False)
+
+
+def shrink(matrix: Tensor, amount: float) -> Tensor:
+    """`(1 - amount) M + amount * mean(diag M) I` (paper, Algorithm 1, lines 7 and 8)."""
+    target = matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.lerp(matrix, target, amount)
 
 
 def is_definite(matrix: Tensor) -> bool:

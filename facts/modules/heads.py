@@ -84,7 +84,6 @@ class Roles:
         return cls(inputs, output, H, G) if fits else None
 
     def layers(self, attention: nn.Module) -> list[str]:
-        """Names of the linear layers within the attention."""
         names = (*self.inputs, self.output)
         return [name if isinstance(attention.get_submodule(name), nn.Linear) else f"{name}.linear" for name in names]
 
@@ -342,6 +341,5 @@ def _split(module: nn.Module, number: int, num_heads: int) -> list[tuple[Tensor,
 
 
 def _linear(weight: Tensor, bias: Tensor | None, trainable: bool) -> nn.Linear:
-    """Make a layer with copies of these values."""
     layer = linear_layer(own_parameter(weight), None if bias is None else own_parameter(bias))
     return layer.requires_grad_(trainable)

@@ -37,7 +37,6 @@ class HiddenRoles:
         return cls(tuple(ups), down, made != [size] * len(ups)) if made in ([size], [size] * 2, [2 * size]) else None
 
     def layers(self, mlp: nn.Module) -> list[str]:
-        """Names of the linear layers within the MLP."""
         return [*self.ups, self.down]
 
 

@@ -43,8 +43,6 @@ class LowRankLinear(LowRankLayer):
 
     def __init__(self, left: Tensor, right: Tensor, bias: Tensor | None = None):
         super().__init__()
-        if left.shape[1] != right.shape[0]:
-            raise ValueError(f"left {list(left.shape)} and right {list(right.shape)} must share their rank")
         (self.out_features, self.rank), self.in_features = left.shape, right.shape[1]
         self.left, self.right = own_parameter(left), own_parameter(right)
         self.bias = None if bias is None else own_parameter(bias)

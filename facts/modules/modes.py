@@ -46,7 +46,6 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forwards(forwards: Mapping[nn.Module, Callable]) -> Iterator[None]:
-    """Replace the forward functions of modules within the block."""
     own = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():

@@ -37,12 +37,7 @@ class PivotedLinear(LowRankLayer):
     ):
         super().__init__()
         shapes = (basis.shape, coefficients.shape[::-1])
-        (inner, width), (self.rank, others) = shapes if side == "rows" else (shape[::-1] for shape in shapes)
-        if side not in ("rows", "columns") or inner != self.rank:
-            raise ValueError(
-                f"side must be rows or columns, got {side!r}, and basis {list(basis.shape)} and coefficients "
-                f"{list(coefficients.shape)} must share their rank"
-            )
+        (_, width), (self.rank, others) = shapes if side == "rows" else (shape[::-1] for shape in shapes)
         self.side, sizes = side, (self.rank + others, width)
         self.out_features, self.in_features = sizes if side == "rows" else sizes[::-1]
         self.basis, self.coefficients = own_parameter(basis), own_parameter(coefficients)

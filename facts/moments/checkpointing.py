@@ -45,11 +45,9 @@ class BlockRun:
         self.calls: defaultdict[str, deque] = defaultdict(deque)
 
     def tensors(self) -> list[Tensor]:
-        """The kept tensors."""
         return [leaf for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)]
 
     def run(self) -> Any:
-        """Run the block and return its output."""
         if self.given is not None:
             arguments, self.given = self.given, None
         else:  # on copies, since the block may change its arguments

@@ -99,7 +99,6 @@ def collect_moments(
 def _cached(
     moments: Iterable[Moment], cache: Cache | None, layers: Mapping[str, LinearLayer], device: torch.device
 ) -> dict[Moment, dict[str, Any]]:
-    """Load the moments that the cache holds."""
     kept = {moment: moment.load(cache, layers, device) for moment in moments} if cache else {}
     return {moment: totals for moment, totals in kept.items() if totals is not None}
 
@@ -172,6 +171,5 @@ class MomentPass:
         return moment.init_state(name, like, *self._widths(name), self.folder / file_name(moment, name))
 
     def _widths(self, name: str) -> tuple[int, int]:
-        """d_in and d_out of the moments."""
         layer = self.layers[name]
         return layer.in_features + (name in self.append_one), layer.out_features

@@ -38,7 +38,6 @@ class GradientStore:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """m and n."""
         return tuple(self.like.shape[1:])
 
     @property

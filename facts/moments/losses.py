@@ -113,7 +113,6 @@ def on_given_labels(loss: Loss) -> Loss:
 
 
 def on_drawn_targets(loss: Loss, seed: int) -> SampledTargets:
-    """The same loss on targets drawn with a seed."""
     return loss.drawn(seed) if isinstance(loss, SampledTargets) else SampledLabels(loss, seed)
 
 

@@ -31,7 +31,6 @@ class Moment(ABC):
 
     @property
     def on_disk(self) -> bool:
-        """Whether the sum accumulates on disk."""
         return False
 
     @property
@@ -68,11 +67,9 @@ class Moment(ABC):
         return total
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
-        """Save the sums of all layers."""
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
 
     def delete(self, cache: Cache) -> None:
-        """Delete the saved sums of all layers."""
         cache.delete(self.key)
 
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:

@@ -7,10 +7,9 @@ import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
-from facts.estimators.whitening import raise_shrinkage
+from facts.estimators.whitening import raise_shrinkage, shrink
 from facts.moments.gradients import SUFFIX
 from facts.moments.losses import summed_cross_entropy
-from facts.moments.shrinkage import shrink
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.factors import ORACLES
 from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine

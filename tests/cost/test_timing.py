@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from pydantic import ValidationError
 
 from facts.cost.timing import Timing, TimingPolicy
 
@@ -31,9 +30,3 @@ def test_functions_take_turns():
     assert "".join(turns) == "abababab" and len(calls) > 100
     (timing,) = TimingPolicy(num_turns=2, min_seconds=0).times({"sleep": partial(time.sleep, 0.02)}).values()
     assert min(timing.seconds) >= 0.02
-
-
-@pytest.mark.parametrize("field", [{"num_turns": 1}, {"num_warmups": -1}, {"min_seconds": -1}, {"surprise": 1}])
-def test_fields_out_of_range(field):
-    with pytest.raises(ValidationError, match=next(iter(field))):
-        TimingPolicy(**field)

@@ -7,7 +7,7 @@ from torch import nn
 import facts
 from facts.decomposition.truncation import decompose
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
-from facts.moments.shrinkage import shrink
+from facts.estimators.whitening import shrink
 from tests.networks import relative_error
 from tests.oracles.truncation import discarded_energies, metric_error
 

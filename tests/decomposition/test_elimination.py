@@ -6,7 +6,7 @@ import torch
 from facts.decomposition import elimination
 from facts.decomposition.elimination import eliminate, elimination_order
 from facts.estimators import KroneckerFactors
-from facts.moments.shrinkage import shrink
+from facts.estimators.whitening import shrink
 from tests.decomposition.test_decomposition import random_factor
 from tests.oracles.truncation import metric_error
 

@@ -6,9 +6,7 @@ import torch
 from facts.decomposition.truncation import decompose, decompose_product
 from facts.estimators import KroneckerFactors
 from facts.modules.heads import Heads, output_cores, score_cores
-from facts.moments.shrinkage import shrink
 from tests.decomposition.test_decomposition import random_factor
-from tests.oracles.truncation import metric_error
 
 ROW, COL = 0.3, 0.1
 
@@ -23,24 +21,6 @@ def test_a_product_is_decomposed_as_the_matrix_that_it_is(sides):
     for rank in range(1, 5):
         found, expected = (a @ b for a, b in (product.truncate(rank), whole.truncate(rank)))
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
-
-
-def test_no_other_product_of_the_rank_is_better_in_the_metric():
-    left, right = torch.randn(8, 3, dtype=torch.float64), torch.randn(3, 7, dtype=torch.float64)
-    A, B = random_factor(7), random_factor(8)
-    best = decompose_product(left, right, KroneckerFactors(A, B), shrinkage_col=COL)
-    a, b = best.truncate(2)
-    error = metric_error(left @ right - a @ b, shrink(A, COL), B)
-    for size in (1e-1, 1e-2, 1e-3) * 20:
-        other = (a + size * torch.randn_like(a)) @ (b + size * torch.randn_like(b))
-        assert metric_error(left @ right - other, shrink(A, COL), B) > error
-
-
-def test_a_product_of_smaller_rank_has_components_of_no_energy():
-    left = torch.randn(6, 1, dtype=torch.float64) @ torch.randn(1, 3, dtype=torch.float64)
-    found = decompose_product(left, torch.randn(3, 5, dtype=torch.float64), KroneckerFactors())
-    assert found.energies[1:].max() < 1e-20 * found.energies[0]
-    assert found.left.isfinite().all() and found.right.isfinite().all()
 
 
 def heads(num_groups, num_features=15):

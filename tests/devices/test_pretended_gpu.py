@@ -5,40 +5,53 @@ import torch
 from torch import nn
 
 import facts
-from facts.estimators import ESTIMATORS
+from facts.estimators import ESTIMATORS, GFWSVD
 from facts.modules.lowrank import LowRankLayer
 from tests.devices.pretended import pretended_cuda, values_of
 from tests.networks import image_batches, make_causal_lm, make_model, make_vit
 
 pytestmark = pytest.mark.system
 
-
-def values(model):
-    """Weights, of low-rank layers the products: singular vectors have either sign."""
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear | LowRankLayer)}
-    return {name: values_of(layer.weight.detach()).cpu() for name, layer in layers.items()}
-
-
-def compressed(model, batches, estimator="facts", **options):
-    result = facts.compress(model, batches, estimator=estimator, ratio=0.6, **options)
-    return values(facts.recover(result, batches, epochs=1, num_warmups=0, precision="float32").model)
-
-
-TEXTS = list(torch.randint(64, (3, 2, 12), generator=torch.Generator().manual_seed(0)))
 BATCHES, LARGER = image_batches([4, 4, 4]), image_batches([4, 4], shape=(3, 16, 16))
+TEXTS = list(torch.randint(64, (3, 2, 12), generator=torch.Generator().manual_seed(0)))
 HOST, CHECKPOINTED = facts.MemoryPolicy(moments="host", layers_at_once=2), facts.MemoryPolicy(checkpoint_blocks=True)
-WORKS = {name: (make_model, BATCHES, {"estimator": name, "search": "uniform"}) for name in ESTIMATORS} | {
+WORKS = {
     "host": (make_vit, LARGER, {"execution": facts.Execution(memory=HOST)}),
     "measured": (make_vit, LARGER, {"execution": facts.Execution(memory=CHECKPOINTED), "search": "cors"}),
     "language model": (make_causal_lm, TEXTS, {"form": "plain"}),
 }
 
 
+def weights(model, batches, **options):
+    """Weights of a compressed and recovered network, of low-rank layers the products: vectors have either sign."""
+    result = facts.compress(model, batches, ratio=0.6, **options)
+    recovered = facts.recover(result, batches, epochs=1, num_warmups=0, precision="float32").model
+    layers = {name: each for name, each in recovered.named_modules() if isinstance(each, nn.Linear | LowRankLayer)}
+    return {name: values_of(layer.weight.detach()).cpu() for name, layer in layers.items()}
+
+
 @pytest.mark.parametrize("name", WORKS)
 def test_a_compression_and_its_recovery(name):
     make, batches, options = WORKS[name]
-    here = compressed(make(), batches, **options)
+    here = weights(make(), batches, **options)
     with pretended_cuda():
-        there = compressed(make().to("cuda"), batches, **options)
+        there = weights(make().to("cuda"), batches, **options)
+    for place, tensor in here.items():
+        torch.testing.assert_close(there[place], tensor, rtol=1e-5, atol=1e-6, msg=place)
+
+
+def halves(model, estimator):
+    """Each layer's best approximation of about half its rank."""
+    found = facts.prepare(model, BATCHES).decompositions(estimator)
+    pairs = {name: each.truncate(len(each.energies) // 2) for name, each in found.items()}
+    return {name: values_of(left @ right).cpu() for name, (left, right) in pairs.items()}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_decompositions_by_every_estimator(name):
+    estimator = GFWSVD(group_size=2) if name == "gfwsvd" else ESTIMATORS[name]()
+    here = halves(make_model(), estimator)
+    with pretended_cuda():
+        there = halves(make_model().to("cuda"), estimator)
     for place, tensor in here.items():
         torch.testing.assert_close(there[place], tensor, rtol=1e-5, atol=1e-6, msg=place)

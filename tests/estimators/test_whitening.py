@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facts.estimators.whitening import lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage, square_root
-from facts.moments.shrinkage import shrink
+from facts.estimators.whitening import lift_spectrum, lift_spectrum_to_1e_6, raise_shrinkage, shrink, square_root
 from tests.networks import relative_error
 
 

@@ -53,15 +53,6 @@ def test_one_sequence_without_a_batch():
         assert relative_error(actual, expected) < 1e-13
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_dropout_is_that_of_training(need_weights):
-    attention = LinearAttention(nn.MultiheadAttention(DIM, HEADS, dropout=0.5, batch_first=True))
-    x = torch.randn(N, T, DIM)
-    for mode in (True, False):
-        first, second = (attention.train(mode)(x, x, x, need_weights=need_weights)[0] for _ in range(2))
-        assert first.equal(second) != mode
-
-
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8}], ids=str)
 def test_what_it_cannot_stand_for_stays(options):
     attention = nn.MultiheadAttention(DIM, HEADS, **options)

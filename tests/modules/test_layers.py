@@ -1,7 +1,5 @@
 """Low-rank layers of both forms and every layout, against the dense product."""
 
-import shutil
-
 import pytest
 import torch
 from torch import nn
@@ -75,16 +73,12 @@ def test_transforms_see_a_linear_layer(layout):
     assert {name.removeprefix("0.") for name, _ in traced.named_parameters()} == dict(layer.named_parameters()).keys()
 
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-
-
 @pytest.mark.system
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=needs_compiler)])
 @every_layout
-def test_compiles_without_a_graph_break(backend, layout):
+def test_compiles_without_a_graph_break(layout):
     layer, x = make_layer(layout), torch.randn(2, 4, 5, dtype=torch.float64)
     with torch.inference_mode():
-        torch.testing.assert_close(compiled_outputs(layer, x, backend), layer(x))
+        torch.testing.assert_close(compiled_outputs(layer, x, "aot_eager"), layer(x))
 
 
 @pytest.mark.parametrize("make", [LowRankLinear, pivoted_layer])
@@ -96,14 +90,6 @@ def test_parameters_are_its_own_and_laid_out_as_in_a_loaded_file(make):
     layer.bias.data.zero_()
     assert bias.eq(1).all() and layer.bias.requires_grad
     assert all(parameter.is_contiguous() for parameter in layer.parameters())
-
-
-def test_sides_and_ranks_are_checked():
-    with pytest.raises(ValueError, match=r"left \[7, 3\] and right \[2, 5\] must share their rank"):
-        LowRankLinear(torch.ones(7, 3), torch.ones(2, 5))
-    for side, rank in (("row", 3), ("rows", 2)):
-        with pytest.raises(ValueError, match=rf"rows or columns, got '{side}', and basis \[3, 5\] and coeff"):
-            PivotedLinear(side, torch.ones(3, 5), torch.ones(4, rank))
 
 
 @pytest.mark.parametrize(("d_out", "d_in"), [(40, 24), (24, 40), (24, 24)])

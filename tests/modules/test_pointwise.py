@@ -7,7 +7,7 @@ from torch import nn
 import facts
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pointwise import PointwiseConvolution, is_pointwise
-from tests.networks import compress_on_all, relative_error
+from tests.networks import relative_error
 
 
 class Convolutions(nn.Module):
@@ -68,9 +68,8 @@ def test_only_by_choice(model, batches):
     assert named.skipped == {"expand": "not among the layers named", "head": "not among the layers named"}
 
 
-@pytest.mark.parametrize("search", ["cors", "cors_fisher"])
-def test_compressed(model, batches, search):
-    result = facts.compress(model, batches, search=search, ratio=0.7, form="plain", layers="all")
+def test_compressed(model, batches):
+    result = facts.compress(model, batches, search="cors", ratio=0.7, form="plain", layers="all")
     assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
     assert result.summary.spent["flops"] <= result.summary.budget["flops"]
     assert result.model(batches[0][0]).isfinite().all()
@@ -81,20 +80,6 @@ def test_compressed(model, batches, search):
             assert type(layer) is (nn.Conv2d if rank is None else PointwiseConvolution)
         else:
             assert isinstance(layer, nn.Linear if rank is None else LowRankLinear)
-
-
-def test_the_weights_are_those_of_the_linear_layer(model, batches):
-    """One convolution by FACTS, and the factors that `estimate_factors` gives for its pixels as tokens."""
-    result = compress_on_all(model, batches, estimator="svd_llm", ratio=0.6, layers="all")
-    seen = []
-    model.expand.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        for images, _ in batches:
-            model(images)
-    tokens = torch.cat(seen).movedim(1, -1).flatten(1, 2)
-    factors = facts.estimate_factors("svd_llm", tokens, torch.zeros(8, 64, 24))
-    left, right = facts.low_rank_factors(model.expand.weight.flatten(1), factors, result.plan["expand.linear"])
-    assert relative_error(result.model.expand.linear.weight, left @ right) < 1e-4  # float32
 
 
 def test_taken_where_there_is_no_linear_layer(batches):

@@ -1,7 +1,5 @@
 """Labels that the network draws itself: the true Fisher."""
 
-from functools import partial
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ import torch.nn.functional as F
 import facts
 from facts.calibration.selection import select_layers
 from facts.moments import GradGram, collect_moments
-from facts.moments.losses import SampledLabels, squared_error, summed_cross_entropy
+from facts.moments.losses import SampledLabels, summed_cross_entropy
 from tests.networks import image_batches, make_model, relative_error
 
 SAMPLED = SampledLabels(summed_cross_entropy, seed=0)
@@ -51,15 +49,6 @@ def test_the_cache_tells_them_from_given_labels(tmp_path):
     assert not any(grams[a].allclose(grams[b]) for a, b in ((0, 1), (1, 2), (0, 2)))
 
 
-@pytest.mark.parametrize("loss", [torch.nn.CrossEntropyLoss(reduction="sum"), partial(summed_cross_entropy)])
-def test_losses_without_a_name_can_be_sampled_but_not_cached(loss, tmp_path):
-    batches, execution = image_batches([5]), facts.Execution(cache=tmp_path)
-    named, unnamed = (grams(make_model(), batches, SampledLabels(each)) for each in (summed_cross_entropy, loss))
-    assert all(named[name].equal(unnamed[name]) for name in named)
-    with pytest.raises(ValueError, match="cache= needs loss= to have a name"):
-        facts.prepare(make_model(), batches, loss=SampledLabels(loss), execution=execution).moments([GradGram()])
-
-
 LOGITS = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
 
 
@@ -91,10 +80,3 @@ def test_outputs_and_targets_that_it_does_not_fit(outputs, targets, what):
 def test_labels_of_other_classes(label, range):
     with pytest.raises(ValueError, match=rf"labels from {range} do not fit a network of 10 classes: .* 0 \.\. 9"):
         summed_cross_entropy(LOGITS, torch.tensor([label, 9, 0, 0]))
-
-
-def test_a_regression_with_its_own_loss():
-    batches = [(image_batches([6])[0][0], torch.randn(6, 4, dtype=torch.float64))]
-    calibration = facts.prepare(make_model(), batches, loss=lambda outputs, targets: (outputs - targets).square().sum())
-    assert calibration.output_error is squared_error
-    assert all(values[GradGram()][0].any() for values in calibration.moments([GradGram()]).values())

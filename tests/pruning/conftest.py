@@ -1,8 +1,8 @@
 import pytest
 
-from facts.pruning import block_times
+from facts.pruning.methods import nvit
 
 
 @pytest.fixture(autouse=True)
 def hasty_stopwatch(monkeypatch):
-    monkeypatch.setattr(block_times, "MIN_SECONDS", 1e-4)
+    monkeypatch.setattr(nvit, "MIN_SECONDS", 1e-4)

@@ -1,8 +1,5 @@
 """Isomorphic pruning, which goes through torch-pruning."""
 
-import sys
-
-import pytest
 import torch
 
 from facts.pruning import Isomorphic
@@ -37,9 +34,3 @@ def test_the_whole_network_is_narrower():
         assert attention.attn_dim == attention.num_heads * attention.head_dim == attention.proj.in_features
         assert attention.qkv.out_features == 3 * attention.attn_dim
         assert attention.scale == attention.head_dim**-0.5
-
-
-def test_without_torch_pruning(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[pruning\]'"):
-        Isomorphic().prune(make_problem())

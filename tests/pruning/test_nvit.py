@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from facts.pruning import block_times
-from facts.pruning.block_times import BlockTimes
+from facts.pruning.methods import nvit
 from facts.pruning.widths import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches
 from tests.pruning.problems import make_vit
@@ -70,9 +69,9 @@ class ExactTimer:
 
 
 def test_block_times_are_linear_between_measurements(monkeypatch):
-    monkeypatch.setattr(block_times, "Timer", ExactTimer)
+    monkeypatch.setattr(nvit, "Timer", ExactTimer)
     model = narrowable()
-    saved = BlockTimes(model, 4, 6).savings(widths_of(model))
+    saved = nvit.BlockTimes(model, 4, 6).savings(widths_of(model))
     assert saved["blocks.1.hidden"] == pytest.approx(24)
     assert saved["blocks.0.heads"] == pytest.approx(24 * 32 + 8)
     assert saved["embedding"] == pytest.approx(2 * (48 + 3 * 32))

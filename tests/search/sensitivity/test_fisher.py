@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from facts.estimators import FACTS
+from facts.estimators.whitening import shrink
 from facts.moments.losses import SampledLabels
-from facts.moments.shrinkage import shrink
 from facts.search import CoRSFisher
 from facts.search.sensitivity.fisher import exact_profiles, kronecker_profile
 from tests.networks import KeyedBatches, image_batches
