@@ -160,7 +160,7 @@ class MambaVisionModel(Recipe):
         return f"nvidia/MambaVision-{self.variant}-1K"
 
     def architecture(self) -> nn.Module:
-        return MambaVision.from_variant(self.variant, **self.arguments)
+        return MambaVision(**{**VARIANTS[self.variant], **self.arguments})
 
     def renamed(self, tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Remove the prefix of names in the repository's file, and spell out its short form of `gamma`."""

@@ -7,7 +7,7 @@ and from the checkpoints' tensors. Every linear layer sees its samples in the or
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,13 +69,6 @@ class MambaVision(nn.Module):
         self.norm = nn.BatchNorm2d(dims[-1])
         self.head = nn.Linear(dims[-1], num_classes)
         self.init_weights()
-
-    @classmethod
-    def from_variant(cls, variant: str, **overrides: Any) -> Self:
-        """Build a published size, with some constructor arguments replaced. Raises `ValueError` for an unknown one."""
-        if variant not in VARIANTS:
-            raise ValueError(f"no MambaVision {variant!r}: the variants are {', '.join(VARIANTS)}")
-        return cls(**{**VARIANTS[variant], **overrides})
 
     def init_weights(self) -> None:
         for module in self.modules():

@@ -14,33 +14,34 @@ def scenes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def few_scenes(tmp_path_factory) -> Path:
-    """With a quarter of the images to train on, for whole epochs."""
+    """With fewer images, for whole epochs."""
     from experiments.mini import scenes
 
     folder = tmp_path_factory.mktemp("few_scenes")
     scenes.scenes.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(scenes.NUM_SCENES, "train", 200)
+        patch.setattr(scenes, "NUM_SCENES", {"train": 160, "test": 40})
         scenes.write_coco(folder / "coco")
         scenes.write_ade20k(folder / "ade20k")
     scenes.scenes.cache_clear()
     return folder
 
 
+SMALL = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
+
+
 @pytest.fixture(scope="session")
 def detection(scenes):
     from experiments.mini.scenes import DigitDetection
 
-    settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
-    return DigitDetection(root=str(scenes / "coco"), scale=(64, 64), **settings)
+    return DigitDetection(root=str(scenes / "coco"), scale=(64, 64), **SMALL)
 
 
 @pytest.fixture(scope="session")
 def segmentation(scenes):
     from experiments.mini.scenes import DigitSegmentation
 
-    settings = {"num_calibration": 16, "batch_size": 4, "augmentation": "none", "num_workers": 0, "input_size": 64}
-    return DigitSegmentation(root=str(scenes / "ade20k"), scale=(64, 64), crop=64, **settings)
+    return DigitSegmentation(root=str(scenes / "ade20k"), scale=(64, 64), crop=64, **SMALL)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from facts.modules.forms import FORMS
 
 pytestmark = pytest.mark.external
 
-NAMES = ("mask_rcnn_swin_b", "upernet_swin_b", "upernet_deit_b")
+NAMES = ("mask_rcnn_swin_b", "upernet_deit_b")
 
 
 def paper_recipe(name):

@@ -36,7 +36,7 @@ def test_every_linear_layer_of_the_blocks_is_compressed_and_nothing_else(kind):
     assert facts.count_cost(model, (1, 12)).params == sum(parameter.numel() for parameter in own)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "phi3", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_all_components_together_are_the_dense_model(kind):
     model, batches = build(kind), sequences()
     calibration = facts.prepare(model, batches)

@@ -17,9 +17,9 @@ FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.
 
 
 @pytest.fixture
-def a_third_of_the_text(monkeypatch):
+def a_tenth_of_the_text(monkeypatch):
     text = PythonReference.text
-    monkeypatch.setattr(PythonReference, "text", lambda task, split: text(task, split)[: len(text(task, split)) // 3])
+    monkeypatch.setattr(PythonReference, "text", lambda task, split: text(task, split)[: len(text(task, split)) // 10])
 
 
 def run(cell_config, *overrides):
@@ -27,15 +27,15 @@ def run(cell_config, *overrides):
 
 
 def test_the_small_model_knows_more_than_counting(cell_config):
-    record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none")))
+    record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none", "task.mini.num_questions=50")))
     figures = record.metrics
     assert figures["perplexity"] < figures["bigram_perplexity"] / 2 < figures["unigram_perplexity"] / 4
     assert figures["accuracy"] > 50  # chance is 25
     assert record.weights["source"] == "model.safetensors"
 
 
-@pytest.mark.parametrize("overrides", [["estimator=svd_llm", "search=cors"], ["estimator=facts", "labels=sampled"]])
-def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config, overrides):
+def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config):
+    overrides = ("estimator=facts", "labels=sampled", "search=cors")
     record = run(cell_config, *overrides)
     assert (record.status, len(record.plan)) == ("done", 28)
     assert record.metrics["mparams"] < 0.85
@@ -44,14 +44,14 @@ def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config, overrides):
     assert run(cell_config, *overrides).time == record.time
 
 
-@pytest.mark.usefixtures("a_third_of_the_text")
+@pytest.mark.usefixtures("a_tenth_of_the_text")
 def test_finetuning_lowers_the_perplexity(cell_config):
     finetuning = ("finetuning=low_rank", "finetuning.mini.learning_rate=1e-3", "finetuning.mini.num_epochs=1")
     compressed, finetuned = (run(cell_config, "estimator=pela", *more) for more in ([], finetuning))
     assert finetuned.metrics["perplexity"] < compressed.metrics["perplexity"]
 
 
-@pytest.mark.usefixtures("a_third_of_the_text")
+@pytest.mark.usefixtures("a_tenth_of_the_text")
 def test_analyses_look_at_tokens(cell_config):
     layer = "analysis.mini.layer=model.layers.1.mlp.down_proj"
     few = ("task.mini.num_factors=8", "task.mini.num_held_out=24", "task.mini.analysis_length=10")
@@ -66,7 +66,7 @@ def test_analyses_look_at_tokens(cell_config):
 def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("experiments.mini.train.EPOCHS_OF_TEXT", 1)
     training = PythonReference.training
-    monkeypatch.setattr(PythonReference, "training", lambda *given, **options: training(*given, **options)[:20])
+    monkeypatch.setattr(PythonReference, "training", lambda *given, **options: training(*given, **options)[:5])
     main(["qwen3_1_7b", "--folder", str(tmp_path)])
     assert "perplexity" in capsys.readouterr().out
     weights = tmp_path / "mini_qwen3" / "model.safetensors"

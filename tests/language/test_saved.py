@@ -21,13 +21,13 @@ prompt = network.tokenizer(sys.argv[2], return_tensors="pt")
 found = network.generate(**prompt, max_new_tokens=20, do_sample=False, use_cache=True, pad_token_id=0)
 print(json.dumps(found[0].tolist()))
 """
+KINDS = sorted(CONFIGURATIONS.keys() - {"llama", "biogpt"})  # these two have the parts of others
 TEXT = "a cat sat on a mat and a bat sat on a hat " * 20
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_a_fresh_process_generates_the_same_text(kind, tmp_path):
-    model = build(kind, vocab_size=300)
+def test_a_fresh_process_generates_the_same_text(tmp_path):
+    model = build("qwen3", vocab_size=300)
     model.tokenizer = new_tokenizer(TEXT, 300)
     model.generation_config.repetition_penalty = 1.5  # to be kept
     result = facts.compress(model, sequences(), ratio=0.6)
@@ -44,8 +44,7 @@ def test_a_fresh_process_generates_the_same_text(kind, tmp_path):
     assert json.loads(printed) == ours
 
 
-@pytest.mark.parametrize("parts", ["layers", "units"])
-@pytest.mark.parametrize("kind", CONFIGURATIONS)
+@pytest.mark.parametrize(("kind", "parts"), [("qwen3", "layers"), *((kind, "units") for kind in KINDS)])
 def test_the_same_logits_after_loading(kind, parts, tmp_path):
     result = facts.compress(build(kind), sequences(), parts=parts, ratio=0.6)
     assert bool(result.summary.widths) == (parts == "units")

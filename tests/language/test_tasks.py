@@ -4,7 +4,6 @@ from tests.language import installed  # noqa: F401, I001
 
 import json
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from facts.models import CausalLM
 from facts.moments.losses import NOTHING
 from facts.modules.networks import run
 from facts.tasks.language.base import losses_of_windows, perplexity
-from facts.tasks.language.benchmarks import accuracies, find_benchmarks
 from facts.tasks.language.corpus import Corpus
 from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import hub
@@ -195,7 +193,7 @@ def written(tmp_path):
 
 
 @pytest.mark.system
-def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(model, tmp_path, monkeypatch):
+def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its tries
@@ -212,15 +210,3 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(m
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
     with pytest.raises(ConnectionError, match="or benchmark_names"):
         Corpus(**files, benchmark_names=("piqa",)).inspect()
-    (tmp_path / "mine.yaml").write_text(
-        "task: mine\ndataset_path: nobody/nothing\ntest_split: test\noutput_type: multiple_choice\n"
-        "doc_to_text: '{{a}}'\ndoc_to_choice: '{{b}}'\ndoc_to_target: '{{c}}'\nmetric_list: [{metric: acc}]\n"
-    )
-    with pytest.raises(ConnectionError, match="nobody/nothing"):
-        accuracies(model, model.tokenizer, ["mine"], 4, benchmark_folder=str(tmp_path))
-
-
-def test_without_lm_eval_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(ImportError, match=r"the benchmark piqa needs lm_eval.*: pip install -e '.\[llm\]'"):
-        find_benchmarks(["piqa"])

@@ -52,32 +52,50 @@ def load_photos(split, start=0, every=1, network="vit_tiny"):
     return list(zip(images.split(BATCH), labels.split(BATCH), strict=True))
 
 
+def load_all(network):
+    """A network, the photos to calibrate on, and those for validation."""
+    return load_network(network), *(load_photos(split, network=network) for split in ("calibration", "validation"))
+
+
 @torch.inference_mode()
 def top1(model, batches):
     right = sum((model(images).argmax(dim=1) == labels).sum().item() for images, labels in batches)
     return 100 * right / sum(len(labels) for _, labels in batches)
 
 
-def rows_of(file):
-    """The rows that an earlier run has written to `results`; `file` has no ending."""
-    path = RESULTS / f"{file}.csv"
-    return pd.read_csv(path).values.tolist() if path.exists() else []
+class Table:
+    """A table in `results`, as CSV and as Markdown below its text, written whenever a row is added.
 
-
-def write_table(rows, columns, file, text):
-    """Print a table, write it to `results` as CSV, and as Markdown below its text; return it.
-
-    `columns` maps names to the formats of floats; `file` has no ending.
+    `columns` maps names to the formats of floats; `file` has no ending. With `resume`, it starts with the rows that an
+    earlier run has written.
     """
-    table = pd.DataFrame(rows, columns=list(columns))
-    print(table.to_string(index=False))
-    with replacing(RESULTS / f"{file}.csv") as path:
-        table.to_csv(path, index=False)
-    write_page(table, columns, file, text)
-    return table
+
+    def __init__(self, file, columns, text, resume=False):
+        self.file, self.columns, self.text = file, columns, text
+        path = RESULTS / f"{file}.csv"
+        self.rows = pd.read_csv(path, keep_default_na=False).values.tolist() if resume and path.exists() else []
+
+    def lacks(self, *first):
+        """Check that no row begins with these values."""
+        return list(first) not in [row[: len(first)] for row in self.rows]
+
+    def add(self, *row):
+        self.rows.append([*row])
+        print(*row)
+        with replacing(RESULTS / f"{self.file}.csv") as path:
+            self.frame.to_csv(path, index=False)
+        self.write_page()
+
+    def write_page(self):
+        write_page(self.frame, self.columns, self.file, self.text)
+
+    @property
+    def frame(self):
+        return pd.DataFrame(self.rows, columns=list(self.columns))
 
 
 def write_page(table, columns, file, text):
+    """Write the columns of a table as Markdown below its text."""
     with replacing(RESULTS / f"{file}.md") as path:
         markdown = table[list(columns)].to_markdown(index=False, floatfmt=tuple(columns.values()))
         path.write_text(f"{text}\n\n{markdown}\n")

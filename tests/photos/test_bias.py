@@ -1,6 +1,6 @@
 """Two published networks and real photos: what a fitted bias is worth to each estimator.
 
-`pytest tests/photos/test_bias.py --write-results` measures for an hour and writes `results/photos/bias`.
+Writes `results/photos/bias` in an hour.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from facts.compression.compress import compress_prepared
 from facts.estimators import ESTIMATORS
 from facts.search import SEARCHES
 from facts.search.budget import Budget
-from tests.photos.data import NETWORKS, load_network, load_photos, top1, write_table
+from tests.photos.data import NETWORKS, Table, load_all, top1
 
 pytestmark = pytest.mark.external
 
@@ -29,10 +29,10 @@ TEXT = (
 
 
 def test_fitted_biases_help_where_activations_alone_decide(tmp_path):
-    rows = []
+    table = Table("photos/bias", COLUMNS, TEXT)
     for network in NETWORKS:
-        model, validation = load_network(network), load_photos("validation", network=network)
-        calibration, figures = load_photos("calibration", network=network), {}
+        model, calibration, validation = load_all(network)
+        figures = {}
         for fit_bias in (False, True):
             cached = facts.Execution(cache=tmp_path / f"{network}-{fit_bias}")
             prepared = prepare(model, calibration, execution=cached, fit_bias=fit_bias)
@@ -41,7 +41,7 @@ def test_fitted_biases_help_where_activations_alone_decide(tmp_path):
                 budget, search = Budget.of(RATIO, "flops"), SEARCHES["uniform"]()
                 result = compress_prepared(prepared, ESTIMATORS[name](), search, budget, "pivoted")
                 figures[name, fit_bias] = top1(result.model.eval(), validation)
-        rows += [[network, name, figures[name, False], figures[name, True]] for name in METHODS]
-    table = write_table(rows, COLUMNS, "photos/bias", TEXT)
-    gains = table.assign(gain=table.fitted - table.kept).groupby("estimator").gain
-    assert (gains.min()[["svd_llm", "flar"]] > 0).all(), gains.min()
+        for name in METHODS:
+            table.add(network, name, figures[name, False], figures[name, True])
+    activations = table.frame[table.frame.estimator.isin(["svd_llm", "flar"])]
+    assert (activations.fitted > activations.kept).all(), activations

