@@ -180,10 +180,7 @@ def every_experiment() -> list[Experiment]:
 
 def experiment_of(name: str) -> Experiment:
     """Read an experiment's file, without the overrides of the command line."""
-    try:
-        return checked(composed(f"experiment={name}").experiment, name)
-    except RecursionError:
-        raise ValueError(f"experiment/{name}.yaml is among its own defaults") from None
+    return checked(composed(f"experiment={name}").experiment, name)
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:

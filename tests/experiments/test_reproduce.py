@@ -78,18 +78,16 @@ def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(right, wr
 
 
 @pytest.mark.attack
-def test_files_that_default_to_each_other_do_not_cost_the_others_their_report(tmp_path, caplog):
-    files = {name: GOOD.replace("mine", name) for name in ("good", "a", "b")}
-    files |= {"a": f"defaults: [b]\n{files['a']}", "b": f"defaults: [a]\n{files['b']}"}
-    files["paper"] = "name: paper\nexperiments: [good]"
+def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
+    files = {"good": GOOD.replace("mine", "good"), "bad": GOOD, "paper": "name: paper\nexperiments: [good]"}
     (tmp_path / "experiment").mkdir()
     (tmp_path / "run.yaml").write_text("defaults: [schema, _self_, experiment: null]")
     for name, text in files.items():
         (tmp_path / f"experiment/{name}.yaml").write_text(text)
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert [experiment.name for experiment in every_experiment()] == ["good"]
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"{name} is left out: experiment/{name}.yaml is among its own defaults" for name in "ab"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("bad is left out: experiment/bad.yaml: results go under the name")
 
 
 @pytest.mark.system
@@ -99,7 +97,7 @@ def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: see .*/records/\w{16}.json. Run again"):
-        reproduce("model.mini.weights=random")
+        reproduce(*SMALL)
 
 
 def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypatch):
