@@ -1,6 +1,5 @@
 """The doctor: what is fine, what is not, and what to do about it."""
 
-
 import pytest
 import torch
 import wandb

@@ -92,6 +92,7 @@ def die_once(part: list[GridCell]) -> list[GridCell]:
         each.record, each.status = make_record(each.row), "done"
     if part[0].column == "Swin" and not os.path.exists("died"):
         Path("died").touch()
+        time.sleep(1)  # for what the other has done to arrive
         os.kill(os.getpid(), signal.SIGKILL)
     return part
 
@@ -101,7 +102,8 @@ def die_once(part: list[GridCell]) -> list[GridCell]:
 def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, caplog):
     """Each in the folder of the process that started it, with a GPU of its own."""
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"job_logging": {"version": 1}}))
-    monkeypatch.setattr(experiments.workers, "grid_of", lambda experiment: table(experiment.name, "A", "B"))
+    networks = {"first": "DeiT", "second": "Swin"}
+    monkeypatch.setattr(experiments.workers, "grid_of", lambda each: [cell(each.name, networks[each.name], "A")])
     monkeypatch.setattr(experiments.workers, "run_part", die_once)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     monkeypatch.chdir(tmp_path)
