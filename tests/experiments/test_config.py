@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from experiments.ablation import with_rows
 from experiments.cell import Cell
+from experiments.composition import composed
 from experiments.config import CONF
 from experiments.instantiation import instantiate
 from experiments.output.figures import DRAWINGS
@@ -68,19 +69,19 @@ def test_every_model_has_a_mini_and_a_paper_recipe_that_builds(cell_config, name
 
 
 @pytest.fixture(scope="module")
-def composed():
+def known():
     """The overrides of rows that tests have composed."""
     return set()
 
 
 @pytest.mark.parametrize("name", [name for name in options("experiment") if name not in ("ablation", "all", "paper")])
-def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(cell_config, composed, name):
+def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(cell_config, known, name):
     experiment = with_rows(cell_config(f"experiment={name}").experiment)
     column = [*experiment.overrides, *next(iter(experiment.columns.values())), *experiment.mini]
     for row in experiment.rows.values():
-        if not {*row} <= composed:
+        if not {*row} <= known:
             assert cell_config(f"task={experiment.task}", *column, *row)
-            composed |= {*row}
+            known |= {*row}
     assert experiment.name == name
     published = dict.fromkeys((row, column) for row, column, _ in paper_values(name))
     rows = dict.fromkeys(row for row, _ in published)
@@ -132,6 +133,30 @@ def test_every_other_choice_composes_and_resolves(cell_config, group):
         assert OmegaConf.to_container(config, resolve=True)
         if group == "analysis":
             assert all(isinstance(instantiate(config.analysis[profile]), Analysis) for profile in ("paper", "mini"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
+        [
+            "search=modegpt",
+            "parts=units",
+            "rounds=[]",
+            "~refit",
+            "bounds={params: 0.6}",
+            "profile=paper",
+            "ratio=${seed}",
+        ],
+        ["experiment=rivals", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
+    ],
+)
+def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
+    with composing():
+        first, second, expected = composed(*overrides), composed(*overrides), compose("run", overrides)
+    for found in (first, second):
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.is_struct(found) and found.model is not expected.model
 
 
 @pytest.mark.parametrize(
