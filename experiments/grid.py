@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from experiments.ablation import ablation_of, with_rows
-from experiments.composition import compose, given_overrides
+from experiments.composition import compose, composed, given_overrides
 from experiments.config import Experiment
 from experiments.extras import OF_TASKS, missing_packages
 from experiments.instantiation import out_of_range, plain
@@ -180,10 +180,7 @@ def every_experiment() -> list[Experiment]:
 
 def experiment_of(name: str) -> Experiment:
     """Read an experiment's file, without the overrides of the command line."""
-    try:
-        return checked(hydra.compose("run", [f"experiment={name}"]).experiment, name)
-    except RecursionError:
-        raise ValueError(f"experiment/{name}.yaml is among its own defaults") from None
+    return checked(composed(f"experiment={name}").experiment, name)
 
 
 def checked(experiment: Experiment, name: str) -> Experiment:

@@ -3,10 +3,7 @@
 import logging.config
 import multiprocessing
 import os
-import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import nullcontext, suppress
@@ -26,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.cell import results_folder
 from experiments.config import Experiment
 from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
-from experiments.record import ROOT
 from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
 from experiments.turns import alone, beside_others
 from facts.utils import distributed
@@ -34,9 +30,6 @@ from facts.utils.files import HeldElsewhere
 from facts.utils.stopwatch import hide_displays
 
 log = logging.getLogger(__name__)
-
-# Code that is not the user's own: this package's, other packages', and code without a file.
-OTHERS = (str(ROOT / "facts"), str(ROOT / "experiments"), sysconfig.get_path("stdlib"), sys.prefix, "<")
 
 Grid = list[GridCell]
 Part = list[GridCell]
@@ -88,16 +81,9 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
         return False
     except Exception as error:
         grid_cell.record, grid_cell.status = earlier_record(cell) if cell else None, "failed"
-        reasons = "; ".join([str(error), *own_line(error), *getattr(error, "__notes__", ())])
+        reasons = "; ".join([str(error), *getattr(error, "__notes__", ())])
         log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, reasons)
     return True
-
-
-def own_line(error: Exception) -> list[str]:
-    """The last line of the user's own code that the error came through, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
-    return [f"{frame.filename}, line {frame.lineno}: {frame.line}" for frame in own[-1:]]
 
 
 def workers_of(config: DictConfig) -> int:

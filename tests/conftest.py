@@ -1,12 +1,15 @@
 import gc
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 from omegaconf import DictConfig
 
+from experiments.composition import composed
 from experiments.config import CONF
 from tests.networks import image_batches, make_model
 
@@ -58,14 +61,31 @@ def one_seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def composing():
+    """A context in which Hydra reads `conf/`: by one loader for all tests, which chooses the same files only once."""
+    with initialize_config_dir(CONF, version_base="1.3"):
+        loaded = GlobalHydra.instance().hydra
+
+    @contextmanager
+    def composing():
+        GlobalHydra.instance().initialize(loaded)
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().clear()
+
+    return composing
+
+
 @pytest.fixture
-def cell_config(tmp_path: Path):
+def cell_config(composing, tmp_path: Path):
     """A function that composes a configuration of `run`, on little data, with its results in the test's folder."""
 
     def build(*overrides: str) -> DictConfig:
-        with initialize_config_dir(CONF, version_base="1.3"):
+        with composing():
             own = [f"results={tmp_path / 'results'}", "tracking=off", "task.mini.num_calibration=128"]
-            return compose("run", overrides=[*own, *overrides])
+            return composed(*own, *overrides)
 
     return build
 

@@ -1,7 +1,7 @@
 """Recognition of a hundred handwritten digits in noisy views: every image is new, and nothing is downloaded."""
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -85,6 +85,7 @@ def load_digits() -> Any:
     return load_digits()
 
 
+@lru_cache(maxsize=4)
 def draw_digits(stream: str, count: int, side: int = SIDE, noise: float = NOISE) -> Batch:
     """Draw the first images `[count, 1, side, side]` of a stream, and their labels `[count]`: which digit each is.
 

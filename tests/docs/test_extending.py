@@ -1,11 +1,15 @@
 """Methods are added as `docs/extending.md` says, outside the package and inside it."""
 
 import json
+import shlex
 import shutil
+import sys
 
 import pandas as pd
 import pytest
 
+import experiments.reproduce
+import experiments.run
 from tests.docs.pages import ROOT, marked, run, section_of, write_files
 
 pytestmark = pytest.mark.system
@@ -13,16 +17,29 @@ pytestmark = pytest.mark.system
 PAGE = "docs/extending.md"
 
 
-def test_methods_from_outside_the_package_appear_in_a_table(tmp_path):
+def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatch, capsys):
+    """The commands run in this process, which has imported the package."""
     section = section_of(PAGE, "Outside the package")
     write_files(section, tmp_path)
-    sweep, table = (f"{line} task.mini.num_calibration=256" for line in marked(section, "run").splitlines())
-    run(sweep, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
+
+    def run_here(line: str, main, *more: str) -> None:
+        python, option, module, *arguments = shlex.split(line)
+        assert (python, option, module) == ("python", "-m", main.__module__)
+        own = ["task.mini.num_calibration=256", "tracking=off", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        monkeypatch.setattr(sys, "argv", [module, *arguments, *own, *more])
+        main()
+
+    sweep, table = marked(section, "run").splitlines()
+    run_here(sweep, experiments.run.main)
     records = sorted((tmp_path / "results/mini/records").glob("*.json"))
     assert len(records) == 4
     stamps = [path.stat().st_mtime_ns for path in records]
 
-    printed = run(f"{table} workers=1", tmp_path)
+    run_here(table, experiments.reproduce.main, "workers=1")
+    printed = capsys.readouterr().out
     assert sorted((tmp_path / "results/mini/records").glob("*.json")) == records
     assert [path.stat().st_mtime_ns for path in records] == stamps, "a cell of the sweep was run again"
     top1 = pd.read_csv(tmp_path / "results/mini/tables/my_table.csv").query("metric == 'top1'").set_index("row")

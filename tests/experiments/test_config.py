@@ -15,7 +15,9 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from experiments.ablation import with_rows
 from experiments.cell import Cell
+from experiments.composition import composed
 from experiments.config import CONF
 from experiments.instantiation import instantiate
 from experiments.output.figures import DRAWINGS
@@ -31,7 +33,6 @@ from facts.moments.memory import MemoryPolicy
 from facts.refit import REFITS
 from facts.search import SEARCHES
 
-DETECTOR = ("model=mask_rcnn_swin_b", "task=coco")
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
@@ -67,9 +68,20 @@ def test_every_model_has_a_mini_and_a_paper_recipe_that_builds(cell_config, name
         assert paper(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
 
 
-@pytest.mark.parametrize("name", [name for name in options("experiment") if name not in ("all", "paper")])
-def test_every_experiment_names_its_rows_and_columns_as_the_paper_does(cell_config, name):
-    experiment = cell_config(f"experiment={name}").experiment
+@pytest.fixture(scope="module")
+def known():
+    """The overrides of rows that tests have composed."""
+    return set()
+
+
+@pytest.mark.parametrize("name", [name for name in options("experiment") if name not in ("ablation", "all", "paper")])
+def test_every_experiment_composes_and_names_its_rows_and_columns_as_the_paper_does(cell_config, known, name):
+    experiment = with_rows(cell_config(f"experiment={name}").experiment)
+    column = [*experiment.overrides, *next(iter(experiment.columns.values())), *experiment.mini]
+    for row in experiment.rows.values():
+        if not {*row} <= known:
+            assert cell_config(f"task={experiment.task}", *column, *row)
+            known |= {*row}
     assert experiment.name == name
     published = dict.fromkeys((row, column) for row, column, _ in paper_values(name))
     rows = dict.fromkeys(row for row, _ in published)
@@ -124,6 +136,30 @@ def test_every_other_choice_composes_and_resolves(cell_config, group):
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        ["ratio=0.3", "model=swin_b", "estimator.shrinkage_row=0.5", "search=cors", "hardware.timing.num_turns=3"],
+        [
+            "search=modegpt",
+            "parts=units",
+            "rounds=[]",
+            "~refit",
+            "bounds={params: 0.6}",
+            "profile=paper",
+            "ratio=${seed}",
+        ],
+        ["experiment=rivals", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
+    ],
+)
+def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):
+    with composing():
+        first, second, expected = composed(*overrides), composed(*overrides), compose("run", overrides)
+    for found in (first, second):
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+        assert OmegaConf.is_struct(found) and found.model is not expected.model
+
+
+@pytest.mark.parametrize(
     "override", ["estimator.alpha_R=0.5", "ratoi=0.5", "hardware.devise=cpu", "model=deit", "ratio=half"]
 )
 def test_an_unknown_option_is_refused_before_any_work(override):
@@ -154,8 +190,8 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
         (["hardware.num_threads=-3"], "hardware.num_threads must be at least 1, got -3"),
         (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),
         (["analysis=cross_moments", "fit_bias=true"], "an analysis covers only layers and their inputs"),
-        (["stages=pela", "estimator=none", *DETECTOR], "stages begin with a compression: choose an estimator"),
-        (["stages=pela", "refit=mpifa", *DETECTOR], "stages train the compressed layers again: choose refit=null"),
+        (["pruning=isomorphic"], "pruning replaces the estimator: choose estimator=none, and no bounds, with it"),
+        (["refit=mpifa", "parts=units"], "a refit fits layers: choose parts=layers with it"),
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),
     ],
 )

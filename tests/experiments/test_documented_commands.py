@@ -4,14 +4,13 @@ import re
 import shlex
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
 
 from experiments.cell import check
-from experiments.config import CONF
 from experiments.grid import cell_of, chosen_experiments
 from tests.docs.pages import PAGES, ROOT
 
@@ -27,17 +26,11 @@ def documented() -> list[tuple[str, ...]]:
     return sorted({each for each in commands if each[1:] and not any(word in " ".join(each) for word in apart)})
 
 
-@pytest.fixture(scope="module")
-def composed():
-    """The rows that commands have composed, by profile and table."""
-    return set()
-
-
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
-def test_it_composes(command, every_extra, composed):
-    """With it, one table a task: its first row, and every other one that no command before has composed."""
+def test_it_composes(command, composing, every_extra):
+    """And the first cell of a table of each task."""
     name, *overrides = command
-    with initialize_config_dir(CONF, version_base="1.3"):
+    with composing():
         for job in jobs_of([each for each in overrides if each != "-m"], "-m" in overrides):
             config = compose(name, [*job, "hardware.device=cpu"], return_hydra_config=True)
             HydraConfig.instance().set_config(config)
@@ -47,11 +40,7 @@ def test_it_composes(command, every_extra, composed):
             if name == "reproduce":
                 experiments = list(chosen_experiments(config))
                 for experiment in {experiment.task: experiment for experiment in experiments}.values():
-                    for number, row in enumerate(experiment.rows):
-                        place = config.profile.name, experiment.name, row
-                        if number == 0 or place not in composed:
-                            cell_of(experiment, row, next(iter(experiment.columns)))
-                            composed.add(place)
+                    cell_of(experiment, next(iter(experiment.rows)), next(iter(experiment.columns)))
 
 
 def jobs_of(overrides: list[str], is_sweep: bool) -> list[list[str]]:

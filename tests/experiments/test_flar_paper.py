@@ -12,10 +12,8 @@ from facts.estimators import PELA
 from facts.search import Uniform
 from facts.search.budget import Budget
 
-COLUMNS = ("ConvNeXt-B", "DeiT-B", "Swin-L", "DeiT-III-L", "MambaVision-B")
 
-
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("column", ["ConvNeXt-B", "DeiT-B", "MambaVision-B"])
 def test_dense_networks_and_uniform_ranks_cost_what_the_readme_says(cell_config, column):
     """To its last digit: all but the GFLOPs of the dense MambaVision, 30.0 there and 29.94 by our count."""
     experiment, published = cell_config("experiment=flar_paper").experiment, paper_values("flar_paper")

@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
 from experiments.cell import Cell
 from experiments.composition import compose as compose_cell
-from experiments.config import CONF
-from experiments.grid import GridCell, cell_of, chosen_experiments, every_experiment, experiment_of, samples_of
+from experiments.config import CONF, Experiment
+from experiments.grid import GridCell, cell_of, checked, chosen_experiments, every_experiment, experiment_of, samples_of
 from experiments.outcomes import unpacked
 from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
@@ -38,8 +39,8 @@ def reproduce(monkeypatch, tmp_path):
 
 
 def test_a_row_with_a_misspelt_method_is_named_with_the_choices(reproduce):
-    with pytest.raises(SystemExit, match=r"^error: contributions, Mine, .+: estimator/fact is not one of aafm, .*fact"):
-        reproduce('+experiment.rows.Mine=["estimator=fact"]', "plan=true", experiment="contributions")
+    with pytest.raises(SystemExit, match=r"^error: sensitivity_.+, Mine, .+: estimator/fact is not one of aafm, .*f"):
+        reproduce('+experiment.rows.Mine=["estimator=fact"]', "plan=true")
 
 
 def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_path):
@@ -48,7 +49,7 @@ def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_pa
     (own / "mine.yaml").write_text("_target_: facts.estimators.PELA\n")
     folder = ("--config-dir", str(own.parent))
     mine = '+experiment.rows.Mine=["estimator=mine"]'
-    reproduce(mine, "plan=true", experiment="contributions", folder=folder)
+    reproduce(mine, "plan=true", folder=folder)
     (own / "asvd.yaml").write_text("_target_: facts.estimators.PELA\n")
     with pytest.raises(SystemExit, match=r"conf/estimator/asvd.yaml would not be read: the package has estimator/asvd"):
         reproduce(folder=folder)
@@ -70,26 +71,23 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
         ("task:", "notes: [in mini: few]\ntask:", r"notes\.0=\{'in mini': 'few'\}: input should be a valid string"),
     ],
 )
-def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(reproduce, tmp_path, right, wrong, message):
-    (tmp_path / "my/experiment").mkdir(parents=True)
-    (tmp_path / "my/experiment/mine.yaml").write_text(GOOD.replace(right, wrong))
-    with pytest.raises(SystemExit, match=rf"^error: experiment/mine\.yaml.*{message}"):
-        reproduce(experiment="mine", folder=("--config-dir", str(tmp_path / "my")))
+def test_a_table_of_nothing_or_over_another_is_refused_before_any_work(right, wrong, message):
+    experiment = OmegaConf.merge(OmegaConf.structured(Experiment), OmegaConf.create(GOOD.replace(right, wrong)))
+    with pytest.raises(ValueError, match=rf"^experiment/mine\.yaml.*{message}"):
+        checked(experiment, "mine")
 
 
 @pytest.mark.attack
-def test_files_that_default_to_each_other_do_not_cost_the_others_their_report(tmp_path, caplog):
-    files = {name: GOOD.replace("mine", name) for name in ("good", "a", "b")}
-    files |= {"a": f"defaults: [b]\n{files['a']}", "b": f"defaults: [a]\n{files['b']}"}
-    files["paper"] = "name: paper\nexperiments: [good]"
+def test_a_broken_table_does_not_cost_the_others_their_report(tmp_path, caplog):
+    files = {"good": GOOD.replace("mine", "good"), "bad": GOOD, "paper": "name: paper\nexperiments: [good]"}
     (tmp_path / "experiment").mkdir()
     (tmp_path / "run.yaml").write_text("defaults: [schema, _self_, experiment: null]")
     for name, text in files.items():
         (tmp_path / f"experiment/{name}.yaml").write_text(text)
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert [experiment.name for experiment in every_experiment()] == ["good"]
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [f"{name} is left out: experiment/{name}.yaml is among its own defaults" for name in "ab"]
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("bad is left out: experiment/bad.yaml: results go under the name")
 
 
 @pytest.mark.system
@@ -99,7 +97,7 @@ def test_cells_that_failed_are_counted_at_the_end(reproduce, monkeypatch):
         reproduce("model.mini.weights=nowhere.safetensors", "force=true")
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(SystemExit, match=r"1 of 1 cells failed: see .*/records/\w{16}.json. Run again"):
-        reproduce("model.mini.weights=random")
+        reproduce(*SMALL)
 
 
 def test_a_second_worker_that_dies_ends_the_run_with_advice(reproduce, monkeypatch):
@@ -171,14 +169,14 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small
 
 
 @pytest.fixture
-def command_line(monkeypatch):
+def command_line(composing, monkeypatch):
     """A function that composes a configuration of `reproduce` as its command line does."""
     given: list[str] = []
     chosen = SimpleNamespace(
         overrides=SimpleNamespace(task=given), runtime=SimpleNamespace(choices={"profile": "mini"})
     )
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: chosen)
-    with initialize_config_dir(CONF, version_base="1.3"):
+    with composing():
 
         def build(*overrides):
             given[:] = overrides
@@ -203,18 +201,12 @@ def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(comm
 
 def test_samples_name_every_network_and_method_once(command_line, monkeypatch):
     """Most are put together, of the parts that composing would give."""
-    names = "experiment=[classification_50,classification_40,structured_pruning]"
     composed = []
     monkeypatch.setattr("experiments.grid.compose", lambda *each: composed.append(each) or compose_cell(*each))
-    cells = [*samples_of(chosen_experiments(command_line(names)))]
-    assert len(composed) == 9 + 3 + 7  # rows of one network, the other networks, and rows of the last table
-    swin = next(cell for cell in cells if (cell.row, cell.column) == ("FACTS + CoRS", "Swin-B"))
-    assert swin.config == cell_of(experiment_of("classification_50"), swin.row, swin.column).config
-    composed.clear()
+    cells = [*samples_of(chosen_experiments(command_line("experiment=calibration_size")))]
+    assert len(composed) == 5 + 3  # the methods on one network, and the other networks
+    assert len({(cell.row, cell.column) for cell in cells}) == 5 * 4
+    swin = next(cell for cell in cells if (cell.row, cell.column) == ("FACTS + CoRS (1024)", "Swin-B"))
+    assert swin.config == cell_of(experiment_of("calibration_size"), swin.row, swin.column).config
     few = cell_of(experiment_of("model_sizes"), "FACTS", "DeiT-S").known_config
-    assert len(composed) == 1 and few.task.mini.num_calibration == 1024
-    samples = [cell.config for cell in cells]
-    networks = {config.model.name for config in samples}
-    assert networks == {"deit_b", "swin_b", "convnext_b", "mambavision_b"}
-    assert {config.pruning.name for config in samples if config.pruning} == {"isomorphic", "disp_llm", "nvit"}
-    assert len(samples) == 4 * (8 + 1) + 8  # methods with uniform ranks, FACTS with CoRS; and the pruned ones
+    assert few.task.mini.num_calibration == 1024

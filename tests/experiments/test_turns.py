@@ -42,8 +42,3 @@ def test_nothing_runs_beside_a_measurement(tmp_path):
         assert not [other for other in measurements if start < other[0] < end]
     running = [sum(change for _, change in steps[: number + 1]) for number in range(len(steps))]
     assert max(running) > 1
-
-
-def test_outside_of_a_cell_nothing_is_waited_for(tmp_path):
-    with alone():
-        pass

@@ -40,11 +40,11 @@ def test_a_shorter_part_of_a_stream_is_the_beginning_of_a_longer_one_in_balanced
 
 def test_no_image_is_in_two_parts_of_the_task():
     """Noise alone sets two views of a digit about 0.6 * (2 * 256) ** 0.5 = 13.6 apart."""
-    task = Digits(num_training=1000)
+    task = Digits(num_calibration=1000, num_training=1000)
     epochs = [task.training(NETWORK, *numbers) for numbers in ((0,), (1,), (0, 1))]
     parts = [task.calibration(NETWORK), task.sensitivity(NETWORK), task.evaluation(NETWORK), *epochs]
     images, _ = together([batch for part in parts for batch in part])
-    assert len(images) == 4096 + 128 + 3000 + 3 * 1000
+    assert len(images) == 1000 + 128 + 3000 + 3 * 1000
     distances = torch.cdist(images, images).fill_diagonal_(torch.inf)
     assert distances.min() > 5
     again, _ = together(task.training(NETWORK, 0))

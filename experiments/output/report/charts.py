@@ -69,31 +69,3 @@ def _pareto(group: list[Result], column: str) -> Figure:
     figure.axes[0].set_ylabel(experiment.metrics[experiment.ranked_by])
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
-
-
-@matplotlib.rc_context(CHARTS)
-def sensitivity_charts(results: list[Result]) -> dict[str, str]:
-    """Draw, for each network and search, the first sensitivity profile that an integer program used."""
-    profiles: dict[tuple[str, str], tuple[str, dict]] = {}
-    for result in results:
-        for (row, column), record in result.records.items():
-            if record.profile and record.summary and record.summary.solution:
-                title = f"{column}: {row} ({result.experiment.name.replace('_', ' ')})"
-                profiles.setdefault((record.model_hash, record.config["search"]["_target_"]), (title, record.profile))
-    return {title: svg_of(_draw_profile(profile), title) for title, profile in profiles.values()}
-
-
-def _draw_profile(profile: dict[str, list[list[float]]]) -> Figure:
-    """Draw one thin line per layer; the three with the largest geometric mean of errors stand out."""
-    figure = Figure(figsize=(4.5, 3.3))
-    axes = figure.subplots()
-    axes.set(xlabel="rank, in units of the full rank", ylabel="error", yscale="log")
-    positive = {layer: np.array([point[1:] for point in points if point[2] > 0]) for layer, points in profile.items()}
-    curves = {layer: points.T for layer, points in positive.items() if len(points)}
-    ordered = sorted(curves, key=lambda layer: np.log(curves[layer][1]).mean(), reverse=True)
-    for layer in ordered[3:]:
-        axes.plot(*curves[layer], color=INK, alpha=0.35, linewidth=0.7)
-    for layer, color in zip(ordered[:3], SERIES, strict=False):
-        axes.plot(*curves[layer], color=color, label=layer)
-    figure.legend(loc="outside lower left")
-    return figure

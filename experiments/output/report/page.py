@@ -4,9 +4,8 @@ import io
 import re
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -14,13 +13,12 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from experiments.config import Experiment
-from experiments.output.report.charts import pareto_charts, sensitivity_charts
+from experiments.output.report.charts import pareto_charts
 from experiments.output.report.results import Result, gaps_of, provenance, read_page, read_result, timings
 from experiments.output.report.verdict import verdict
 from experiments.output.tables import (
     DEVIATIONS,
     ERRORS,
-    RANK_CORRELATION,
     Entry,
     Properties,
     arrange,
@@ -39,9 +37,8 @@ def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Pro
     environment = Environment(
         loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions: list[Callable[..., Any]] = [agreement, gaps_of, parts, pareto_charts, picture, plans_of]
-    functions += [provenance, sensitivity_charts, table_of, timings]
-    environment.globals |= {function.__name__: function for function in functions}
+    for function in (gaps_of, parts, pareto_charts, picture, plans_of, provenance, table_of, timings):
+        environment.globals[function.__name__] = function
     environment.filters |= {"code": code, "metric": metric_title}
     distinct = {record.fingerprint: record for result in results for record in result.records.values()}
     records = sorted(distinct.values(), key=lambda record: record.time)
@@ -87,16 +84,6 @@ def table_of(result: Result) -> pd.DataFrame:
         return cell.format(kind, value, shown, sign + error)
 
     return arrange(experiment, result.entries.values(), result.properties, show)
-
-
-def agreement(results: list[Result]) -> pd.DataFrame:
-    """Show Spearman's correlation of our ranking of the methods with the published one, by experiment and network."""
-    found: dict[str, dict[str, Markup]] = defaultdict(dict)
-    for result in results:
-        for entry in result.entries.values():
-            if entry.row == RANK_CORRELATION and entry.ours is not None:
-                found[result.experiment.name][entry.column] = _bar(entry.ours, f"{entry.ours:.2f}".replace("-", MINUS))
-    return pd.DataFrame.from_dict(found, "index", dtype=object).rename_axis("experiment").fillna("")
 
 
 def plans_of(result: Result) -> dict[str, pd.DataFrame]:
