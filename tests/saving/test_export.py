@@ -62,7 +62,7 @@ def loaded(tmp_path_factory):
     return result, folder
 
 
-@pytest.mark.parametrize(("name", "form"), zip(SHORT, ("plain", "pivoted", "pivoted"), strict=True))
+@pytest.mark.parametrize(("name", "form"), [*zip(SHORT, ("plain", "pivoted", "pivoted"), strict=True)])
 def test_the_families(name, form, tmp_path):
     arguments = {**mini_recipe(name).arguments, **SHORT[name]}
     model = mini_recipe(name, weights="random", arguments=arguments).build()
