@@ -44,7 +44,7 @@ def export_openvino(
             if samples:
                 np.save(inputs, torch.cat(samples).numpy())
                 # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
-                command = [sys.executable, "-m", __name__, file, inputs, staged]
+                command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     raise RuntimeError(f"NNCF could not quantize the network: {done.stderr}")
