@@ -3,8 +3,7 @@
 import ctypes
 import logging
 import os
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -33,18 +32,10 @@ LARGE = 4 * 2**20  # bytes
 class Commands(TyperGroup):
     """Commands that print an error as one red line; with `--traceback`, in full."""
 
-    def main(self, *args: Any, **settings: Any) -> Any:
-        """Discard output that the caller closed (`>&-`), and print `?` for characters its encoding lacks."""
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115, open to the end
-            stream.reconfigure(errors="replace")
-            setattr(sys, name, stream)
-        return super().main(*args, **settings)
-
     def invoke(self, ctx):
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            print(end="", flush=True)  # here, where a closed pipe is seen
             return result
         except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: the caller ends silently
             raise

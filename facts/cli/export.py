@@ -3,23 +3,20 @@
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from facts.cli import options
 from facts.cli.options import DATA, option
 
-FORMATS = {".pt2": "pt2", ".xml": "openvino"}
-
 
 def export(
     folder: options.Folder,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
-    format: Annotated[
-        Literal["onnx", "openvino", "pt2"] | None,
-        typer.Option(help="Default: pt2 or openvino if FILE ends in .pt2 or .xml, else onnx."),
-    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The file to write: .pt2, .xml for OpenVINO, else ONNX."),
+    ],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
     data: Annotated[
         str | None,
@@ -51,36 +48,29 @@ def export(
     from facts.cost.count import meta_input
     from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import noise, reads_tokens
-    from facts.saving.export import onnx_call, refuse_without_onnx
+    from facts.saving.export import onnx_call
     from facts.saving.load import built_by
-    from facts.saving.openvino_ir import import_openvino, openvino_call
+    from facts.saving.openvino_ir import openvino_call
     from facts.saving.recipes import build_recipe
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
-    format = format or FORMATS.get(out.suffix, "onnx")  # type: ignore[assignment]
-    if format == "openvino" and out.suffix != ".xml":
-        raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml as --out, not {out.name}")
-    if (int8 or data) and not (int8 and data and format != "pt2"):
+    if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
-    if format != "pt2":
-        refuse_without_onnx()
-    if format == "openvino":
-        import_openvino(int8)
     compressed = load_result(folder, architecture)[0].model
     if int8 and reads_tokens(compressed):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")
     calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
     shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]
     batch = noise(compressed, (batch_size, *shape), torch.device("cpu"))
-    if format == "pt2":
+    if out.suffix == ".pt2":
         facts.export_program(compressed, batch, out)
         print(f"saved to {out}")
         return
     original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
     runtime, write, load = (
         ("OpenVINO", facts.export_openvino, openvino_call)
-        if format == "openvino"
+        if out.suffix == ".xml"
         else ("ONNX Runtime", facts.export_onnx, onnx_call)
     )
     with TemporaryDirectory() as temporary:

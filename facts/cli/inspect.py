@@ -75,13 +75,11 @@ def plan_table(manifest: "Manifest", shapes: dict[str, tuple[int, int]]) -> Tabl
 
 
 def shapes(file: Path, manifest: "Manifest") -> dict[str, tuple[int, int]]:
-    """Read `(d_out, d_in)` of the layers in a file. Raises `ValueError` if it is not a safetensors file."""
+    """Read `(d_out, d_in)` of the layers in a file. Raises as `read_header`."""
     import torch
 
     from facts.saving.structure import read_header
 
-    if not file.is_file():
-        raise ValueError(f"{file} is missing; save or fetch it again")
     found = {}
     for name, tensor in read_header(file).items():
         *others, columns = tensor.shape or (1,)

@@ -1,7 +1,6 @@
 """Networks named on the command line."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -178,11 +177,8 @@ def _kind(configuration: dict, name: str) -> type[TransformersModel]:
 
 
 def _meant(tag: str, names: list[str]) -> str:
-    """Suggest names that are close to a misspelt one, with or without their sizes: deit_tiny for its _patch16_224."""
-    known = {name: name for name in names}
-    for name in names:
-        known.setdefault(re.split(r"_(?:patch|window)?\d", name)[0], name)
-    near = dict.fromkeys(known[match] for match in get_close_matches(tag, known))
+    """Suggest names that begin with the given one, or are close to it."""
+    near = [name for name in names if name.startswith(tag)][:3] or get_close_matches(tag, names)
     return f"is it {' or '.join(near)}?" if near else "`facts list models` lists them"
 
 

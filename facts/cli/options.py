@@ -40,11 +40,6 @@ def networks_after(incomplete: str) -> list[str]:
     return sorted(name for name in known if name.startswith(incomplete))
 
 
-def explained(choices: Mapping[str, str]) -> str:
-    """Format the choices for the help, one per line."""
-    return "\n\n".join(f"[bold]{name}[/]: {text}" for name, text in choices.items())
-
-
 def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     """Split a comma-separated list into its names, each once. An unknown name is a usage error."""
     names = dict.fromkeys(value.strip() for value in values.split(","))
@@ -63,6 +58,12 @@ def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, st
 def option(panel: str | None, help: str, *names: str, **settings: Any) -> Any:
     """An option in a panel of the help."""
     return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
+
+
+def method(choices: Mapping[str, str], text: str) -> Any:
+    """An option for one of some methods, which its help explains one per line."""
+    explained = "\n\n".join([text, *(f"[bold]{name}[/]: {each}" for name, each in choices.items())])
+    return option(METHOD, explained, metavar="NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
 
 
 METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
@@ -161,46 +162,27 @@ Convolutions = Annotated[
 ]
 PartsName = Annotated[
     Literal[*PARTS] | None,  # type: ignore[valid-type]
-    option(
-        METHOD,
-        "What is truncated; default: units, but layers if a method is named.\n\n" + explained(PARTS),
-        metavar="NAME",
-    ),
+    method(PARTS, "What is truncated; default: units, but layers if a method is named."),
 ]
 FormName = Annotated[
     Literal[*FORMS] | None,  # type: ignore[valid-type]
-    option(
-        METHOD,
-        "How a low-rank layer is stored; default: pivoted, in half precision plain.\n\n" + explained(FORMS),
-        metavar="NAME",
-    ),
+    method(FORMS, "How a low-rank layer is stored; default: pivoted, in half precision plain."),
 ]
 EstimatorName = Annotated[
     Literal[*ESTIMATORS] | None,  # type: ignore[valid-type]
-    option(
-        METHOD,
-        "Method that weights the directions of each part; default: facts.\n\n" + explained(ESTIMATORS),
-        metavar="NAME",
-        autocompletion=lambda incomplete: completed(incomplete, ESTIMATORS),
-    ),
+    method(ESTIMATORS, "Method that weights the directions of each part; default: facts."),
 ]
 RefitName = Annotated[
     Literal[*REFITS] | None,  # type: ignore[valid-type]
-    option(
-        METHOD,
+    method(
+        REFITS,
         "Then refit the layers to the outputs of the compressed ones before them, with one data pass per layer or "
-        "block:\n\n" + explained(REFITS),
-        metavar="NAME",
+        "block:",
     ),
 ]
 SearchName = Annotated[
     Literal[*SEARCHES] | None,  # type: ignore[valid-type]
-    option(
-        METHOD,
-        "Method that chooses the rank of each part; default: cors_fisher.\n\n" + explained(SEARCHES),
-        metavar="NAME",
-        autocompletion=lambda incomplete: completed(incomplete, SEARCHES),
-    ),
+    method(SEARCHES, "Method that chooses the rank of each part; default: cors_fisher."),
 ]
 
 

@@ -22,14 +22,13 @@ def push_to_hub(
     *,
     metrics: Metrics | None = None,
     private: bool = False,
-    revision: str | None = None,
     token: str | None = None,
 ) -> str:
     """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
 
-    `metrics` is as in `save_compressed`; `revision` is a branch, created if necessary; `token` needs write access
-    (default: the one from `hf auth login`). A model card that was edited there is kept. Raises `ValueError` for a name
-    of any other form, `ConnectionError` if the hub does not answer, and huggingface_hub's `OSError` if it refuses.
+    `metrics` is as in `save_compressed`; `token` needs write access (default: the one from `hf auth login`). A model
+    card that was edited there is kept. Raises `ValueError` for a name of any other form, `ConnectionError` if the hub
+    does not answer, and huggingface_hub's `OSError` if it refuses.
     """
     if not REPOSITORY.fullmatch(repository):
         raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
@@ -37,16 +36,13 @@ def push_to_hub(
         raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed for now")
     hub = HfApi(token=token)
     address = hub.create_repo(repository, private=private, exist_ok=True)
-    if revision:
-        hub.create_branch(repository, branch=revision, exist_ok=True)
     with TemporaryDirectory(prefix="facts-") as folder:
-        with suppress(EntryNotFoundError):  # an edited card is kept by `write_card`
-            hub.hf_hub_download(repository, CARD, revision=revision, local_dir=folder)
+        with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
+            hub.hf_hub_download(repository, CARD, local_dir=folder)
         save_compressed(result, folder, metrics)
         write_card(Path(folder), repository)
-        # delete what an earlier network had and this one lacks
-        outdated = [LOADER, "elastic.*"]
-        hub.upload_folder(repo_id=repository, folder_path=folder, revision=revision, delete_patterns=outdated)
+        outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
+        hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
     return str(address)
 
 

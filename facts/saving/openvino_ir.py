@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.result import CompressionResult
-from facts.saving.comparison import checked
-from facts.saving.export import export_onnx, on_cpu, refuse_without_onnx
-from facts.saving.int8 import samples_of
+from facts.saving.export import Call, checked, export_onnx, on_cpu, refuse_without_onnx, samples_of
 from facts.utils.extras import needing
 from facts.utils.files import staging
 
@@ -45,7 +43,11 @@ def export_openvino(
         with staging(path) as staged:
             if samples:
                 np.save(inputs, torch.cat(samples).numpy())
-                _in_own_process(file, inputs, staged)
+                # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
+                command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(f"NNCF could not quantize the network: {done.stderr}")
             else:
                 openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
             return checked(model, openvino_call(staged), example, samples)
@@ -60,7 +62,7 @@ def import_openvino(int8: bool = False) -> Any:
         return import_module("openvino")
 
 
-def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
+def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Call:
     """Load a file as a function of a batch on the CPU, with torch's number of threads.
 
     Everything except the integers in the file is computed in `precision`; `openvino_formats` lists this CPU's choices.
@@ -75,17 +77,6 @@ def openvino_formats() -> list[str]:
     """List the floating-point formats that OpenVINO computes in on this CPU."""
     able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
-
-
-def _in_own_process(*files: Path) -> None:
-    """Quantize in a new process: NNCF changes logging globally, and processes that fork after its import may crash.
-
-    `files` are the arguments of `quantize`. Raises `RuntimeError` with NNCF's last line.
-    """
-    done = subprocess.run([sys.executable, "-m", __name__, *map(str, files)], capture_output=True, text=True)
-    if done.returncode:
-        reasons = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, often for lack of memory"]
-        raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
 
 
 def quantize(file: str, inputs: str, out: str) -> None:

@@ -35,29 +35,20 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
         monkeypatch.setattr(facts, name, noting(name))
     options = ["--estimator", "svd_llm", "--search", "memvit", "--fit-bias", "--params", 2e5, "--num-calibration", 5]
     options += ["--num-sensitivity", 3, "--cutmix", "--seed", 2, "--batch-size", 5, "--cache", tmp_path / "cache"]
-    options += ["--moments", "host", "--checkpoint-blocks", "on", "--layers-at-once", 3]
+    options += ["--moments", "host", "--checkpoint-blocks", "on", "--layers-at-once", 12]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
     assert "top1" in result.output
     summary = saved(tmp_path / "vit")["summary"]
     assert summary["estimator"].startswith("SVDLLM(") and summary["search"].startswith("MemViTSearch(")
     assert summary["fit_bias"] and 0.8 * 2e5 < summary["after"]["params"] <= 2e5
     assert given["budget"] == facts.Budget(params=2e5)
-    memory = facts.MemoryPolicy(moments="host", checkpoint_blocks=True, layers_at_once=3)
+    memory = facts.MemoryPolicy(moments="host", checkpoint_blocks=True, layers_at_once=12)
     assert given["execution"] == facts.Execution(memory=memory, cache=tmp_path / "cache")
     for mixed, size in ((given["calibration"], 5), (given["sensitivity"], 3)):
         ((images, targets),) = mixed
-        ((plain, labels),) = mixed.data
+        ((plain, _),) = mixed.data
         assert images.shape == plain.shape and not images.equal(plain)
         assert targets.shape == (size, 3) and mixed.seed == 2
-        others = targets.scatter(1, labels[:, None], 0.0).amax(dim=1)
-        assert (others > 0).equal(labels != labels.roll(1))
-
-
-def test_layers_are_refitted(run, photos, tmp_path):
-    options = ["--estimator", "svd_llm", "--search", "uniform", "--num-calibration", 4, "--refit", "mpifa"]
-    result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit", "--no-evaluate")
-    assert saved(tmp_path / "vit")["summary"]["refit"] == "MPIFA(original_share=0.25, ridge=0.001)"
-    assert "refitted by MPIFA(" in result.output and "not evaluated: --no-evaluate" in result.output
 
 
 @pytest.mark.system
@@ -69,7 +60,6 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
     assert "recovered from" in result.output and "recovered from" in run("inspect", out).output
     assert list((tmp_path / "cache").glob("finetuning-*"))
-    assert "--recover" in run("compress", *VIT, "--data", photos, "--recover", 0, "--out", out, code=2).output
 
 
 def test_convolutions_are_compressed_where_asked_for_and_inspected(run, photos, tmp_path):
@@ -85,47 +75,38 @@ def test_convolutions_are_compressed_where_asked_for_and_inspected(run, photos, 
         assert (line.split()[4:6] == ["dense", "100%"]) == (rank is None)
 
 
-def test_the_cache_spares_the_data_pass_and_an_older_result_is_replaced(run, photos, tmp_path):
-    out, results = tmp_path / "vit", []
-    for ratio in (0.6, 0.3):
-        options = ("--ratio", ratio, "--cache", tmp_path / "cache", "--no-evaluate")
-        run("compress", *VIT, "--data", photos, *options, "--out", out)
-        results.append(saved(out)["summary"])
-        assert results[-1]["bounds"] == {"flops": ratio}
-    assert "calibration" in results[0]["seconds"] and "calibration" not in results[1]["seconds"]
-
-
 def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
     for part in ("train", "val"):
         write_images(tmp_path / "photos" / part)
     for name in "012":
         (tmp_path / "photos" / "val" / "cat" / f"{name}.png").write_bytes(b"no image")
-    result = run("compress", *VIT, "--data", tmp_path / "photos", "--out", tmp_path / "vit", code=1)
+    refit = ("--estimator", "pela", "--search", "uniform", "--refit", "mpifa")
+    result = run("compress", *VIT, *refit, "--data", tmp_path / "photos", "--out", tmp_path / "vit", code=1)
+    assert "refitted by MPIFA(" in result.output
     assert "3 of 12 images cannot be decoded" in result.output and f"saved to {tmp_path / 'vit'}" in result.output
     assert facts.load_compressed(tmp_path / "vit").plan
 
 
 def test_device_times(run, photos, tmp_path):
-    """Measured here, and changed to those of a faster device."""
+    """Measured here, and changed to those of a device whose layers take half of the time, and none if low-rank."""
     board = tmp_path / "board.json"
     result = run("measure", "timm/test_vit", "--num-classes", 3, "--batch-size", 2, "--form", "plain", "--out", board)
     assert "timm/test_vit takes" in result.stdout and "ms for a batch of 2 on" in result.stdout
     times = json.loads(board.read_text())
-    fast = [layer | {"by_rank": {rank: 1e-9 for rank in layer["by_rank"]}} for layer in times["layers"]]
-    board.write_text(json.dumps(times | {"device": "a board", "layers": fast}))
+    layers = [layer | {"dense": 0.001, "by_rank": dict.fromkeys(layer["by_rank"], 1e-9)} for layer in times["layers"]]
+    board.write_text(json.dumps(times | {"device": "a board", "dense": 0.048, "layers": layers}))
     arguments = ["compress", *VIT, "--data", photos, "--search", "uniform", "--no-evaluate", "--device-times", board]
-    latency = ("--latency-ms", f"{950 * times['dense']:.6f}")
-    result = run(*arguments, *latency, "--form", "plain", "--out", tmp_path / "vit")
+    result = run(*arguments, "--latency-ms", 40, "--form", "plain", "--out", tmp_path / "vit")
     assert "latency, batch of 2" in result.stdout and "predicted for a board, not measured" in result.stdout
-    result = run(*arguments, *latency, "--out", tmp_path / "other", code=1)
+    assert "not evaluated: --no-evaluate" in result.output
+    result = run(*arguments, "--latency-ms", 40, "--out", tmp_path / "other", code=1)
     assert "are for form plain, but pivoted is wanted" in result.output
 
 
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        (["timm/test_vt"], [], "there is no network 'timm/test_vt': is it test_vit"),
-        (["timm/deit_tinyy"], [], "there is no network 'timm/deit_tinyy': is it deit_tiny_patch16_224"),
+        (["timm/deit_tiny"], [], "there is no network 'timm/deit_tiny': is it deit_tiny_distilled_patch16_224"),
         (["timm/qqqqqq"], [], "there is no network 'timm/qqqqqq': `facts list models` lists them"),
         (["torchvision/resnt50"], [], "there is no network 'torchvision/resnt50': is it resnet50"),
         (["torchvision/resnet18", "--num-classes", "3"], [], "published weights of resnet18 are for 1,000 classes"),
@@ -133,10 +114,7 @@ def test_device_times(run, photos, tmp_path):
         (["timm/vit_tiny_patch16_18x2", "--device", "tpu"], [], "there is no device 'tpu' here"),
         (["timm/test_vit", "--weights", "nowhere.safetensors"], [], "no checkpoint 'nowhere.safetensors'"),
         (["transformers/gpt2", "--num-classes", "3"], [], "--num-classes is for networks of timm and torchvision"),
-        (VIT, ["--data", ""], "--data is empty: name a folder, a text file or a data set"),
         (VIT, ["--data", "nowhere"], "give one that holds a folder of images for each class"),
-        (VIT, ["--params", 100], "params of 100 cannot be met"),
-        (VIT, ["--device-times", "board.json"], "device_times predict a latency, but none is bounded"),
         (VIT, ["--out", "."], "holds something other than a compressed network: give a new or empty folder"),
         (VIT, ["--out", "love.txt"], "cannot write to the folder"),
     ],

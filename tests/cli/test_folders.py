@@ -4,11 +4,8 @@ import csv
 import json
 import re
 import shutil
-import sys
 from importlib.util import find_spec
 
-import numpy as np
-import onnxruntime
 import pytest
 import timm
 import torch
@@ -18,7 +15,6 @@ import facts
 from facts.cli import models
 from facts.cost.timing import TimingPolicy
 from tests.cli.conftest import VIT, saved
-from tests.cli.pictures import write_images
 
 OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
 
@@ -30,9 +26,6 @@ class TestInspect:
         for part in ("made from: test_vit", "FLOPs", "FACTS(", "CoRSFisher(", "top1: original", "the output layer"):
             assert part in text
         assert f"facts {facts.__version__}" in text and description["fingerprint"] in text
-        name, width = next((name, width) for name, width in description["plan"].items() if width and "mlp" in name)
-        (line,) = [line for line in text.splitlines() if name in line]
-        assert line.split()[1:5] == ["192", "wide", str(width), f"{width / 192:.0%}"]
         assert json.loads(run("inspect", folder, "--json").stdout) == description
 
     @pytest.mark.attack
@@ -58,7 +51,7 @@ class TestInspect:
         (folder / "model.safetensors").write_text("nothing")
         assert "model.safetensors is not a whole safetensors file" in run("inspect", folder, code=1).output
         (folder / "model.safetensors").unlink()
-        assert "model.safetensors is missing; save or fetch it again" in run("inspect", folder, code=1).output
+        assert "model.safetensors is missing: save or fetch" in run("inspect", folder, code=1).output
 
 
 class TestEvaluate:
@@ -76,21 +69,17 @@ class TestEvaluate:
         assert [line.split()[0] for line in lines] == [*after]
         assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
 
-    @pytest.mark.parametrize(("parts", "num_samples"), [((), 12), (("train", "val"), 6)])
-    def test_all_images_for_evaluation_are_counted(self, run, tmp_path, parts, num_samples):
-        for number, part in zip((9, 2), parts or [""], strict=False):
-            write_images(tmp_path / "photos" / part, number=number if parts else 4)
-        found = json.loads(run("evaluate", *VIT, "--data", tmp_path / "photos", "--json").stdout)
+    def test_all_images_for_evaluation_are_counted(self, run, photos):
+        found = json.loads(run("evaluate", *VIT, "--data", photos, "--json").stdout)
         share = found["top1"] / 100
-        assert found["num_samples"] == num_samples
-        assert found["top1_standard_error"] == pytest.approx(100 * (share * (1 - share) / (num_samples - 1)) ** 0.5)
+        assert found["num_samples"] == 12
+        assert found["top1_standard_error"] == pytest.approx(100 * (share * (1 - share) / 11) ** 0.5)
 
     def test_refusals(self, run, compressed, photos, tmp_path):
         unknown = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
         for arguments, message in (
             (unknown, "3 class folders, and the network 1000 classes"),
             ((compressed[1], "--weights", "random"), "has weights and classes of its own"),
-            ((tmp_path,), "there is no network"),
             ((compressed[1], "--architecture", "tests.networks:absent"), "no function 'tests.networks:absent'"),
             ((*VIT, *OWN_CLASS), "--architecture is for a folder with a compressed network"),
         ):
@@ -112,9 +101,7 @@ class TestRecover:
         assert "weights, float16" in run("compress", *network, *options, "--out", small).output
         run("compress", *network, *options, "--dtype", "float32", "--out", tmp_path / "exact")
         types = {name: facts.load_compressed(tmp_path / name).model.head.weight.dtype for name in ("small", "exact")}
-        assert (
-            types == {"small": torch.float16, "exact": torch.float32} and saved(small)["summary"]["form"] == "pivoted"
-        )
+        assert types == {"small": torch.float16, "exact": torch.float32}
         recover = ("recover", small, "--data", photos, *self.MINUTES, "--out", tmp_path / "better")
         for options, message in (
             ((), "weights (own.safetensors) are not published: give them as --weights FILE"),
@@ -124,9 +111,7 @@ class TestRecover:
         better = run(*recover, "--weights", own).output
         assert "recovered from" in better and "held-out samples" in better
         description = saved(small)
-        assert saved(tmp_path / "better")["plan"] == description["plan"]
         assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
-        run("evaluate", small, "--data", photos, "--num-workers", 0)
         description |= {"base_model": {**description["base_model"], "repository": "a/b"}, "checksum": None}
         (small / "compression.json").write_text(json.dumps(description))
         monkeypatch.setattr(models, "fetch", {"a/b": own}.__getitem__)
@@ -163,27 +148,14 @@ class TestExport:
         result = run("export", compressed[1], "--out", out, "--batch-size", 2, *OWN_CLASS)
         assert "ONNX Runtime, batch of 2" in result.stdout and latencies(result).keys() == {"original", "compressed"}
         assert "[torch.onnx]" not in result.stdout and list(tmp_path.iterdir()) == [out]
-        images = np.zeros((3, 3, 160, 160), np.float32)
-        assert onnxruntime.InferenceSession(out).run(None, {"input": images})[0].shape == (3, 3)
 
     @pytest.mark.system
-    @pytest.mark.parametrize(
-        "files",
-        [
-            ["vit.onnx"],
-            pytest.param(
-                ["vit.bin", "vit.xml"],
-                marks=pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed"),
-            ),
-        ],
-    )
-    def test_in_int8(self, run, compressed, photos, tmp_path, few_turns, files):
-        out = tmp_path / files[-1]
-        result = run("export", compressed[1], "--out", out, "--int8", "--data", photos, *OWN_CLASS)
+    @pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
+    def test_in_int8(self, run, compressed, photos, tmp_path, few_turns):
+        result = run("export", compressed[1], "--out", tmp_path / "vit.xml", "--int8", "--data", photos)
         assert latencies(result).keys() == {"original", "compressed", "in int8"}
-        error = float(re.search(r"outputs in int8: (\S+)", result.stdout)[1])
-        assert 0 < error < 0.1
-        assert sorted(path.name for path in tmp_path.iterdir()) == files
+        assert 0 < float(re.search(r"outputs in int8: (\S+)", result.stdout)[1]) < 0.1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["vit.bin", "vit.xml"]
 
     def test_what_is_not_possible_in_int8(self, run, compressed, photos, tmp_path):
         message = "--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data"
@@ -193,20 +165,11 @@ class TestExport:
             ("a.xml", ["--data", photos]),
         ):
             assert message in run("export", compressed[1], "--out", tmp_path / name, *options, code=1).output
-        options = ("--out", tmp_path / "vit.bin", "--format", "openvino")
-        assert "name the .xml as --out, not vit.bin" in run("export", compressed[1], *options, code=1).output
 
     @pytest.mark.system
     def test_a_program_for_pytorch(self, run, compressed, tmp_path):
         assert "saved to" in run("export", compressed[1], "--out", tmp_path / "vit.pt2").stdout
-        program, images = torch.export.load(tmp_path / "vit.pt2").module(), torch.zeros(3, 3, 160, 160)
-        torch.testing.assert_close(program(images), facts.load_compressed(compressed[1]).model(images))
-
-    def test_what_is_missing_is_told_before_any_work(self, run, tmp_path, monkeypatch):
-        options = (tmp_path / "absent", "--out", tmp_path / "vit.onnx")
-        assert "is not a folder: give one that save_compressed wrote" in run("export", *options, code=1).output
-        monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        assert "ONNX export needs onnxruntime: pip install -e '.[export]'" in run("export", *options, code=1).output
+        assert torch.export.load(tmp_path / "vit.pt2").module()(torch.zeros(3, 3, 160, 160)).shape == (3, 3)
 
 
 class TestBenchmark:
@@ -230,24 +193,20 @@ class TestBenchmark:
 
 
 def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
-    data = ("--data", photos, "--search", "cors_fisher", "--parts", "units")
-    printed = run("compress", *VIT, *data, "--elastic", "--no-evaluate", "--out", tmp_path / "any").output
-    assert "parts" not in printed and facts.load_compressed(tmp_path / "any").summary.parts == "units"
+    data = ("--data", photos, "--num-calibration", 4, "--parts", "units")
+    run("compress", *VIT, *data, "--elastic", "--no-evaluate", "--out", tmp_path / "any")
     params = 0.8 * facts.load_compressed(tmp_path / "any").summary.before.params
-    for number, options in enumerate([(), ("--ratio", 0.7), ("--params", params)]):
+    for number, options in enumerate([(), ("--params", params)]):
         assert "saved to" in run("cut", tmp_path / "any", *options, "--out", tmp_path / str(number)).output
-    results = [facts.load_compressed(tmp_path / str(number)) for number in range(3)]
-    assert [*results[0].summary.bounds.values()] == [0.5] and [*results[1].summary.bounds.values()] == [0.7]
-    assert results[2].summary.after.params <= params
+    half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
+    assert half.parts == "units" and [*half.bounds.values()] == [0.5] and fewer.after.params <= params
     for options, message in (
         (("--recover", 1), "leave out --recover, --refit and --dtype"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
     ):
         assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output
     for arguments, message in (
-        (("cut", tmp_path / "0", "--out", tmp_path / "no"), "holds a network for one budget only"),
         (("cut", tmp_path / "any", "--out", tmp_path / "any"), "a cut would overwrite the folder"),
-        (("cut", tmp_path / "any", "--ratio", 0, "--out", tmp_path / "no"), "must lie in (0, 1]"),
         (("push", tmp_path / "any", "me/any"), "push a cut of it"),
     ):
         assert message in run(*arguments, code=1).output

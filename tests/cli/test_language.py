@@ -67,16 +67,14 @@ def test_pareto(run, language_model, texts, tmp_path):
     assert (points.perplexity > 1).all()
     best = points[1:].sort_values(["perplexity", "params"]).iloc[0]
     (line,) = [line for line in result.stdout.splitlines() if line.split()[:2] == ["pela", best.search]]
-    assert line.split()[-2:] == [f"{best.perplexity:.4g}", "*"]
+    assert line.split()[-2:] == [f"{best.perplexity:.4g}", "*"]  # lower is better
 
 
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):
     (tmp_path / "short.txt").write_text("one two three four five six")
     tokenizer = build(str(language_model), None, None, "cpu").tokenizer
     one_window = ("--sequence-length", len(tokenizer("one two three four five six")["input_ids"]))
-    assert "perplexity" in run("evaluate", language_model, "--data", tmp_path / "short.txt", *one_window).output
     for text, options, message in (
-        (texts / "train.txt", ("--cutmix",), "CutMix mixes images [N, C, H, W], alone or with class indices"),
         ("nowhere.txt", (), "nowhere.txt: give a file or hub:OWNER/DATASET/CONFIGURATION/SPLIT"),
         (texts / "test.txt", ("--num-calibration", 1000), "fewer than 1,000 to calibrate on and 16 more for searches"),
         (texts / "test.txt", ("--sequence-length", 5000), "not one window of 5,000: give a longer text, or a smaller"),

@@ -40,9 +40,6 @@ def mini_mambavision():
     return mini_recipe("mambavision_b").build(), (1, 32, 32)
 
 
-MODELS = {"recipe": from_recipe, "timm": from_timm, "mambavision": mini_mambavision}
-
-
 def compressed(model, shape, layers=None, **options):
     torch.manual_seed(0)
     return facts.compress(facts.prepare(model, input_shape=shape, layers=layers), estimator="pela", **options)

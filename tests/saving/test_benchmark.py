@@ -43,9 +43,7 @@ def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
     assert runtimes.runtimes_of(CPU, int8=True)[4:] == ["ONNX Runtime, float32", "ONNX Runtime, int8"]
     with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose from PyTorch, float32; PyTorch"):
         facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
-    with pytest.raises(
-        ValueError, match="no runtime 'ONNX Runtime, float32' here: choose from PyTorch, float32; PyTorch"
-    ):
+    with pytest.raises(ValueError, match="no runtime 'ONNX Runtime, float32' here"):
         facts.benchmark({"texts": make_causal_lm()}, torch.zeros(2, 8).long(), runtimes=["ONNX Runtime, float32"])
 
 

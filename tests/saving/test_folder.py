@@ -14,17 +14,21 @@ from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from tests.networks import image_batches, make_model
-from tests.saving.setting import MODELS, assert_same, compressed, from_recipe
+from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
 
-LAYERS = {"resnet26": ["fc"]}
 REFUSED = "names no architecture that can be built from JSON; pass the dense network"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", ["plain", "pivoted"])
-@pytest.mark.parametrize("name", MODELS)
-def test_networks_that_can_be_rebuilt(name, form, dtype, tmp_path):
-    model, shape = MODELS[name]()
+@pytest.mark.parametrize(
+    ("make", "form", "dtype"),
+    [
+        (from_recipe, "plain", torch.float32),
+        (from_timm, "pivoted", torch.bfloat16),
+        (mini_mambavision, "pivoted", torch.float32),
+    ],
+)
+def test_networks_that_can_be_rebuilt(make, form, dtype, tmp_path):
+    model, shape = make()
     result = compressed(model.to(dtype), shape, form=form)
     facts.save_compressed(result, tmp_path / "first")
     loaded = facts.load_compressed(tmp_path / "first")
@@ -57,23 +61,16 @@ def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
     assert_same(facts.load_compressed(tmp_path, architecture="tests.networks:make_model"), result, (3, 8, 8))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "reason"),
-    [
+def test_dense_networks_that_do_not_fit_are_refused_and_left_alone(saved):
+    for architecture, reason in (
         ("no_such_module:f", "there is no function 'no_such_module:f' .*: give package.module:function"),
         ("builtins:list", "builtins:list returns a list instead of the dense network"),
-    ],
-)
-def test_a_function_that_builds_no_network(saved, architecture, reason):
-    with pytest.raises(ValueError, match=reason):
-        facts.load_compressed(saved[1], architecture=architecture)
+    ):
+        with pytest.raises(ValueError, match=reason):
+            facts.load_compressed(saved[1], architecture=architecture)
     with pytest.raises(ValueError, match="give one of them"):
         facts.load_compressed(saved[1], make_model(), architecture=architecture)
-
-
-def test_a_network_of_another_shape_is_refused_and_left_alone(saved):
-    arguments = {"img_size": 32, "patch_size": 16, "depth": 2, "embed_dim": 48, "num_heads": 2, "num_classes": 9}
-    other = TimmModel(tag="vit_tiny_patch16_224", arguments=arguments, weights="random").build()
+    other = TimmModel(tag=TIMM["tag"], arguments={**TIMM["arguments"], "num_classes": 9}, weights="random").build()
     with pytest.raises(ValueError, match=r"model\.safetensors does not fit .*: 2 tensors differ, .* head\.bias: \(5,"):
         facts.load_compressed(saved[1], model=other)
     assert not any(isinstance(module, facts.LowRankLinear | facts.PivotedLinear) for module in other.modules())
@@ -90,8 +87,7 @@ def test_places_that_cannot_be_read_or_written(saved, tmp_path):
     assert not (tmp_path / WEIGHTS).exists()
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("tag", ["swin_tiny_patch4_window7_224", "swinv2_cr_tiny_ns_224"])
+@pytest.mark.parametrize(("tag", "given"), [("swin_tiny_patch4_window7_224", False), ("swinv2_cr_tiny_ns_224", True)])
 def test_buffers_that_are_in_no_file_keep_their_types(tag, given, tmp_path):
     """Swin's masks must be of the type of its weights."""
     size = {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}
@@ -108,28 +104,23 @@ def test_buffers_that_are_in_no_file_keep_their_types(tag, given, tmp_path):
 @pytest.mark.parametrize(
     ("tag", "options", "shape"),
     [
-        ("test_vit", {"drop_path_rate": 0.1, "drop_rate": 0.2, "proj_drop_rate": 0.3}, (3, 160, 160)),
-        ("test_vit", {"img_size": [64, 32], "in_chans": 1, "global_pool": "avg"}, (1, 64, 32)),
+        ("test_vit", {"img_size": [64, 32], "in_chans": 1, "global_pool": "avg", "proj_drop_rate": 0.3}, (1, 64, 32)),
         ("resnet26", {"global_pool": "max", "in_chans": 4, "drop_rate": 0.1}, (4, 64, 64)),
     ],
 )
 def test_options_of_timm_in_common_use_come_back(tag, options, shape, tmp_path):
     model = timm.create_model(tag, num_classes=16, **options).eval()
-    result = compressed(model, shape, layers=LAYERS.get(tag))
+    result = compressed(model, shape, layers=["fc"] if tag == "resnet26" else None)
     facts.save_compressed(result, tmp_path)
     loaded = facts.load_compressed(tmp_path)
     assert_same(loaded, result, shape)
     assert repr(loaded.model) == repr(result.model), "dropout counts once it is trained"
 
 
-@pytest.mark.parametrize(
-    ("tag", "options"),
-    [("test_vit", {"num_heads": 4}), ("resnet26", {"output_stride": 16})],  # the first of which no module prints
-)
-def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog):
-    """Names and shapes are the defaults of the network's name, the computation is not."""
-    model = timm.create_model(tag, num_classes=16, **options).eval()
-    result = compressed(model, (3, 160, 160), layers=LAYERS.get(tag))
+def test_rare_options_of_timm_ask_for_the_network(tmp_path, caplog):
+    """Names and shapes are the defaults of the network's name, the computation is not, and no module prints it."""
+    model = timm.create_model("test_vit", num_classes=16, num_heads=4).eval()
+    result = compressed(model, (3, 160, 160))
     facts.save_compressed(result, tmp_path)
     assert "load it with facts.load_compressed(folder, model=the dense network)" in caplog.text
     with pytest.raises(ValueError, match=REFUSED):
@@ -137,10 +128,9 @@ def test_rare_options_of_timm_ask_for_the_network(tag, options, tmp_path, caplog
     assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1])
-def test_1x1_convolutions(ratio, tmp_path):
+def test_1x1_convolutions(tmp_path):
     model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
-    result = compressed(model, (3, 64, 64), layers="all", ratio=ratio)
+    result = compressed(model, (3, 64, 64), layers="all", ratio=0.5)
     assert any(name.endswith(".linear") for name in result.plan)
     facts.save_compressed(result, tmp_path)
     fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)

@@ -34,17 +34,10 @@ def test_float32_has_the_networks_outputs_and_int8_near_ones(tmp_path):
 
 def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
     model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
-    for int8, path, message in (
-        (None, tmp_path / "vit.onnx", "name the .xml, not vit.onnx"),
-        ([], out, "there is no data to calibrate int8 on"),
-        (
-            [torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)],
-            out,
-            r"has the shape \[3, 8, 8\], but the example has \[3, 16, 16\]: they must match",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            facts.export_openvino(model, example, path, int8=int8)
+    with pytest.raises(ValueError, match=r"name the \.xml, not vit\.onnx"):
+        facts.export_openvino(model, example, tmp_path / "vit.onnx")
+    with pytest.raises(ValueError, match=r"has the shape \[3, 8, 8\], but the example has \[3, 16, 16\]"):
+        facts.export_openvino(model, example, out, int8=[torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)])
     monkeypatch.setitem(sys.modules, "nncf", None)
     with pytest.raises(ModuleNotFoundError, match=r"OpenVINO export needs nncf: pip install -e '.\[openvino\]'"):
         facts.export_openvino(model, example, out, int8=[example])

@@ -61,7 +61,7 @@ UNKNOWN = ("a.py", "b.so", "c.PTH", "d.bin", "e", "f/g.py", "h.zip", ".env", ".j
 CODE, NO_CONTENT = (b"PK\x03\x04", b"\x7fELF"), "is not a regular file"
 FILES = {
     **each("pickle", lambda name: write(name, pickle.dumps(Harmful())), ("a.txt", "d/e.png", WEIGHTS), NO_DATA),
-    **each("protocol", lambda number: write("a.txt", pickle.dumps(1.5, number)), range(2, 6), NO_DATA),
+    **each("protocol", lambda number: write("a.txt", pickle.dumps(1.5, number)), (2, 5), NO_DATA),
     **each("file", write, UNKNOWN, "has an unknown file type"),
     **each("start", lambda data: write("a.onnx", data), CODE, "is a pickle, an archive or a program"),
     **each("setting", lambda name: write("tokenizer_config.json", b'{"%s": 1}' % name.encode()), SETTINGS, REFERENCE),
