@@ -40,7 +40,7 @@ def reproduce(config: DictConfig) -> None:
     num_workers, device = workers_of(config), config.hardware.device
     for grid in launch(grids) if has_launcher() else finished(experiments.values(), num_workers, device):
         cells += grid
-        on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config.profile.comparable, console))
+        on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
     on_main_rank(lambda: update_report(folder, console))
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}")
     if failed := [cell for cell in cells if cell.status == "failed"]:

@@ -26,8 +26,8 @@ OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpola
 DRAWINGS: dict[str, Drawing] = {drawing.__name__: drawing for drawing in (*OF_ACCURACY, *OF_LAYERS)}
 
 
-def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> None:
-    """Draw the experiment's figure; missing measurements are marked in it."""
+def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) -> Path:
+    """Draw the experiment's figure and return the PNG's path; missing measurements are marked in the figure."""
     records = {(cell.row, cell.column): cell.record for cell in grid}
     with matplotlib.rc_context(STYLE):
         figure, values = DRAWINGS[experiment.figure](experiment, records)
@@ -37,3 +37,4 @@ def draw_figure(experiment: Experiment, grid: Iterable[GridCell], folder: Path) 
                 figure.savefig(path, format=suffix, dpi=200)
     with replacing(folder / f"{experiment.name}.csv") as path:
         values.to_csv(path, index=False)
+    return folder / f"{experiment.name}.png"

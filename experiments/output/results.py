@@ -1,37 +1,47 @@
-"""Output of a run: tables, figures and the report, in the results folder and on the screen."""
+"""Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
 
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.composition import composed
 from experiments.config import Experiment
 from experiments.grid import GridCell, every_experiment
+from experiments.output.artifact import publish
 from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
 from experiments.output.report.page import write_report
-from experiments.output.tables import entries_of, screen_table, write_tables
-from experiments.record import write_records
+from experiments.output.tables import Entry, entries_of, screen_table, write_tables
+from experiments.output.tracking import tracked
+from experiments.record import Record, write_records
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
 
 
-def show(experiment: Experiment, grid: list[GridCell], folder: Path, comparable: bool, console: Console) -> None:
-    """Draw the figure of the experiment's first draw, and write and print its table."""
+def show(experiment: Experiment, grid: list[GridCell], folder: Path, config: DictConfig, console: Console) -> None:
+    """Draw the figure of the experiment's first draw, write and print its table, and log all files to W&B."""
     if experiment.by_device:
         grid = grid + rows_of_other_devices(experiment, grid, folder)
-    if experiment.figure:
-        draw_figure(experiment, [cell for cell in grid if not cell.draw], folder / "figures")
-    if experiment.metrics:
-        entries = entries_of(experiment, grid, comparable)
-        write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
-        records = [cell.record for cell in grid if cell.record]
-        if experiment.by_device:
-            records = kept_records(experiment, grid, folder)
-        write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
-        console.print(screen_table(experiment, entries))
+    first = [cell for cell in grid if not cell.draw]
+    with tracked(config.tracking, folder, f"result-{experiment.name}", group=experiment.name) as track:
+        if experiment.figure:
+            path = draw_figure(experiment, first, folder / "figures")
+            track(lambda run: log_figure(run, path))
+        if experiment.metrics:
+            entries = entries_of(experiment, grid, config.profile.comparable)
+            write_tables(experiment, entries, folder / "tables", properties_of(experiment, grid))
+            records = [cell.record for cell in grid if cell.record]
+            if experiment.by_device:
+                records = kept_records(experiment, grid, folder)
+            write_records(records, folder / "tables" / f"{experiment.name}.jsonl")
+            console.print(screen_table(experiment, entries))
+            track(lambda run: log_table(run, entries, first))
+        track(lambda run: publish(run, experiment, first, folder))
 
 
 def update_report(folder: Path, console: Console) -> None:
@@ -67,3 +77,25 @@ def properties_of(experiment: Experiment, grid: list[GridCell]) -> dict[str, dic
         row: {title: words.get(getattr(estimator, name), "") for name, title in experiment.properties.items()}
         for row, estimator in estimators.items()
     }
+
+
+def log_figure(run: Any, path: Path) -> None:
+    import wandb
+
+    run.log({"figure": wandb.Image(str(path))})
+
+
+def log_table(run: Any, entries: list[Entry], grid: list[GridCell]) -> None:
+    """Log the long table, each value with a link to the run of its cell."""
+    import wandb
+
+    records = {(cell.row, cell.column): cell.record for cell in grid}
+    runs = [link_of(records.get((entry.row, entry.column)), run) for entry in entries]
+    run.log({"table": wandb.Table(dataframe=pd.DataFrame(entries).assign(run=runs))})
+
+
+def link_of(record: Record | None, run: Any) -> str:
+    """Link to a record's W&B run, or give only its id if `run` is offline; empty if the record was made without W&B."""
+    if record is None or record.config["tracking"]["mode"] == "disabled":
+        return ""
+    return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"

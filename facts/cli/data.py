@@ -22,6 +22,8 @@ def data_of(
     model: nn.Module, data: str, evaluation_text: str | None = None, sequence_length: int | None = None, **options: Any
 ) -> Data:
     """Images or a text for a network; an option of None is its default. Refuses a text shorter than a window."""
+    if not data:
+        raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
         return image_data(data, **options)

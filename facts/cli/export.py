@@ -14,8 +14,7 @@ from facts.cli.options import DATA, option
 def export(
     folder: options.Folder,
     out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="The file to write: .pt2, .xml for OpenVINO, else ONNX."),
+        Path, typer.Option(metavar="FILE", help="The file to write: .pt2 for PyTorch, .xml for OpenVINO, else ONNX.")
     ],
     int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
     data: Annotated[
@@ -48,15 +47,19 @@ def export(
     from facts.cost.count import meta_input
     from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import noise, reads_tokens
-    from facts.saving.export import onnx_call
+    from facts.saving.export import onnx_call, refuse_without_onnx
     from facts.saving.load import built_by
-    from facts.saving.openvino_ir import openvino_call
+    from facts.saving.openvino_ir import import_openvino, openvino_call
     from facts.saving.recipes import build_recipe
 
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name the file to write")
     if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
         raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
+    if out.suffix != ".pt2":
+        refuse_without_onnx()
+    if out.suffix == ".xml":
+        import_openvino(int8)
     compressed = load_result(folder, architecture)[0].model
     if int8 and reads_tokens(compressed):
         raise ValueError("--int8 is calibrated on images, and this network reads tokens")

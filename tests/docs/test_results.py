@@ -1,6 +1,12 @@
 """The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
 
+import warnings
+from itertools import chain
+
+import pytest
+
 import facts
+from experiments.output.report.results import of_earlier_code
 from experiments.record import published_records
 from facts.compression.compress import default_parts
 from facts.compression.rounds import PAYS_BELOW, rounds_to
@@ -47,9 +53,17 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
     assert default_parts([], facts.Budget()) == "units"
 
 
+@pytest.mark.filterwarnings("default")
 def test_committed_records_bear_their_fingerprints():
+    """A warning names the tables with records of earlier code, which a run would compute again."""
+    tables = {}
     for path in sorted((ROOT / "results/mini/tables").glob("*.jsonl")):
-        records = list(published_records(path.stem, ROOT / "results/mini"))
+        tables[path.stem] = records = list(published_records(path.stem, ROOT / "results/mini"))
         assert len(records) == len(path.read_text().splitlines())
         for record in records:
             assert record.fingerprint == content_key(record.identity, record.model_hash, record.data_hash)
+    old = {*map(id, of_earlier_code(chain(*tables.values())))}
+    earlier = {name: sum(id(record) in old for record in records) for name, records in tables.items()}
+    if count := sum(earlier.values()):
+        named = {name: number for name, number in earlier.items() if number}
+        warnings.warn(f"{count} records are of earlier code: {named}", stacklevel=1)

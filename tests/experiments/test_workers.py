@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
-from experiments.config import Experiment
+from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
 from experiments.workers import ThisProcess, finished, run_grids
 from facts.utils import distributed
@@ -133,3 +134,35 @@ def test_a_launcher_of_hydra_runs_the_parts(monkeypatch, tmp_path, caplog):
     with pytest.raises(SystemExit, match="start it without hydra/launcher="), monkeypatch.context() as patch:
         patch.setattr(distributed, "size", lambda: 2)
         reproduce(patch, tmp_path, "hydra/launcher=joblib")
+
+
+@pytest.mark.system
+@pytest.mark.attack
+def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
+    pytest.importorskip("ray", reason="Ray is an extra of its own: pip install -e '.[ray]'")
+    few = ["model.mini.weights=random", "task.mini.num_calibration=64", "task.mini.num_sensitivity=8", "tracking=off"]
+    command = [sys.executable, "-m", "experiments.reproduce", "experiment=sensitivity_interpolation", *few]
+    killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
+    killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
+    done = subprocess.run(
+        [*command, "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false", f"results={tmp_path}"],
+        cwd=Path(CONF).parent,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(CONF).parent)])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "marker").exists()
+    assert len(list(tmp_path.glob("mini/records/*.json"))) == 1
+
+
+KILLER = """
+import os, signal, sys, threading, time
+def watch():
+    while not os.path.exists({marker!r}):
+        if "experiments.workers" in sys.modules and sys.argv[0].endswith("default_worker.py"):
+            open({marker!r}, "x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.05)
+threading.Thread(target=watch, daemon=True).start()
+"""
