@@ -47,7 +47,8 @@ def export_openvino(
                 command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
-                    raise RuntimeError(f"NNCF could not quantize the network: {done.stderr}")
+                    reasons = done.stderr.strip().splitlines() or ["its process was killed, often for lack of memory"]
+                    raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
             else:
                 openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
             return checked(model, openvino_call(staged), example, samples)
