@@ -87,7 +87,7 @@ def raise_shrinkage(matrix: Tensor) -> Tensor:
 
 
 def _lift(matrix: Tensor, floor: Tensor | float) -> Tensor:
-    # On the CPU: a GPU was seen to miss the smallest eigenvalue of a singular matrix by more than the rounding below.
+    # On the CPU: with a GPU's eigenvalue, lifted singular matrices were seen not to be positive definite.
     smallest = torch.linalg.eigvalsh(matrix.cpu())[0].to(matrix.device)
     # The eigenvalue itself carries a rounding error of this size, which must not push the result back below zero.
     rounding = len(matrix) * torch.finfo(matrix.dtype).eps * matrix.diagonal().abs().max()
