@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -40,11 +40,16 @@ MARGIN = 0.02  # fraction of the given minutes for work that is not timed
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean loss of each epoch, and the time, of which `seconds_before` by an interrupted run to its checkpoint."""
+    """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
+
+    `errors` are those measured by the judge before the training and after each epoch; `seconds_before` is the
+    interrupted run's time.
+    """
 
     losses: list[float]
     seconds: float
     seconds_before: float = 0.0
+    errors: list[float] = field(default_factory=list)
 
 
 def finetune(
@@ -127,7 +132,7 @@ class _Training:
         self.student.zero_grad()
         state.take_best()
         loss, samples = state.totals[state.totals[:, 1] > 0].T
-        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before)
+        return Outcome((loss / samples).tolist(), state.seconds, self.seconds_before, state.errors)
 
     def _is_over(self) -> bool:
         return self.state.steps >= self.state.total_steps or not self._seconds_left()
@@ -179,6 +184,7 @@ class _Training:
                 return
 
     def _mean_loss(self, epoch: int) -> float:
+        """Mean loss of the epoch so far."""
         loss, samples = self.state.totals[epoch].tolist()
         return loss / samples
 

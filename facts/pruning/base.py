@@ -29,7 +29,7 @@ Name = TypeVar("Name")
 class PruningProblem:
     """A network and the `ratio` of its `cost` (the whole network's, by the paper's rule) that may remain.
 
-    FLOPs are counted for `input_shape`. Raises `ValueError` for an invalid ratio.
+    FLOPs are counted for `input_shape`. Raises `ValueError` for an invalid ratio, and without data.
     """
 
     calibration: Calibration
@@ -40,6 +40,8 @@ class PruningProblem:
     def __post_init__(self):
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio is the fraction that remains and must lie in (0, 1], got {self.ratio}")
+        if next(iter(self.batches), None) is None:  # `endless` would wait for ever
+            raise ValueError("pruning needs calibration data: an iterable of (inputs, targets) batches")
 
     @property
     def model(self) -> nn.Module:

@@ -10,6 +10,7 @@ import facts
 from experiments.checks import needed_by
 from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost
+from facts.finetuning import Recovery, finetune, recovery
 
 pytestmark = pytest.mark.external
 
@@ -43,25 +44,33 @@ def test_compressed_and_finetuned(cell, column):
     assert record.seconds.keys() >= {"decomposition", "search", "finetuning", "evaluation"}
 
 
-def test_trained_in_stages(cell):
+@pytest.mark.parametrize("column", COLUMNS)
+def test_trained_in_stages(cell, column):
     epochs = ["stages.retraining.mini.num_epochs=1", "stages.training.mini.num_epochs=1", "task.mini.batch_size=80"]
-    staged = cell("segmentation", "estimator=pela", "stages=pela", *epochs)
+    staged = cell(column, "estimator=pela", "stages=pela", *epochs)
     record = run_cell(staged)
     assert record.status == "done"
     assert record.seconds.keys() >= {"retraining", "finetuning"}
+    assert record.plan
     dense = count_cost(staged.model, staged.task.input_shape(staged.model))
-    assert record.plan and record.metrics["gflops"] < dense.flops / 1e9
+    assert record.metrics["gflops"] < dense.flops / 1e9
+    assert record.metrics["mparams"] < dense.params / 1e6
     assert run_cell(staged).attempt == record.attempt  # it is not run again
 
 
-def test_a_detector_recovers(detection, detector):
+def test_a_detector_recovers(detection, detector, monkeypatch):
     """A compressed detector learns from the original, without boxes."""
     calibration = detection.calibration(detector)
     losses = {"loss": detection.loss, "output_error": detection.output_error}
     result = facts.compress(facts.prepare(detector, calibration, **losses), ratio=0.3)
-    course = facts.recover(result, calibration, epochs=4, batch_size=2, views=False).summary.recovery
+    recipe, outcomes = {"epochs": 6, "batch_size": 2, "views": False}, []
+    course = facts.recover(result, calibration, **recipe).summary.recovery
     assert (course.num_samples, course.num_held_back) == (11, 4)  # and one image chooses the epoch
     assert course.after < course.before
+    monkeypatch.setattr(recovery, "finetune", lambda *given: outcomes.append(finetune(*given)) or outcomes[-1])
+    whole = facts.compress(facts.prepare(detector, calibration, held_out=(), **losses), ratio=0.3)
+    Recovery(**recipe).teach(whole.model, detector, (calibration, ()), detection.output_error)
+    assert min(outcomes[0].errors) < 0.8 * outcomes[0].errors[0]  # on the images that choose, with all others to learn
 
 
 def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):

@@ -1,11 +1,14 @@
-"""A network of narrower units is an ordinary one: saved, loaded, exported, compiled, quantized, recovered."""
+"""A network of narrower units is an ordinary one: saved, loaded, exported, compiled, quantized, trained, recovered."""
 
 import copy
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from typer.testing import CliRunner
 
 import facts
@@ -13,9 +16,10 @@ from facts.cli import app
 from facts.modules.heads import PaddedHeads
 from facts.saving.manifest import LOADER, MANIFEST
 from facts.saving.model_card import CARD
+from facts.saving.openvino_ir import openvino_call
 from tests.networks import compiled_outputs, image_batches, relative_error
 from tests.saving.edits import put
-from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, compressed_units, from_recipe
+from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, from_recipe
 from tests.saving.test_export import EXPORTS
 from tests.saving.test_export import assert_same as assert_exported
 
@@ -39,13 +43,15 @@ def outputs_of(model, images=IMAGES):
         return model(images)
 
 
-@pytest.mark.parametrize("search", ["uniform", "cors_fisher"])
-def test_saved_and_loaded(search, tmp_path):
-    """The heads of attention have one width, or two."""
-    units = compressed_units(search)
+def narrow_layers(model, plan):
+    owners = {name.removesuffix(".scores").removesuffix(".outputs") for name, rank in plan.items() if rank}
+    return nn.ModuleDict({owner.replace(".", "_"): model.get_submodule(owner) for owner in owners})
+
+
+def test_saved_and_loaded(units, tmp_path):
     plan, block = units.plan, units.model.blocks[0]
     assert block.mlp.fc1.out_features == plan[HIDDEN] < 192 and plan[SCORES] < 16
-    assert (plan[SCORES] != plan[OUTPUTS]) == (search == "cors_fisher")
+    assert (plan[SCORES] != plan[OUTPUTS]) == ("CoRS" in units.summary.search)
     assert isinstance(block.attn.qkv, PaddedHeads) == (plan[SCORES] != plan[OUTPUTS])
     facts.save_compressed(units, tmp_path)
     loaded = facts.load_compressed(tmp_path)
@@ -59,8 +65,10 @@ def test_saved_and_loaded(search, tmp_path):
 @pytest.mark.parametrize(
     ("name", "rank", "fault"),
     [
+        (SCORES, 17, "'blocks.0.attn.scores' is 16 wide, but its rank is 17"),
         (OUTPUTS, 17, "'blocks.0.attn.outputs' is 16 wide, but its rank is 17"),
         (HIDDEN, 193, "'blocks.0.mlp' is 192 wide, but its rank is 193"),
+        ("blocks.2.attn.scores", 1, "'blocks.2.attn.scores' is missing"),
         ("blocks.0.mlp.scores", 1, "'blocks.0.mlp.scores' is missing"),
         ("blocks.0.attn", 1, "'blocks.0.attn' is Attention, not a linear layer or unit"),
         (HIDDEN, 3, "tensors differ"),
@@ -80,6 +88,14 @@ def test_exports(units, kind, tmp_path):
     file = tmp_path / f"model.{kind}"
     EXPORTS[kind][0](units, IMAGES[:2], file)
     assert_exported(file, units.model, SHAPE)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(find_spec("openvino") is None, reason="the extra `openvino` is not installed")
+def test_openvino(units, tmp_path):
+    facts.export_openvino(units, IMAGES[:1], tmp_path / "model.xml")
+    outputs, expected = openvino_call(tmp_path / "model.xml")(IMAGES), outputs_of(units.model)
+    assert (outputs - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.system
@@ -109,26 +125,37 @@ def test_quantized(units, tmp_path):
     assert 0 < errors[0] < 1.5 * errors[1]
     facts.save_compressed(small, tmp_path)
     assert_same(facts.load_compressed(tmp_path), small, SHAPE)
+    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()
+
+
+def test_a_step_of_training_moves_every_row(units):
+    model = copy.deepcopy(units.model).train()
+    images, labels = UNIT_BATCHES[0]
+    F.cross_entropy(model(images), labels).backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    layers, before = (narrow_layers(each, units.plan) for each in (model, units.model))
+    for (name, new), old in zip(layers.named_parameters(), before.parameters(), strict=True):
+        moved = new != old
+        assert moved.flatten(1).any(dim=1).all() if new.ndim == 2 else moved.any(), name
 
 
 def test_recovered(units):
-    data = image_batches([64] * 4, num_classes=10, shape=SHAPE, dtype=torch.float32, seed=2)
-    recovered = facts.recover(units, data, epochs=4, learning_rate=1e-3, num_warmups=0, batch_size=16, views=False)
-    assert recovered.summary.recovery.after < 0.9 * recovered.summary.recovery.before
+    data = image_batches([64] * 8, num_classes=10, shape=SHAPE, dtype=torch.float32, seed=2)
+    recovered = facts.recover(units, data, epochs=8, learning_rate=1e-3, num_warmups=0, batch_size=16, views=False)
+    assert recovered.summary.recovery.after < 0.8 * recovered.summary.recovery.before
     assert recovered.plan == units.plan and recovered.summary.after == units.summary.after
+    assert [each.shape for each in recovered.model.parameters()] == [each.shape for each in units.model.parameters()]
 
 
 def test_the_card_and_the_command_speak_of_units(units, tmp_path):
     facts.save_compressed(units, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {CARD, LOADER, MANIFEST, "model.safetensors"}
     card, printed = (tmp_path / CARD).read_text(), CliRunner().invoke(app, ["inspect", str(tmp_path)]).stdout
     assert ", units\n" in card and "- budget: 0.5 of the flops of these units" in card and "layers" not in card
     assert f"Without facts: `{LOADER}`" in card
     (line,) = [line.split() for line in printed.splitlines() if HIDDEN in line]
     assert line[1:5] == ["192", "wide", str(units.plan[HIDDEN]), f"{units.plan[HIDDEN] / 192:.0%}"]
     assert "the compressed units keep" in printed and "pivoted" not in printed
-    facts.save_compressed(compressed(*from_recipe()), tmp_path)
-    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()
+    assert repr(units).startswith(f"VisionTransformer: {sum(map(bool, units.plan.values()))} units narrower (ranks ")
 
 
 @pytest.mark.system
@@ -142,3 +169,10 @@ def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
     torch.testing.assert_close(not_fused, outputs)
     assert outputs.equal(outputs_of(units.model))
     assert in_half.equal(outputs_of(facts.load_compressed(tmp_path / "half").model, IMAGES.bfloat16()))
+
+
+def test_the_text_lies_beside_units_alone(units, tmp_path):
+    facts.save_compressed(units, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {CARD, LOADER, MANIFEST, "model.safetensors"}
+    facts.save_compressed(compressed(*from_recipe()), tmp_path)
+    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()
