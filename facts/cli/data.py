@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from facts.calibration.cutmix import CutMix
 from facts.modules.networks import is_encoder, reads_tokens
@@ -91,19 +91,16 @@ def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:
     return None
 
 
-def measured(
-    task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype, texts: Tensor | None = None
-) -> dict[str, float]:
+def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch.dtype) -> dict[str, float]:
     """Measure top-1 accuracy in percent, perplexity, or an encoder's features compared with the original's.
 
-    `texts` are directions for zero-shot classification. Returns also standard errors, if there are two samples or more,
-    and the number of samples.
+    Returns also standard errors, if there are two samples or more, and the number of samples.
     """
     if isinstance(task, Corpus):
         losses, counts = losses_of_windows(model, task.evaluation(model), precision)
         outcomes = {"perplexity": losses / counts}
     elif is_encoder(model):
-        outcomes = judge_features(model, original, *task.for_features(model), precision, texts)
+        outcomes = judge_features(model, original, *task.for_features(model), precision)
     else:
         outcomes = {"top1": 100 * task.judge(model, precision).outcomes["top1"].double()}
     found = {}

@@ -14,17 +14,6 @@ def evaluate(
     unseen: Annotated[
         bool, option(DATA, "Measure only the images that `facts compress` did not calibrate on.", "--unseen")
     ] = False,
-    texts: Annotated[
-        Path | None,
-        option(
-            DATA,
-            "Texts, one a line, for CLIP and SigLIP: how often is the nearest text the original's?",
-            "--texts",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     architecture: options.Architecture = None,
@@ -42,7 +31,6 @@ def evaluate(
         facts evaluate deit_half --data photos --unseen
         facts evaluate timm/deit_small_patch16_224 --data photos
         facts evaluate qwen --data test.txt --json
-        facts evaluate clip_half --data photos --texts classes.txt
 
     All images are measured; with `train` and `val` in the folder, all of `val`. For a network that was compressed with
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
@@ -56,24 +44,20 @@ def evaluate(
     from tabulate import tabulate
 
     from facts.cli.data import data_of, measured
-    from facts.cli.models import directions_of, load, original_of
+    from facts.cli.models import load, original_of
     from facts.cost.count import count_cost
     from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
 
-    classes = [line.strip() for line in texts.read_text().splitlines() if line.strip()] if texts else []
-    if texts and len(classes) < 2:
-        raise ValueError(f"zero-shot classification chooses between texts, one a line, and {texts} has {len(classes)}")
     network = load(model, weights, num_classes, device, architecture)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers}
     encodes = is_encoder(network)  # its classes are learned from the other images
     task = data_of(network, data, None, whole=not unseen and not encodes, **reading)
     compared = encodes and (Path(model) / MANIFEST).is_file()
     original = original_of(network, weights, device) if compared else network
-    directions = directions_of(classes, original) if classes else None
     cost = count_cost(network, task.input_shape(network))
     costs = {"flops": cost.flops, "params": cost.params}
-    metrics = measured(task, network, original, getattr(torch, precision), directions) | costs
+    metrics = measured(task, network, original, getattr(torch, precision)) | costs
     if as_json:
         print(json.dumps(metrics, indent=1))
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
@@ -22,13 +22,12 @@ from facts.models.from_transformers import (
     published_configuration,
     read_processors,
 )
-from facts.models.weights import PUBLISHED, fetch, fetched, read_checkpoint
+from facts.models.weights import PUBLISHED, fetch, read_checkpoint
 from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.preprocessing import data_config
-from facts.tasks.classification.zero_shot import text_directions
 from facts.tasks.language.corpus import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
@@ -102,15 +101,6 @@ def original_of(compressed: nn.Module, weights: str | None, device: str | None) 
         raise ValueError(f"the folder was made from other weights ({known['source']}): give those as --weights FILE")
     compressed.to(place)
     return original.to(place)
-
-
-def directions_of(texts: list[str], original: nn.Module) -> Tensor:
-    """Directions of texts for the image encoder of a pair; the text encoder is next to its weights."""
-    recipe = vars(original).get("recipe")
-    if not isinstance(recipe, ImageEncoder) or (weights := recipe.checkpoint()) is None:
-        raise ValueError("--texts is for the image encoder of a pair, CLIP or SigLIP, with weights that are not random")
-    is_published = recipe.tag is not None and weights == fetched(recipe.tag)
-    return text_directions(recipe.tag if is_published else weights.parent, texts)  # type: ignore[arg-type]
 
 
 def input_shape(network: nn.Module, sequence_length: int | None = None) -> tuple[int, ...]:

@@ -26,11 +26,10 @@ def run(cell_config, *overrides):
     return run_cell(open_cell(cell_config(*LANGUAGE, *FEW, *overrides)))
 
 
-def test_the_small_model_knows_more_than_counting(cell_config):
+def test_the_small_model_predicts_the_text_and_answers_questions(cell_config):
     record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none", "task.mini.num_questions=50")))
-    figures = record.metrics
-    assert figures["perplexity"] < figures["bigram_perplexity"] / 2 < figures["unigram_perplexity"] / 4
-    assert figures["accuracy"] > 50  # chance is 25
+    assert record.metrics["perplexity"] < 35.4 / 2  # 35.4 by counting pairs of tokens (Witten and Bell)
+    assert record.metrics["accuracy"] > 50  # chance is 25
     assert record.weights["source"] == "model.safetensors"
 
 
@@ -39,7 +38,7 @@ def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config):
     record = run(cell_config, *overrides)
     assert (record.status, len(record.plan)) == ("done", 28)
     assert record.metrics["mparams"] < 0.85
-    assert 14 < record.metrics["perplexity"] < record.metrics["unigram_perplexity"]
+    assert 14 < record.metrics["perplexity"] < 100
     assert {"accuracy", "accuracy_ending", "accuracy_word", "accuracy_order"} <= record.metrics.keys()
     assert run(cell_config, *overrides).time == record.time
 

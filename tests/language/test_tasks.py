@@ -4,7 +4,6 @@ from tests.language import installed  # noqa: F401, I001
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from facts.moments.losses import NOTHING
 from facts.modules.networks import run
 from facts.tasks.language.base import losses_of_windows, perplexity
 from facts.tasks.language.corpus import Corpus
-from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils import hub
 from tests.language.architectures import build
 
@@ -89,19 +87,6 @@ def test_perplexity_is_that_of_transformers_own_loss(task, model):
     assert (sums / counts).view(3, -1).mean(dim=1).tolist() == pytest.approx(losses, rel=1e-5)
 
 
-def test_ngrams_against_counting_by_hand():
-    training, text = torch.tensor([0, 1, 2, 0, 1, 1, 0, 2]), [torch.tensor([[0, 1, 3], [2, 0, 1]])]
-    single = {token: (Counter(training.tolist())[token] + 1) / 12 for token in range(4)}
-    expected = math.exp(-sum(math.log(single[token]) for token in (1, 3, 0, 1)) / 4)
-    assert unigram_perplexity(training, text, 4) == pytest.approx(expected)
-
-    # Successors: 0 -> 1, 1, 2; 1 -> 2, 1, 0; 2 -> 0
-    pairs = [(2 + 2 * single[1]) / (3 + 2), 3 * single[3] / (3 + 3), (1 + single[0]) / (1 + 1)]
-    pairs.append(pairs[0])
-    expected = math.exp(-sum(map(math.log, pairs)) / 4)
-    assert bigram_perplexity(training, text, 4) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_questions_have_one_right_answer_which_the_text_contains(kind):
     text = " ".join(" ".join(paragraph.split()) for paragraph in paragraphs("evaluation"))
@@ -162,7 +147,7 @@ def test_texts_and_benchmarks_in_files(tmp_path, model, written):
     files = {f"{split}_text": str(tmp_path / split) for split in ("training", "evaluation")}
     corpus = Corpus(**files, sequence_length=16, num_calibration=4, num_sensitivity=2)
     assert corpus.inspect().count("bytes") == 2
-    assert corpus.evaluate(model).keys() == {"perplexity", "unigram_perplexity", "bigram_perplexity"}
+    assert corpus.evaluate(model).keys() == {"perplexity"}
     with pytest.raises(FileNotFoundError, match=r"no text .*nowhere"):
         replace(corpus, training_text=str(tmp_path / "nowhere")).inspect()
     quiz = replace(corpus, benchmark_names=("quiz",), benchmark_folder=written)

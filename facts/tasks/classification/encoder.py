@@ -23,16 +23,13 @@ def judge_features(
     reference: Iterable[Any],
     evaluation: Iterable[Any],
     precision: torch.dtype = torch.float32,
-    texts: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Outcomes `[N]` of an encoder on the images of `evaluation`, batches with or without labels.
 
     `relative_error` and `cosine` compare its features with the original's. If both data sets have labels of classes,
     `nearest_top1` and `probe_top1` are 100 for each image that is classified correctly, otherwise 0: by its nearest
-    images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. With
-    directions of `texts` `[D, C]`, `zero_shot_agreement` is 100 for each image for which both networks choose the same
-    text, otherwise 0. Raises `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without
-    scikit-learn.
+    images in `reference` (by cosine, weighted by similarity), or by a linear classifier fitted to `reference`. Raises
+    `ValueError` for outputs that are not features `[N, D]`, and `ModuleNotFoundError` without scikit-learn.
     """
     expected, labels = features_of(original, evaluation, precision)
     if labels is not None:
@@ -44,9 +41,6 @@ def judge_features(
     features, _ = features_of(model, evaluation, precision)
     error = (features - expected).square().sum(1) / expected.square().sum(1)
     outcomes = {"relative_error": error, "cosine": cosine_similarity(features, expected)}
-    if texts is not None:
-        chosen, chosen_before = ((each @ texts).argmax(1) for each in (features, expected))
-        outcomes["zero_shot_agreement"] = 100.0 * (chosen == chosen_before).double()
     if labels is None:
         return outcomes
     known, classes = features_of(model, reference, precision)

@@ -15,7 +15,6 @@ from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits
 from facts.tasks.language.benchmarks import Accuracy, accuracies
-from facts.tasks.language.ngrams import bigram_perplexity, unigram_perplexity
 from facts.utils.batches import gathered, shared, to_device
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
@@ -102,14 +101,8 @@ class Language(ClassLogits):
         return (1, self.sequence_length)
 
     def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """Measure perplexities of the network and of n-grams, and accuracies in percent: per benchmark and mean."""
-        batches, size = self.evaluation(model), model.config.vocab_size
-        counted = self.tokens("training", model), [tokens for tokens, _ in batches], size
-        metrics = {
-            "perplexity": perplexity(model, batches, precision),
-            "unigram_perplexity": unigram_perplexity(*counted),
-            "bigram_perplexity": bigram_perplexity(*counted),
-        }
+        """Measure the perplexity, and accuracies in percent: per benchmark and their mean."""
+        metrics = {"perplexity": perplexity(model, self.evaluation(model), precision)}
         if benchmarks := self.benchmarks():
             own = list(shared(benchmarks))
             settings: dict[str, Any] = {"accuracy": self.accuracy, "benchmark_folder": self.benchmark_folder}
