@@ -26,13 +26,7 @@ def searches() -> list[tuple[str, ...]]:
     return rows
 
 
-def refits() -> list[tuple[str, ...]]:
-    methods = describe_methods("facts.refit.methods").items()
-    rows = [(f"`{name}`", f"{method.summary}. {' '.join(method.details.split())}") for name, method in methods]
-    return [("`refit`", "what the layers are fitted to"), *rows]
-
-
-TABLES = {"estimators": estimators, "searches": searches, "refits": refits}
+TABLES = {"estimators": estimators, "searches": searches}
 
 
 def markdown(rows: list[tuple[str, ...]]) -> str:

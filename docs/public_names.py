@@ -7,7 +7,7 @@ from inspect import isclass, isfunction
 from griffe import Alias, Class, ExprCall, ExprKeyword, ExprName, Extension, Module
 
 OPTIONS = "facts.utils.options.options"
-PACKAGES = ("facts", "facts.estimators", "facts.search", "facts.refit", "facts.moments", "facts.models", "facts.tasks")
+PACKAGES = ("facts", "facts.estimators", "facts.search", "facts.moments", "facts.models", "facts.tasks")
 
 
 def public_names() -> Iterator[tuple[str, list[str]]]:

@@ -25,7 +25,6 @@ from facts.modules.forms import FORMS
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import MemoryPolicy
 from facts.pruning import PRUNERS
-from facts.refit import REFITS
 from facts.search import SEARCHES
 from facts.tasks import Task
 from facts.utils.cache import content_key
@@ -110,7 +109,7 @@ class Cell:
     def words(self) -> str:
         """The cell in words: its network, method and ratio, and any later steps."""
         names: dict[type, str] = {
-            kind: name for kinds in (ESTIMATORS, SEARCHES, REFITS, PRUNERS) for name, kind in kinds.items()
+            kind: name for kinds in (ESTIMATORS, SEARCHES, PRUNERS) for name, kind in kinds.items()
         }
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:

@@ -198,7 +198,7 @@ def disk(config: DictConfig, needed: int) -> str:
 
 def kind_of(config: DictConfig) -> tuple[str, ...]:
     """A cell's network and method, regardless of the estimator."""
-    compression = ("search", "refit") if config.estimator["_target_"] else ()
+    compression = ("search",) if config.estimator["_target_"] else ()
     chosen = choices(config, ("model", "task", *compression, "pruning", "stages", "finetuning"))
     return tuple(choice.rpartition(".")[2] for choice in chosen if choice)
 

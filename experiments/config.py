@@ -59,8 +59,7 @@ class Experiment:
     `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
     `seeds` is the number of draws of the calibration sample, the search sample and sampled labels behind each value.
     `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of
-    other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out. `published_in`
-    says where the values to compare with come from.
+    other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out.
     """
 
     name: str = MISSING
@@ -81,7 +80,6 @@ class Experiment:
     columns: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, list[str]] = field(default_factory=dict)
     unranked: list[str] = field(default_factory=list)
-    published_in: str = "paper"
     not_applicable: dict[str, dict[str, str]] = field(default_factory=dict)
     seeds: int = 1
     notes: list[str] = field(default_factory=list)
@@ -94,7 +92,6 @@ class Config:
     model: ByProfile = MISSING
     estimator: dict[str, Any] = MISSING
     search: dict[str, Any] = MISSING
-    refit: dict[str, Any] | None = None
     task: ByProfile = MISSING
     profile: Profile = MISSING
     hardware: Hardware = MISSING

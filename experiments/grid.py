@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAIN = "paper"  # the collection that runs by default
 NETWORK = ("model", "stages")  # stages name files by the model
-METHOD = ("estimator", "search", "refit", "analysis", "pruning", "finetuning")
+METHOD = ("estimator", "search", "analysis", "pruning", "finetuning")
 EXPERIMENT = TypeAdapter(Experiment)
 Status = Literal["done", "failed", "missing", "n.a."]
 

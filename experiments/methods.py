@@ -21,14 +21,13 @@ from facts.models import Recipe
 from facts.modules.forms import FormName
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
-from facts.refit import Refit
 from facts.result import Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
 from facts.tasks import Task
 from facts.utils.stopwatch import timed
 
-# Fields that the result of a compression depends on, besides a refit.
+# Fields that the result of a compression depends on.
 OPTIONS = (
     *("estimator", "search", "bounds", "excluded_names", "parts", "rounds", "form", "fit_bias"),
     *("ratio", "cost", "cache"),
@@ -111,13 +110,10 @@ class LowRank(Method):
     form: FormName
     budget: Budget
     options: dict[str, Any]
-    refit: Refit | None = None
 
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
-        result = compress_prepared(
-            work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity, self.refit
-        )
+        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity)
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
 
@@ -130,7 +126,7 @@ class LowRank(Method):
 
     @property
     def choices(self) -> tuple[Hashable, ...]:
-        return (self.estimator, self.search, *([self.refit] if self.refit else []))
+        return (self.estimator, self.search)
 
     @property
     def depends_on_device(self) -> bool:
@@ -216,25 +212,16 @@ def method_of(config: DictConfig) -> Method:
         return Pruned(instantiate(config.pruning[profile]), config.ratio, config.cost)
     if not has_estimator:
         return Dense()
-    refit = instantiate(config.refit) if config.refit else None
-    if refit:
-        refit.check(config.fit_bias)
-        if config.parts == "units":
-            raise ValueError("a refit fits layers: choose parts=layers with it")
-    chosen = {key: config[key] for key in (*OPTIONS, *["refit"] * bool(refit))}
     low_rank = LowRank(
         estimator=instantiate(config.estimator),
         search=instantiate(config.search),
         form=config.form,
         budget=budget,
-        options={key: plain(value) for key, value in chosen.items()},
-        refit=refit,
+        options={key: plain(config[key]) for key in OPTIONS},
     )
     if not config.stages:
         return low_rank
     if config.parts == "units":
         raise ValueError("stages train low-rank layers: choose parts=layers with them")
-    if refit:
-        raise ValueError("stages train the compressed layers again: choose refit=null with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
     return Staged(low_rank, Stages(**stages))

@@ -39,7 +39,7 @@ from facts.tasks import Task
 BYTES = 4  # per value in float32, the type of stored moments and decompositions
 OPEN = ("to do", "failed", "weights not here")
 NETWORK = ("profile", "model", "task")
-METHOD = ("estimator", "search", "refit", "pruning", "finetuning", "stages", "analysis")
+METHOD = ("estimator", "search", "pruning", "finetuning", "stages", "analysis")
 
 
 def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:

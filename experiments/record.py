@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
-WORK = ("reading", "calibration", "decomposition", "search", "refit", "pruning", "finetuning")
+WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")
 # Names in `values`, as regular expressions: costs, and metrics by task, without the metrics of analyses.
 COSTS = "gflops|gflops_budget|mparams|(predicted|measured)_latency|(search|total)_minutes"
 METRICS = {"classification": "top1", "coco": "(box|mask)_.*", "ade20k": "miou", "language": ".*perplexity|accuracy.*"}

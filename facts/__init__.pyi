@@ -6,7 +6,6 @@ from . import moments as moments
 from . import pruning as pruning
 from . import search as search
 from . import tasks as tasks
-from .calibration.cutmix import CutMix as CutMix
 from .calibration.execution import Execution as Execution
 from .calibration.prepare import Calibration as Calibration
 from .calibration.prepare import prepare as prepare

@@ -58,7 +58,7 @@ class Summary:
 
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
     - `seconds`: by stage, such as reading, calibration, decomposition and search
-    - `estimator`, `search`, `refit`: the methods with their options
+    - `estimator`, `search`: the methods with their options
     - `parts`: what was truncated; `widths`: each unit's original width; `rounds`: the intermediate ratios at which
       units were measured again
     - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
@@ -87,7 +87,6 @@ class Summary:
     widths: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
     fit_bias: bool = False
-    refit: str = ""
     rounding: float = 0.0
     rounds: tuple[float, ...] = ()
     bounds: dict[CostName, float] = field(default_factory=dict)
@@ -129,7 +128,6 @@ class Summary:
             f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
             "pivoted" if self.form == "pivoted" else "",
             "biases fitted" if self.fit_bias else "",
-            f"refitted by {self.refit}" if self.refit else "",
         ]
         lines_below = ["method: " + ", ".join(filter(None, method)), *map(self._kept, self.bounds)]
         if self.full_flops and self.full_flops[0] != self.before.flops:

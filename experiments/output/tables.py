@@ -210,14 +210,13 @@ def arrange(
     by_place = {(entry.row, entry.column, entry.metric): entry for entry in [*entries, *scaled]}
     known = {(entry.metric, source) for entry in entries for source in SOURCES if getattr(entry, source) is not None}
     titles = {metric: title.replace("GFLOPs", unit) for metric, title in experiment.metrics.items()}
-    names = {"ours": "", "paper": experiment.published_in, "difference": "difference"}
     places = [
         (column, metric, source)
         for column, metric, source in product(experiment.columns, experiment.metrics, SOURCES)
         if source == "ours" or (titles[metric] == experiment.metrics[metric] and (metric, source) in known)
     ]
     heads = [("", title, "") for title in experiment.properties.values()]
-    heads += [(column, titles[metric], names[source]) for column, metric, source in places]
+    heads += [(column, titles[metric], "" if source == "ours" else source) for column, metric, source in places]
     rows = list(dict.fromkeys([*experiment.rows, *(entry.row for entry in entries)]))
     lines = [
         [properties.get(row, {}).get(title, "") for title in experiment.properties.values()]
@@ -238,7 +237,7 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
     """Make a table of only the ranked metric, ours and the published one in brackets: narrow enough for a terminal."""
     ranked = [replace(entry, deviation=None) for entry in entries if entry.metric == experiment.ranked_by]
     by_place = {(entry.row, entry.column): entry for entry in ranked}
-    brackets = f", the {experiment.published_in}'s in brackets" if in_paper(entries) else ""
+    brackets = ", the paper's in brackets" if in_paper(entries) else ""
     table = Table(title=f"{experiment.title}: {experiment.metrics[experiment.ranked_by]}{brackets}")
     table.add_column(experiment.axis_title or "Method", no_wrap=True)
     for column in experiment.columns:

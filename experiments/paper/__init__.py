@@ -1,4 +1,4 @@
-"""Published values, from the paper or an experiment's `published_in`: one CSV per experiment, one line per value."""
+"""The paper's values: one CSV per experiment, one line per value."""
 
 import csv
 from functools import cache

@@ -1,4 +1,4 @@
-"""The error model of LEMS and ASVD+: one measured divergence per layer, along the curve of lost energy.
+"""The error model of LEMS: one measured divergence per layer, along the curve of lost energy.
 
 From the published code, `lems-svd/lems` (Thoma et al., ICML 2026), but with our candidate ranks, and without its bias
 towards early blocks, which is for language models.

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.cutmix import CutMix
-from facts.calibration.data import Batch, Batches, as_batches
+from facts.calibration.data import Batch, as_batches
 from facts.cost.trace import has_row_per_sample
 from facts.utils import distributed
 from facts.utils.batches import batch_size, first_of
@@ -88,10 +87,6 @@ def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Ite
 
     Batches are held out as a whole if the `first` cannot be divided by samples.
     """
-    if isinstance(batches, Batches) and isinstance(batches.data, CutMix):  # a mixed image shows parts of two
-        unmixed = batches.data.batches
-        rest, others = divide(unmixed, next(iter(unmixed)))
-        return Batches(replace(batches.data, data=rest), batches.model), others
     size, num_batches = batch_size(first[0]), length_hint(batches)
     num_samples = max(1, num_batches - 1) * size  # at least, since the last batch may be smaller
     if isinstance(getattr(batches, "data", batches), list) or not num_batches:

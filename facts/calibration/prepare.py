@@ -286,7 +286,7 @@ def prepare(
 
     `facts.compress` takes the result in place of the network; most arguments are the same. `held_out` are data on which
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
-    moments, searches and refits do not see them). A layer whose name contains one of `excluded_names` is left alone
+    moments and searches do not see them). A layer whose name contains one of `excluded_names` is left alone
     unless `layers` names it; a pattern such as `vision_tower.*` takes those worth compressing. `parts` are what is
     truncated: `layers`, or `units`, which are attention's products and hidden units (layers in no unit stay layers).
     FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the

@@ -38,7 +38,6 @@ def compress(
     parts: options.PartsName = None,
     form: options.FormName = None,
     fit_bias: Annotated[bool, option(METHOD, "Let biases absorb the mean error of truncation.", "--fit-bias")] = False,
-    refit: options.RefitName = None,
     recover: Annotated[
         float | None,
         option(METHOD, "Let the original teach the result for this long, without labels.", metavar="MINUTES", min=0.01),
@@ -55,7 +54,6 @@ def compress(
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
     num_sensitivity: options.NumSensitivity = None,
-    cutmix: options.CutMix = False,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
@@ -98,7 +96,7 @@ def compress(
 
     target_folder(out)
     if elastic:
-        _refuse_one_network(search, recover, refit, dtype)
+        _refuse_one_network(search, recover, dtype)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
     budget = facts.Budget(**limits, device_times=device_times, rounds=rounds).with_ratios(ratio)
@@ -109,7 +107,7 @@ def compress(
     stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
     task = task_of(network, data, evaluation_text, num_calibration, num_sensitivity, **reading)
-    calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
+    calibration, sensitivity = batches_of(task, network, num_sensitivity)
     with stopwatch():
         prepared = facts.prepare(
             network,
@@ -117,10 +115,10 @@ def compress(
             layers=options.layers_of(convolutions),
             execution=execution,
             input_shape=task.input_shape(network),
-            parts=parts or default_parts(calibration, budget, estimator, search, form, refit, convolutions),
+            parts=parts or default_parts(calibration, budget, estimator, search, form, convolutions),
             fit_bias=fit_bias,
         )
-        methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form, "refit": refit}
+        methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}
         result = facts.compress(prepared, **methods, budget=budget, sensitivity=sensitivity)
     if recover is not None:
         result = facts.recover(result, calibration, minutes=recover, seed=seed, cache=cache)
@@ -144,7 +142,7 @@ def compress(
 def _refuse_one_network(search: str | None, *others: Any) -> None:
     """Refuse options that make one network, not a folder for every budget."""
     if any(others):
-        raise ValueError("--elastic serves every budget: leave out --recover, --refit and --dtype, or use them on cuts")
+        raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
     if search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 

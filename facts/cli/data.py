@@ -1,13 +1,11 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from facts.calibration.cutmix import CutMix
 from facts.modules.networks import is_encoder, reads_tokens
 from facts.tasks.classification.encoder import judge_features
 from facts.tasks.classification.image_folder import ImageFolder, image_data
@@ -69,16 +67,10 @@ def task_of(
     return replace(task, num_sensitivity=num_sensitivity, num_calibration=num_calibration)
 
 
-def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None, cutmix: bool) -> tuple[Any, Any]:
+def batches_of(task: Data, model: nn.Module, num_sensitivity: int | None) -> tuple[Any, Any]:
     """Batches to calibrate on, and for searches (None: the same images; texts always have their own windows)."""
-    calibration = task.calibration(model)
     sensitivity = task.sensitivity(model) if num_sensitivity is not None or isinstance(task, Corpus) else None
-    if not cutmix:
-        return calibration, sensitivity
-    if is_encoder(model):
-        raise ValueError("--cutmix mixes labels, and this network has no classes: leave it out")
-    mix = partial(CutMix, num_classes=num_classes(model), seed=task.seed)
-    return mix(calibration), None if sensitivity is None else mix(sensitivity)
+    return task.calibration(model), sensitivity
 
 
 def nothing_to_evaluate(task: Data, model: nn.Module) -> str | None:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from facts.cli import options
-from facts.cli.options import ESTIMATORS, FORMS, REFITS, SEARCHES, TIMM, TORCHVISION
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, TIMM, TORCHVISION
 
-METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
+METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "forms": FORMS}
 
 
 def list_choices(
     kind: Annotated[
-        Literal["models", "estimators", "searches", "refits", "forms"],
+        Literal["models", "estimators", "searches", "forms"],
         typer.Argument(metavar="KIND", help="One of these."),
     ],
     part: Annotated[
@@ -25,7 +25,7 @@ def list_choices(
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """List the available models, estimators, searches, refits, or forms.
+    """List the available models, estimators, searches, or forms.
 
     [bold]Examples[/]
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
-ESTIMATORS, SEARCHES, REFITS = (
+ESTIMATORS, SEARCHES = (
     {name: method.summary for name, method in describe_methods(f"facts.{kind}.methods").items()}
-    for kind in ("estimators", "search", "refit")
+    for kind in ("estimators", "search")
 )
 PARTS = {
     "layers": "each linear layer on its own",
@@ -125,9 +125,6 @@ NumCalibration = Annotated[
 NumSensitivity = Annotated[
     int | None, option(DATA, "Images or windows on which a search compares outputs; default: up to 512 or 16.", min=1)
 ]
-CutMix = Annotated[
-    bool, option(DATA, "Paste a rectangle of another image into each; labels are mixed by area.", "--cutmix")
-]
 SequenceLength = Annotated[int | None, option(DATA, "Tokens in a window of text; default: 2048.", min=2)]
 BatchSize = Annotated[int | None, option(DATA, "Default: 64 images or 1 window of text.", min=1)]
 Seed = Annotated[int, option(DATA, "Seed for choosing calibration data.")]
@@ -171,14 +168,6 @@ FormName = Annotated[
 EstimatorName = Annotated[
     Literal[*ESTIMATORS] | None,  # type: ignore[valid-type]
     method(ESTIMATORS, "Method that weights the directions of each part; default: facts."),
-]
-RefitName = Annotated[
-    Literal[*REFITS] | None,  # type: ignore[valid-type]
-    method(
-        REFITS,
-        "Then refit the layers to the outputs of the compressed ones before them, with one data pass per layer or "
-        "block:",
-    ),
 ]
 SearchName = Annotated[
     Literal[*SEARCHES] | None,  # type: ignore[valid-type]

@@ -42,7 +42,6 @@ def pareto(
     evaluation_text: options.EvaluationText = None,
     num_calibration: options.NumCalibration = None,
     num_sensitivity: options.NumSensitivity = None,
-    cutmix: options.CutMix = False,
     sequence_length: options.SequenceLength = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
@@ -88,7 +87,7 @@ def pareto(
     if reason := nothing_to_evaluate(task, network):
         raise ValueError(f"there is nothing to compare by: {reason}")
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, cache or out / "cache")
-    calibration, sensitivity = batches_of(task, network, num_sensitivity, cutmix)
+    calibration, sensitivity = batches_of(task, network, num_sensitivity)
     points = compare(
         network,
         calibration,

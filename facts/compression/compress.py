@@ -30,7 +30,6 @@ from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast
 from facts.moments.losses import Loss
-from facts.refit import REFITS, Refit, RefitProblem
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.budget import Budget
@@ -61,7 +60,6 @@ def compress(
     loss: Loss | None = None,
     sensitivity: Iterable[Any] | None = None,
     layers: LayerNames = None,
-    refit: str | Refit | None = None,
 ) -> CompressionResult:
     """Compress a copy of `model` so that a fraction `ratio` of the cost of its linear layers remains.
 
@@ -81,17 +79,16 @@ def compress(
     | `loss` | sum of the samples' losses (default: cross-entropy, drawing missing labels; features: `facts.prepare`) |
     | `sensitivity` | batches on which a search compares outputs (default: the first calibration batches) |
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
-    | `refit` | what then fits layers to the outputs of the compressed layers before them: a name or an instance |
 
     By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
-    form, a refit or layers (other than by a pattern) are named, without data, and for another device's times. In the
-    plan, a 1x1 convolution is called `<name>.linear`. The result's `skipped` gives the reason for each layer that was
+    form or layers (other than by a pattern) are named, without data, and for another device's times. In the plan, a
+    1x1 convolution is called `<name>.linear`. The result's `skipped` gives the reason for each layer that was
     not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
     the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
     and for a budget that no plan of the search meets.
     """
-    named = estimator, search, form, refit, None if is_pattern(layers) else layers
+    named = estimator, search, form, None if is_pattern(layers) else layers
     given = model.model if isinstance(model, Calibration) else model
     refuse_unfit_network(given)
     if isinstance(model, Calibration):
@@ -103,7 +100,6 @@ def compress(
     refuse_unknown_form(form)
     estimator = by_name(estimator or "facts", ESTIMATORS, "estimator")
     search = by_name(search, SEARCHES, "search") if search else None
-    refit = by_name(refit, REFITS, "refit") if refit else None
     budget = (budget or Budget()).with_ratios(ratio, cost, bounds)
     if budget.error is not None and cost == "latency":
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
@@ -123,14 +119,10 @@ def compress(
             )
         )
         search = search or default_search(prepared)
-        if refit:
-            refit.check(prepared.fit_bias, prepared.data is not None, bool(prepared.units))
         others = as_batches(sensitivity, given)
         if others is not None and first_of(others) is None:
             raise ValueError("the sensitivity data is empty: it must yield at least one (inputs, targets) batch")
-        compress_to = partial(
-            compress_prepared, estimator=estimator, search=search, form=form, sensitivity=others, refit=refit
-        )
+        compress_to = partial(compress_prepared, estimator=estimator, search=search, form=form, sensitivity=others)
         if budget.error is None:
             result = compress_to(prepared, budget=budget)
         else:
@@ -201,9 +193,8 @@ def compress_prepared(
     budget: Budget,
     form: FormName,
     sensitivity: Iterable[Batch] | None = None,
-    refit: Refit | None = None,
 ) -> CompressionResult:
-    """Compress a prepared network: decompose, allocate, refit, apply, summarise."""
+    """Compress a prepared network: decompose, allocate, apply, summarise."""
     timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
     estimator = calibration.suited(estimator)
     if sensitivity is None and calibration.data is not None:
@@ -227,14 +218,8 @@ def compress_prepared(
         problem = problem_at(current, 0)
         with stage("search"):
             allocated = allocate_ranks(problem, search, timing)
-        if refit:
-            with stage("refit"):
-                plan = allocated.result.plan
-                decomposed = dict(allocated.decompositions)
-                fitted = refit.fit(RefitProblem(calibration, estimator, plan, decomposed, problem.form))
-                allocated = replace(allocated, model=problem.apply(plan, fitted), decompositions=fitted)
         plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
-        methods = estimator, search, form, refit
+        methods = estimator, search, form
         summary = summarize(calibration, problem, allocated, plan, bounds, rounds, *methods, dict(seconds))
     return CompressionResult(
         allocated.model,

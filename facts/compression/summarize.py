@@ -11,7 +11,6 @@ from facts.estimators.base import Estimator
 from facts.modules.forms import FormName
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.pivots import relative_error
-from facts.refit.base import Refit
 from facts.result import Summary
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
@@ -27,7 +26,6 @@ def summarize(
     estimator: Estimator,
     search: Search,
     form: FormName,
-    refit: Refit | None,
     seconds: dict[str, float],
 ) -> Summary:
     """Summarise a compression to a plan; `problem` is the one that the last round solved."""
@@ -44,7 +42,6 @@ def summarize(
         parts="units" if calibration.units else "layers",
         widths={name: unit.width for name, unit in calibration.units.items()},
         fit_bias=calibration.fit_bias,
-        refit=repr(refit) if refit else "",
         rounding=_rounding(allocated),
         bounds=dict(bounds),
         rounds=tuple(rounds),

@@ -44,8 +44,8 @@ def decompose_layer(
         if factor is not None and factor.shape != (size, size):
             made = f"{type(estimator).__name__} gives {side} {list(factor.shape)} for layer {name}"
             raise ValueError(f"{made}; it must be [{size}, {size}], or None for the identity")
-    if layer.bias is None:
-        factors = uncentred(factors, appended=fit_bias)
+    if fit_bias and layer.bias is None:
+        factors = factors if factors.A is None else replace(factors, A=factors.A[:-1, :-1])
     elif fit_bias:
         factors = centred(factors, moments[InputSum()][0][:-1] / moments.num_tokens)
     try:
@@ -66,23 +66,11 @@ def centred(factors: KroneckerFactors, mean: Tensor) -> KroneckerFactors:
     """
     if factors.A is None:
         return replace(factors, mean=mean.double())
-    if factors.mean is not None:  # the method has already centred them
-        return replace(factors, A=factors.A[:-1, :-1], mean=factors.mean[:-1])
     whole = factors.A.double()
     inner, joint, one = whole[:-1, :-1], whole[:-1, -1], at_least_tiny(whole[-1, -1])
     if not joint.any():
         return replace(factors, A=inner, mean=mean.double())
     return replace(factors, A=inner - torch.outer(joint, joint) / one, mean=joint / one)
-
-
-def uncentred(factors: KroneckerFactors, appended: bool) -> KroneckerFactors:
-    """Undo the centring of factors for a layer without a bias; they are of x, or of `[x, 1]` if `appended`."""
-    A, mean = factors.A, factors.mean
-    if A is None:
-        return replace(factors, mean=None)
-    if mean is not None:
-        A = A + torch.outer(mean, mean).to(A)
-    return replace(factors, A=A[:-1, :-1] if appended else A, mean=None)
 
 
 def file_name(estimator: Estimator) -> str:

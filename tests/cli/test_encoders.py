@@ -114,7 +114,6 @@ def test_a_checkpoint_without_its_classifiers(name):
 
 def test_refusals(run, encoder, photos, tmp_path):
     for arguments, message in (
-        (("timm/test_vit", *encoder[1:], "--cutmix"), "--cutmix mixes labels, and this network has no classes"),
         (("torchvision/resnet18", "--num-classes", 0, "--weights", "random"), "no classifier, is for networks of timm"),
     ):
         assert message in run("compress", *arguments, "--data", photos, "--out", tmp_path / "none", code=1).output

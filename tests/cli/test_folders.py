@@ -201,7 +201,7 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
     assert half.parts == "units" and [*half.bounds.values()] == [0.5] and fewer.after.params <= params
     for options, message in (
-        (("--recover", 1), "leave out --recover, --refit and --dtype"),
+        (("--recover", 1), "leave out --recover and --dtype"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),
     ):
         assert message in run("compress", *VIT, *data, "--elastic", *options, "--out", tmp_path / "no", code=1).output

@@ -12,7 +12,6 @@ import facts
 from facts.cli import app, options
 from facts.estimators import ESTIMATORS
 from facts.modules.forms import FORMS
-from facts.refit import REFITS
 from facts.search import SEARCHES
 
 COMMANDS = ["benchmark", "compress", "cut", "evaluate", "export", "inspect", "measure"]
@@ -28,7 +27,7 @@ model = torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Linear(12, 3))
 facts.compress(model, [(torch.randn(8, 12), torch.randint(3, (8,)))], ratio=0.8)
 facts.pareto
 """
-KINDS = {"estimators": ESTIMATORS, "searches": SEARCHES, "refits": REFITS, "forms": FORMS}
+KINDS = {"estimators": ESTIMATORS, "searches": SEARCHES, "forms": FORMS}
 
 
 def completions(words: str) -> list[str]:

@@ -4,15 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from sklearn.decomposition import PCA, TruncatedSVD
-from torch import nn
 
-from facts.decomposition.layers import centred, decompose_layer
-from facts.decomposition.parts import LayerPart
+from facts.decomposition.layers import centred
 from facts.decomposition.truncation import decompose
-from facts.estimators import AAFM
 from facts.estimators.base import KroneckerFactors
-from facts.moments import collect_moments
 from tests.networks import compress_on_all, image_batches, make_model
 
 torch.manual_seed(0)
@@ -69,16 +64,3 @@ def test_the_output_of_the_mean_is_kept(estimator, form):
 def note(seen, module, args):
     if args[0].ndim > 1:
         seen.append(args[0].flatten(0, -2))
-
-
-@pytest.mark.parametrize(("bias", "components"), [(True, PCA(2)), (False, TruncatedSVD(2, algorithm="arpack"))])
-def test_aafm_gives_the_outputs_of_least_squared_error(bias, components):
-    """Against scikit-learn's principal components, the best of all affine maps of their rank, or linear ones."""
-    layer = nn.Linear(7, 5, bias=bias, dtype=torch.float64)
-    moments = collect_moments(layer, {"": layer}, [(INPUTS, None)], AAFM().moments)[""]
-    decomposition = decompose_layer("", layer, LayerPart.of("", layer, 1), AAFM(), moments)
-    left, right = decomposition.truncate(2)
-    ours = nn.functional.linear(INPUTS, left @ right, decomposition.bias(layer, 2))
-    outputs = layer(INPUTS).detach()
-    expected = components.inverse_transform(components.fit_transform(outputs))
-    torch.testing.assert_close(ours.detach(), torch.from_numpy(expected))

@@ -52,7 +52,6 @@ VARIANTS = {
     "asvd max": (ASVD(statistic="max"), ORACLES["asvd"], {"statistic": "max"}),
     "asvd alpha": (ASVD(alpha=1.0), ORACLES["asvd"], {"alpha": 1.0}),
     "fwsvd exponent": (FWSVD(exponent=0.5), ORACLES["fwsvd"], {"exponent": 0.5}),
-    "fwsvd of batches": (FWSVD(gradients="batch"), ORACLES["fwsvd"], {"gradients": "batch"}),
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 

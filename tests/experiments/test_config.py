@@ -30,7 +30,6 @@ from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning
 from facts.models import CausalLM, OpenMMLabModel
 from facts.moments.memory import MemoryPolicy
-from facts.refit import REFITS
 from facts.search import SEARCHES
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -41,13 +40,13 @@ def options(group: str) -> list[str]:
 
 
 def test_every_estimator_and_search_has_a_file_and_a_name():
-    for group, known in (("estimator", ESTIMATORS), ("search", SEARCHES), ("refit", REFITS)):
+    for group, known in (("estimator", ESTIMATORS), ("search", SEARCHES)):
         assert set(known) ^ set(options(group)) - {"none"} == set(), (
             f"files in conf/{group}, or methods, without the other"
         )
 
 
-@pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES), ("refit", REFITS)])
+@pytest.mark.parametrize(("group", "known"), [("estimator", ESTIMATORS), ("search", SEARCHES)])
 def test_the_files_say_the_defaults_of_the_classes(cell_config, group, known):
     for name, cls in known.items():
         assert instantiate(cell_config(f"{group}={name}")[group]) == cls()
@@ -143,7 +142,7 @@ def test_every_other_choice_composes_and_resolves(cell_config, group):
             "search=modegpt",
             "parts=units",
             "rounds=[]",
-            "~refit",
+            "~finetuning",
             "bounds={params: 0.6}",
             "profile=paper",
             "ratio=${seed}",
@@ -191,7 +190,6 @@ def test_the_command_line_prints_a_resolved_configuration_and_completes():
         (["hardware.device=tpu"], "hardware.device must be cpu, cuda or cuda:N, got 'tpu'"),
         (["analysis=cross_moments", "fit_bias=true"], "an analysis covers only layers and their inputs"),
         (["pruning=isomorphic"], "pruning replaces the estimator: choose estimator=none, and no bounds, with it"),
-        (["refit=mpifa", "parts=units"], "a refit fits layers: choose parts=layers with it"),
         pytest.param(["hardware=cuda"], "torch sees no GPU here; choose hardware=cpu", marks=WITHOUT_GPU),
     ],
 )

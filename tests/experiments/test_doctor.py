@@ -95,10 +95,10 @@ def test_experiments_without_their_packages_are_left_out_and_named(cell_config, 
 @pytest.mark.system
 def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
     cells = (["estimator=facts"], ["estimator=pela"], ["search=cors"], ["finetuning=recovery"], ["estimator=none"])
-    cells += (["estimator=none", "pruning=disp_llm"], ["hardware.precision=bfloat16", "form=pivoted", "refit=mpifa"])
+    cells += (["estimator=none", "pruning=disp_llm"], ["hardware.precision=bfloat16", "form=pivoted"])
     findings = found(*(cell_config("deep=true", *overrides) for overrides in cells))
     tried = {what: finding for what, finding in findings.items() if what.startswith("trial")}
-    kinds = ["", " · Uniform", " · CoRS", " · Uniform · recovery", " · disp_llm", " · Uniform · MPIFA"]
+    kinds = ["", " · Uniform", " · CoRS", " · Uniform · recovery", " · disp_llm", " · Uniform"]
     assert tried.keys() == {f"trial of deit_b · classification{kind}" for kind in kinds}
     assert {finding.level for finding in tried.values()} == {"fine"}, tried
     assert "differ from the CPU's by 0.0e+00" in tried["trial of deit_b · classification · CoRS"].detail

@@ -39,7 +39,7 @@ def reproduce(monkeypatch, tmp_path):
 
 
 def test_a_row_with_a_misspelt_method_is_named_with_the_choices(reproduce):
-    with pytest.raises(SystemExit, match=r"^error: sensitivity_.+, Mine, .+: estimator/fact is not one of aafm, .*f"):
+    with pytest.raises(SystemExit, match=r"^error: sensitivity_.+, Mine, .+: estimator/fact is not one of asvd, .*f"):
         reproduce('+experiment.rows.Mine=["estimator=fact"]', "plan=true")
 
 
@@ -189,7 +189,7 @@ def command_line(composing, monkeypatch):
 def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(command_line):
     main = [experiment.name for experiment in chosen_experiments(command_line())]
     assert main[:3] == ["classification_50", "classification_40", "classification_60"]
-    assert not {"rivals", "flar_paper", "pivoted"} & {*main} and "beyond" in main
+    assert not {"rivals", "pivoted"} & {*main} and "beyond" in main
     every = [experiment.name for experiment in chosen_experiments(command_line("experiment=all"))]
     ablations = {path.stem for path in (Path(CONF) / "experiment").glob("ablation_*.yaml")}
     assert every[: len(main)] == main and {"rivals", "search_methods", *ablations} < {*every}

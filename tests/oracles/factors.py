@@ -95,11 +95,6 @@ def svd_llm(batches: Batches):
     return sum(s.X.T @ s.X for s in every(batches)), None
 
 
-def aafm(batches: Batches):
-    inputs = torch.cat([s.X for s in every(batches)])
-    return mean(torch.outer(x, x) for x in inputs - inputs.mean(dim=0)), None
-
-
 def flar(batches: Batches):
     return mean(torch.outer(x, x) for s in every(batches) for x in s.X), None
 
@@ -112,12 +107,8 @@ def asvd(batches: Batches, statistic="mean", alpha=0.5):
     return torch.diag((scale**alpha + 1e-6) ** 2), None
 
 
-def fwsvd(batches: Batches, exponent=1.0, gradients="sample"):
-    if gradients == "sample":
-        diagonal = mean(s.D**2 for s in every(batches))
-    else:
-        diagonal = sum(mean(s.D for s in batch) ** 2 for batch in batches) / len(every(batches))
-    return torch.diag(diagonal.sum(dim=0) ** exponent), None
+def fwsvd(batches: Batches, exponent=1.0):
+    return torch.diag(mean(s.D**2 for s in every(batches)).sum(dim=0) ** exponent), None
 
 
 def pela(batches: Batches):
@@ -125,7 +116,6 @@ def pela(batches: Batches):
 
 
 ORACLES = {
-    "aafm": aafm,
     "facts": facts,
     "kfac_expand": kfac_expand,
     "kfac_reduce": kfac_reduce,

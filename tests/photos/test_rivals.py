@@ -1,4 +1,4 @@
-"""Every estimator, search and refit on two published networks and real photos.
+"""Every estimator and search on two published networks and real photos.
 
 Writes `results/photos/rivals*` in 90 minutes.
 """

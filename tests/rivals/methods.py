@@ -1,17 +1,11 @@
 """The rivals with options that take little time."""
 
-from experiments.rivals.search.aafm import AAFMSearch
-from experiments.rivals.search.ars import ARSSearch
-from experiments.rivals.search.asvd_plus import ASVDPlusSearch
 from experiments.rivals.search.dobi_svd import DobiSVDSearch
 from experiments.rivals.search.fastlrd import FastLRDSearch
 from experiments.rivals.search.flora import FLORASearch
 from experiments.rivals.search.lems import LEMSSearch
 
 RIVALS = {
-    "aafm": AAFMSearch(),
-    "ars": ARSSearch(num_epochs=4, learning_rate=0.01),
-    "asvd_plus": ASVDPlusSearch(rank_multiple=1),
     "dobi_svd": DobiSVDSearch(num_epochs=3),
     "fastlrd": FastLRDSearch(),
     "flora": FLORASearch(num_epochs=2, population=10, num_generations=4),

@@ -1,4 +1,4 @@
-"""LEMS and ASVD+: errors by the formula, and plans against all others."""
+"""LEMS: errors by the formula, and plans against all others."""
 
 import itertools
 import math
@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from experiments.rivals.search.asvd_plus import ASVDPlusSearch
 from experiments.rivals.search.lems import LEMSSearch
 from facts.decomposition.apply import apply_plan
 from tests.oracles.truncation import discarded_energies
-from tests.search.test_searches import plans_of_all_cuts, wide_problem
+from tests.search.test_searches import wide_problem
 
 
 def divergence(problem, plan, temperature):
@@ -45,11 +44,3 @@ def test_lems_has_the_least_modelled_error_of_all_plans():
 
     assert problem.fits(result.plan)
     assert total(result.plan) == pytest.approx(min(total(plan) for plan in plans if problem.fits(plan)))
-
-
-def test_asvd_plus_takes_the_best_cut_through_the_modelled_errors():
-    problem = wide_problem(bounds={"flops": 0.7})
-    result = ASVDPlusSearch(rank_multiple=4).allocate(problem)
-    assert all(min(errors) == 8 for errors in result.profile.values())  # at least 0.3 of 21
-    plans = list(plans_of_all_cuts(problem, result.profile))
-    assert result.plan == [plan for plan in plans if problem.fits(plan)][-1]

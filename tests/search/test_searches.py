@@ -90,7 +90,7 @@ def test_latency_is_a_cost_like_any_other(name):
     assert EVERY[name].allocate(by_seconds).plan == EVERY[name].allocate(by_params).plan
 
 
-@pytest.mark.parametrize("name", ["uniform", "aafm", "flar"])
+@pytest.mark.parametrize("name", ["uniform", "asvd", "flar"])
 def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name):
     budget = make_problem(bounds={"flops": 0.05}).budget[0]
     with pytest.raises(ValueError, match=rf"exceeds the budget: flops .* would be \d+, but at most {budget:.6g} may"):

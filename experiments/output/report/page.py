@@ -61,7 +61,7 @@ def parts(results: list[Result]) -> dict[str, list[Result]]:
     headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
     chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
     for result in results:
-        published = result.experiment.published_in == "paper" and in_paper(result.entries.values())
+        published = in_paper(result.entries.values())
         table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
         chosen[table if result.experiment.metrics else "Figures"].append(result)
     return {heading: members for heading, members in chosen.items() if members}

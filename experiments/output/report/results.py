@@ -16,7 +16,7 @@ from experiments.output.tables import Entry, Properties, read_entries
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_record
 
-PARTS_OF_METHODS = ("estimator", "search", "refit", "pruning", "stages", "parts")
+PARTS_OF_METHODS = ("estimator", "search", "pruning", "stages", "parts")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision import transforms
 
-from facts.calibration.cutmix import CutMix
 from facts.tasks.base import settings_of
 from facts.tasks.classification.base import Classification, balanced
 from facts.tasks.classification.image_files import ImageFiles
@@ -24,7 +23,7 @@ from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
 from facts.utils.random import seed_of
 
-Augmentation = Literal["none", "train", "train_cutmix"]
+Augmentation = Literal["none", "train"]
 Transform = Literal["paper", "timm"]
 TrainingAugmentation = Literal["crop", "deit"]
 
@@ -40,9 +39,9 @@ class Images(Classification):
 
     `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for another input size; `timm` uses
     the checkpoint's evaluation transform or, for a transformers model, its image processor. `augmentation: train`
-    calibrates with timm's training transform instead; `train_cutmix` adds `facts.CutMix`. `training_augmentation` is
-    for finetuning, which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images
-    by Mixup or CutMix; `crop` crops, flips and jitters colours.
+    calibrates with timm's training transform instead. `training_augmentation` is for finetuning, which uses all
+    training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix; `crop`
+    crops, flips and jitters colours.
 
     The loader runs `num_workers` processes (default: one per processor, up to 16).
     """
@@ -82,9 +81,8 @@ class Images(Classification):
         files = (self.training_images.content_key, self.validation_images.content_key)
         return content_key(*files, settings_of(self), preprocessing_key(model))
 
-    def calibration(self, model: nn.Module) -> NumberedBatches | CutMix:
-        batches = self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
-        return CutMix(batches, num_classes(model), seed=self.seed) if self.augmentation == "train_cutmix" else batches
+    def calibration(self, model: nn.Module) -> NumberedBatches:
+        return self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
 
     def sensitivity(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["sensitivity"])

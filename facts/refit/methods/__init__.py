@@ -1,1 +1,0 @@
-"""The refits: one file each, named like the method."""
