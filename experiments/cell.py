@@ -14,10 +14,10 @@ from experiments.instantiation import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
-from facts.calibration.execution import Execution
+from facts.calibration.prepare import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.cost.timing import TimingPolicy
-from facts.decomposition.parts import PartsName
+from facts.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe

@@ -10,11 +10,11 @@ from omegaconf import DictConfig
 from torch import nn
 
 from experiments.instantiation import instantiate, plain
-from facts.calibration.execution import Execution
+from facts.calibration.prepare import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe

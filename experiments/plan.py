@@ -28,7 +28,7 @@ from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, published_records, read_records
 from experiments.runner import open_cell, run_cell
 from experiments.workers import workers_of
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.cost.count import count_params, meta_input
 from facts.modules.modes import frozen
 from facts.modules.networks import run

@@ -27,7 +27,7 @@ from experiments.output.tracking import tracked
 from experiments.record import Record, write_record
 from experiments.turns import alone
 from facts.analysis import Subject
-from facts.calibration.held_out import division
+from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
 from facts.utils import distributed
 from facts.utils.files import locked, replacing

@@ -11,8 +11,8 @@ from torch import nn
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
 from facts.cost.count import Cost, CostName, Size
-from facts.decomposition.apply import Plan
-from facts.decomposition.parts import PartsName
+from facts.parts import Plan
+from facts.parts import PartsName
 from facts.modules.forms import FormName
 from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError

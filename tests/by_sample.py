@@ -1,6 +1,6 @@
 """The estimators without what they define by batch: sums over samples, whatever batch a sample is in."""
 
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, KFACExpand, KFACReduce, Shampoo2
 from facts.moments import collect_moments
 from tests.networks import relative_error

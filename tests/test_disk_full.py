@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
 from facts.utils.cache import Cache
 from facts.utils.files import replacing

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import facts
 from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.cost.timing import TimingPolicy
-from facts.decomposition.parts import PartsName
+from facts.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.modules.modes import autocast
 from facts.moments.collect import MomentPass

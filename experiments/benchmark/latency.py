@@ -5,7 +5,7 @@ import argparse
 import pandas as pd
 
 from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
-from facts.calibration.execution import Execution
+from facts.calibration.prepare import Execution
 from facts.compression.compress import compress
 from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds

@@ -9,8 +9,8 @@ from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.cost.timing import TimingPolicy
-from facts.decomposition.apply import Plan
-from facts.decomposition.parts import OutputUnit, ScoreUnit
+from facts.parts import Plan
+from facts.parts import OutputUnit, ScoreUnit
 from facts.modules.forms import FormName
 from facts.modules.linear_calls import copy_with
 from facts.saving.runtimes import benchmark

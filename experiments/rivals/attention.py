@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.decomposition.parts import OutputUnit, ScoreUnit, Unit
+from facts.parts import OutputUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.modules.heads import Heads, Roles, output_cores, score_cores
 from facts.modules.lowrank import LinearLayer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import Estimator
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass

@@ -1,26 +1,32 @@
-"""Conversion of the data that loaders yield to batches of `(inputs, targets)`, which all other code reads."""
+"""Data: what loaders yield as batches of `(inputs, targets)`, which all other code reads, and those held out of them."""
 
+import logging
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain, count, islice
 from operator import length_hint
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from facts.calibration.checks import with_samples
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
-from facts.utils.batches import batch_size
+from facts.utils import distributed
+from facts.utils.batches import batch_size, described, first_of, has_row_per_sample
+from facts.utils.cache import content_key
+
+log = logging.getLogger(__name__)
 
 Batch = tuple[Any, Any]
 LABELS = ("labels", "label")
 BATCH_SIZE = 64  # for samples that are not in batches
+LEAST = 32  # samples, if a quarter of the data is that many
 OF_TEXT = {"input_ids", "attention_mask", "position_ids", "token_type_ids"}
 
 
@@ -41,7 +47,7 @@ class Batches:
         return getattr(self.data, "content_key", None)
 
     def __iter__(self) -> Iterator[Batch]:
-        return (with_samples(_as_pair(batch, self.model)) for batch in _in_one_order(self.data))
+        return (_with_samples(_as_pair(batch, self.model)) for batch in _in_one_order(self.data))
 
     def __length_hint__(self) -> int:
         return length_hint(self.data)
@@ -50,6 +56,14 @@ class Batches:
         """Share of process `rank`; data with their own `shard` need not read the other shares."""
         own = getattr(self.data, "shard", None)
         return Batches(own(rank, size) if own else islice(_in_one_order(self.data), rank, None, size), self.model)
+
+
+def _with_samples(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return the batch itself. Raises `ValueError` if it has no samples."""
+    first = next((leaf for leaf in tree_leaves(batch[0]) if isinstance(leaf, Tensor)), None)
+    if first is not None and first.shape[:1] == (0,):
+        raise ValueError(f"a batch of the data holds no samples ({described(first)}): leave it out")
+    return batch
 
 
 def _in_one_order(data: Iterable[Any]) -> Iterator[Any]:
@@ -145,3 +159,82 @@ class FirstSamples:
             left -= batch_size(inputs)
             if left <= 0:
                 return
+
+
+def num_held_out(num_samples: int, least: int = LEAST) -> int:
+    """A tenth of the samples; at least `least`, but no more than a quarter."""
+    return min(num_samples // 4, max(least, num_samples // 10))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of some batches that are held out, or the others; both are spread evenly over the data.
+
+    A `share` of the samples, in batches of `size`, is held out by sample number; if `size` is None, a share of whole
+    batches. The batches have the numbers `first`, `first + step`, ...; `key` is the hash of the inputs of number 0.
+    """
+
+    batches: Iterable[Batch]
+    held_out: bool
+    share: Fraction
+    size: int | None
+    key: str
+    first: int = 0
+    step: int = 1
+
+    @property
+    def content_key(self) -> str | None:
+        own = getattr(self.batches, "content_key", None)
+        return own and content_key(own, self.held_out, str(self.share), self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, batch in zip(count(self.first, self.step), self.batches, strict=False):
+            if number == 0 and self.held_out and content_key(batch[0]) != self.key:
+                log.warning(
+                    "the data differ from pass to pass: what is held out in one may be seen in another. Give a loader "
+                    "with a fixed order and without random augmentation, or a list of batches"
+                )
+            if self.size is None:
+                if self._includes(number):
+                    yield batch
+            elif rows := [row for row in range(batch_size(batch[0])) if self._includes(number * self.size + row)]:
+                is_whole = len(rows) == batch_size(batch[0])
+                yield batch if is_whole else tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
+
+    def __length_hint__(self) -> int:
+        return length_hint(self.batches)
+
+    def shard(self, rank: int, size: int) -> "Split":
+        """Share of process `rank`."""
+        return replace(self, batches=distributed.share(self.batches, rank, size), first=rank, step=size)
+
+    def _includes(self, number: int) -> bool:
+        is_held_out = (number + 1) * self.share // 1 > number * self.share // 1
+        return is_held_out == self.held_out
+
+
+def division(data: Iterable[Any], model: nn.Module) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Divide the data of a network as `divide` does. Raises `ValueError` if there are none."""
+    batches = as_batches(data, model)
+    if batches is None or (first := first_of(batches)) is None:
+        raise ValueError("the data are empty: they must yield at least one batch")
+    return divide(batches, first)
+
+
+def divide(batches: Iterable[Batch], first: Batch) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Divide data into samples to work with and samples that are held out, `num_held_out` of them.
+
+    Batches are held out as a whole if the `first` cannot be divided by samples.
+    """
+    size, num_batches = batch_size(first[0]), length_hint(batches)
+    num_samples = max(1, num_batches - 1) * size  # at least, since the last batch may be smaller
+    if isinstance(getattr(batches, "data", batches), list) or not num_batches:
+        sizes = [batch_size(inputs) for inputs, _ in batches]
+        num_samples, num_batches = sum(sizes), len(sizes)
+    tensors = [part for part in first if part is not None]
+    if all(has_row_per_sample(part) and batch_size(part) == size for part in tensors):
+        held_out = Split(batches, True, Fraction(num_held_out(num_samples), num_samples), size, content_key(first[0]))
+    else:
+        share = Fraction(num_held_out(num_batches, -(-LEAST // size)), num_batches)
+        held_out = Split(batches, True, share, None, content_key(first[0]))
+    return replace(held_out, held_out=False), held_out

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.checks import refuse_not_finite
+from facts.calibration.outputs import refuse_not_finite
 from facts.calibration.data import Batch
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run

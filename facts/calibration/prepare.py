@@ -1,4 +1,4 @@
-"""Preparation of a network for compression: its layers, its data and its loss, in one object."""
+"""Preparation of a network for compression: its parts, its data and its loss, in one object."""
 
 import itertools
 import logging
@@ -6,35 +6,36 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.checks import not_reached, refuse_unfit_functions, refuse_unfit_network
-from facts.calibration.data import Batch, as_batches
-from facts.calibration.execution import DEFAULT_EXECUTION, Execution
-from facts.calibration.held_out import divide
-from facts.calibration.reading import Reading, as_reading, reading_of
-from facts.calibration.reasons import EXCLUDED_NAMES
-from facts.calibration.selection import NOT_REACHED, LayerNames, is_pattern, select_layers
-from facts.calibration.units import parts_of
-from facts.cost.count import Cost, count_flops, count_params, meta_input
-from facts.cost.latency import MeasuredLatency, TimedPart
-from facts.cost.trace import first_sample, has_row_per_sample
-from facts.decomposition.layers import (
+from facts.calibration.data import Batch, as_batches, divide
+from facts.calibration.decompositions import (
     are_decomposed,
     decompose_layers,
     file_name,
     load_decompositions,
     save_decompositions,
 )
-from facts.decomposition.parts import Part, PartsName, Unit
+from facts.calibration.outputs import (
+    OutputKind,
+    as_output_kind,
+    output_kind,
+    refuse_unfit_functions,
+    refuse_unfit_network,
+)
+from facts.cost.count import Cost, count_flops, count_params, meta_input
+from facts.cost.latency import MeasuredLatency
+from facts.cost.probe import Probe
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
-from facts.modules.forms import Form
+from facts.modules.forms import FORMS, PLAIN, Form, FormName, refuse_unknown_form
 from facts.modules.lowrank import LinearLayer
+from facts.modules.modes import autocast
 from facts.modules.networks import is_encoder, noise
 from facts.moments.collect import LayerMoments, collect_moments
 from facts.moments.features import SampledFeatures, scales_of
@@ -49,9 +50,12 @@ from facts.moments.losses import (
     squared_error,
     summed_cross_entropy,
 )
+from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.statistics import InputSum, Moment
+from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten
+from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.utils import distributed
-from facts.utils.batches import first_of, to_device
+from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
 from facts.utils.sources import shared_code
 from facts.utils.stopwatch import stage
@@ -60,12 +64,36 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Execution:
+    """Settings of all data passes.
+
+    `precision` is the autocast type (float32 or bfloat16), `memory` the policy for when device memory is short,
+    `timing` the length of a latency measurement. `cache` is a folder for moments, decompositions and sensitivity
+    profiles: a second run on the same network and data reads them. Without `cache_errors` it holds no profiles, so that
+    a search can be timed.
+    """
+
+    precision: torch.dtype = torch.float32
+    memory: MemoryPolicy = DEFAULT_POLICY
+    timing: TimingPolicy = DEFAULT_TIMING
+    cache: Path | str | None = None
+    cache_errors: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.precision, torch.dtype) or not self.precision.is_floating_point:
+            raise ValueError(f"precision must be a type such as torch.bfloat16, got {self.precision!r}")
+
+
+DEFAULT_EXECUTION = Execution()
+
+
+@dataclass(frozen=True)
 class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
-    `network` computes what `model` does, by calling linear layers; it is the model itself unless units are compressed.
-    A plan gives ranks to the `parts`, each of which has one or several of the `calls`; `skipped` holds the reasons for
-    leaving other layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` only
+    A plan gives ranks to the `parts` of the `model`. `rewritten` computes the same and calls a linear layer for each of
+    the parts' `linears`; it is the model itself unless parts are units. `skipped` holds the reasons for leaving other
+    layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` only
     serve to compare the result with the original. `first_inputs` are those of the first batch, or noise; `example`
     is one sample on the meta device, if the network runs there. `loss` and `output_error` are sums over samples.
     `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels`, the default search
@@ -74,9 +102,9 @@ class Calibration:
     """
 
     model: nn.Module
-    network: nn.Module
-    calls: dict[str, LinearLayer]
+    rewritten: nn.Module
     parts: dict[str, Part]
+    form: Form = PLAIN
     data: Iterable[Batch] | None = None
     held_out: Iterable[Batch] = ()
     loss: Loss = summed_cross_entropy
@@ -88,6 +116,11 @@ class Calibration:
     example: Any = None
     fit_bias: bool = False
     draws_labels: bool = True
+
+    @cached_property
+    def linears(self) -> dict[str, LinearLayer]:
+        """The linear layers of all parts, in `rewritten`."""
+        return {name: self.rewritten.get_submodule(name) for name in self.part_of}  # type: ignore[misc]
 
     @cached_property
     def cache(self) -> Cache | None:
@@ -102,7 +135,7 @@ class Calibration:
         precisions = self.execution.precision, torch.get_float32_matmul_precision()
         setting = loss, precisions, self.fit_bias
         key = content_key(
-            shared_code(), repr(self.model), self.model, list(self.calls), repr(self.parts), data, *setting
+            shared_code(), repr(self.model), self.model, list(self.linears), repr(self.parts), data, *setting
         )
         return Cache(Path(self.execution.cache) / key)
 
@@ -111,17 +144,14 @@ class Calibration:
         """Cost of the dense network for one sample."""
         return Cost(self.flops, count_params(self.model))
 
-    def cost_after(self, compressed: nn.Module, plan: Mapping[str, int | None], form: Form) -> Cost:
+    def cost_after(self, compressed: nn.Module, plan: Plan) -> Cost:
         """Cost of a compressed network for one sample: that of the dense one minus what the plan saves."""
         params = count_params(compressed)
         if self.flops is None:
             return Cost(None, params)
         if self.units and self.example is not None:  # fewer hidden units also have fewer activations
             return Cost(count_flops(compressed, self.example, "paper"), params)
-        saved = 0
-        for name, rank in plan.items():
-            part = self.parts[name]
-            saved += 0 if rank is None else 2 * part.rows * (part.dense - part.num_weights(form, rank))
+        saved = sum(self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items())
         return Cost(self.flops - saved, params)
 
     @property
@@ -131,17 +161,17 @@ class Calibration:
             raise ValueError(
                 'this works on single layers, but the network is prepared for parts="units": choose layers'
             )
-        return self.calls  # type: ignore[return-value]
+        return self.linears  # type: ignore[return-value]
 
     @cached_property
     def part_of(self) -> dict[str, Part]:
-        """Map each layer to the part that it belongs to."""
-        return {call: part for part in self.parts.values() for call in part.calls}
+        """Map each linear to the part that it belongs to."""
+        return {linear: part for part in self.parts.values() for linear in part.linears}
 
     @property
-    def units(self) -> dict[str, Unit]:
-        """The parts that are units."""
-        return {name: part for name, part in self.parts.items() if isinstance(part, Unit)}
+    def units(self) -> dict[str, Part]:
+        """The parts that are units of a block: at a rank they are narrower, not of low rank."""
+        return {name: part for name, part in self.parts.items() if part.is_unit}
 
     @cached_property
     def append_one(self) -> frozenset[str]:
@@ -149,24 +179,30 @@ class Calibration:
         return frozenset(
             name
             for name, part in self.part_of.items()
-            if self.fit_bias or (isinstance(part, Unit) and self.calls[name].bias is not None)
+            if self.fit_bias or (part.is_unit and self.linears[name].bias is not None)
         )
 
     def on(self, data: Iterable[Batch]) -> "Calibration":
         """The same network on other data."""
         return replace(self, data=data)
 
+    def in_form(self, form: Form) -> "Calibration":
+        """The same calibration with low-rank layers in another form."""
+        return replace(self, form=form, parts={name: part.in_form(form) for name, part in self.parts.items()})
+
     def of_narrowed(self, model: nn.Module) -> "Calibration":
         """The same calibration for a network in which some units have been narrowed."""
-        names = dict.fromkeys(name for part in self.parts.values() for name in part.layers(model))
-        selection = select_layers(model, names, example=self.example, inputs=self.first_inputs)
-        found = parts_of(selection, "units", self.first_inputs)
-        widths = {name: unit.dense_width for name, unit in self.units.items()}
-        parts = {
-            name: replace(part, dense_width=widths[name]) if isinstance(part, Unit) else part
-            for name, part in found.parts.items()
-        }
-        return replace(self, model=model, network=found.network, calls=found.calls, parts=parts, flops=selection.flops)
+        parts = {}
+        for name, earlier in self.parts.items():
+            part = part_at(model, name)
+            assert part
+            parts[name] = replace(part, rows=earlier.rows).in_form(self.form).after(earlier)
+        flops = None if self.example is None else count_flops(model, self.example, "paper")
+        return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
+
+    def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
+        """Copy the model with its parts at the ranks of a plan."""
+        return apply(self.model, self.parts, plan, decompositions)
 
     def cached_in(self, folder: Path | None) -> "Calibration":
         """The same calibration with its cache in a folder; None for no cache."""
@@ -174,15 +210,15 @@ class Calibration:
 
     def groups(self) -> Iterator[list[str]]:
         """Groups of layers, by name, whose moments are in memory at the same time."""
-        yield from self.execution.memory.groups(self.calls)
+        yield from self.execution.memory.groups(self.linears)
 
     def moments(
         self, wanted: Iterable[Moment], only: Collection[str] | None = None, cached: bool = True
     ) -> dict[str, LayerMoments]:
         """Collect moments of all layers, or of those in `only`, in one pass; with `cached`, use the cache."""
         return collect_moments(
-            self.network,
-            self.calls,
+            self.rewritten,
+            self.linears,
             () if self.data is None else self.data,
             [*wanted, InputSum()] if self.append_one else wanted,
             loss=self.loss,
@@ -209,7 +245,7 @@ class Calibration:
 
     def _cache_of(self, names: Collection[str] | None) -> Cache | None:
         """Cache of a group of layers (None for all); each of several groups has its own folder."""
-        if self.cache is None or names is None or len(names) == len(self.calls):
+        if self.cache is None or names is None or len(names) == len(self.linears):
             return self.cache
         return Cache(self.cache.folder / content_key(list(names)))
 
@@ -223,7 +259,7 @@ class Calibration:
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
         if self.cache is None:
             return self._decompose(estimator)
-        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.calls))
+        load = stage("decomposition")(partial(load_decompositions, self.cache, estimator, self.linears))
         known = load()
         if known is None:
             with self.cache.locked(file_name(estimator)):
@@ -238,7 +274,7 @@ class Calibration:
             if estimator.moments:
                 with stage("calibration"):
                     last, moments = see_data(estimator, partial(self.moments, only=names))
-            layers = {name: self.calls[name] for name in names}
+            layers = {name: self.linears[name] for name in names}
             append_one = self.append_one if estimator.moments else frozenset()
             with stage("decomposition"):
                 # Processes wait for each other before the moments are freed: some lie in files of the main process.
@@ -256,14 +292,13 @@ class Calibration:
             if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
 
-    def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
+    def latency_table(self, num_turns: int) -> MeasuredLatency:
         """Times of the parts on the first batch, measured on first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
-        return MeasuredLatency(self.model, self.timed(form), inputs, self.execution.precision, num_turns)
-
-    def timed(self, form: Form) -> dict[str, TimedPart]:
-        """The parts in the form that a latency table takes."""
-        return {name: part.timed(form, self.execution.precision) for name, part in self.parts.items()}
+        return MeasuredLatency(
+            self.model, self.parts, lambda network, plan: put(network, self.parts, plan), inputs,
+            self.execution.precision, num_turns
+        )
 
 
 @stage("preparation")
@@ -279,7 +314,8 @@ def prepare(
     outputs: str | Collection[str] | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
-    parts: PartsName = "layers",
+    parts: str = "layers",
+    form: FormName | None = None,
     fit_bias: bool = False,
 ) -> Calibration:
     """Select the layers of a network, and bind its data, loss and settings to it.
@@ -288,80 +324,94 @@ def prepare(
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
     moments and searches do not see them). A layer whose name contains one of `excluded_names` is left alone
     unless `layers` names it; a pattern such as `vision_tower.*` takes those worth compressing. `parts` are what is
-    truncated: `layers`, or `units`, which are attention's products and hidden units (layers in no unit stay layers).
+    truncated: `layers`, or `units`, which are attention's products and hidden units (layers in no unit stay layers), or
+    another name in `facts.parts.KINDS`. Low-rank layers are stored in a `form` (default: `default_form`).
     FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the
     data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data.
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there
-    are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.reading`). Features are
+    are labels and timm's `num_classes` is not 0, or if the network says so (`facts.calibration.outputs`). Features are
     compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
     unknown layers and outputs.
     """
     refuse_unfit_network(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
-    if parts not in get_args(PartsName):
-        raise ValueError(f"parts must be one of {', '.join(get_args(PartsName))}, got {parts!r}")
+    if parts not in KINDS:
+        raise ValueError(f"parts must be one of {', '.join(KINDS)}, got {parts!r}")
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
+    if loss is not None and outputs is not None:
+        raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
+    form = form or default_form(model, execution.precision)
+    refuse_unknown_form(form)
     batches = as_batches(data, model)
     first = None if batches is None else first_of(batches)
     if batches is not None and first is None:
         raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
     inputs, targets = first or (None, None)
+    example = meta_input(model, input_shape) if input_shape else None
+    if example is None and inputs is not None and has_row_per_sample(inputs):
+        example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
     compared = as_batches(held_out, model)
     if batches is not None and first is not None and compared is None:
         batches, compared = divide(batches, first)
     draws_labels = loss is None or isinstance(loss, SampledTargets)
     own_loss = None if draws_labels else loss
-    if loss is not None and outputs is not None:
-        raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
-    reading = as_reading(outputs)
-    is_unlabelled = targets is None or is_encoder(model)  # labels say nothing about features
-    if reading is None and loss is None and inputs is not None and is_unlabelled:
-        reading = reading_of(model, inputs, execution.precision)
-        log.info("the outputs of %s are read as %s", type(model).__name__, reading)
-    names = reading if isinstance(reading, tuple) else ()
-    if loss is None and reading in (None, "classes"):
+    kind = as_output_kind(outputs)
+    names = kind if isinstance(kind, tuple) else ()
+    may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or names))
+    may_miss = bool(may_miss and inputs is not None and has_row_per_sample(inputs))
+    first_inputs = inputs
+    if inputs is None and input_shape:
+        first_inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
+    probe = Probe.of(model, first_inputs if KINDS[parts] else inputs, example, execution.precision, may_miss)
+    if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
+        kind = output_kind(model, probe)  # labels say nothing about features
+        log.info("the outputs of %s are read as %s", type(model).__name__, kind)
+    if loss is None and kind in (None, "classes"):
         loss = summed_cross_entropy if targets is not None or inputs is None else SampledLabels(summed_cross_entropy)
     elif loss is None:
         loss = SampledFeatures(scales_of(model, batches or (), names, execution.precision), names)
-    output_error = output_error or _error_of(reading, loss)
-    example = meta_input(model, input_shape) if input_shape else None
-    if example is None and inputs is not None and has_row_per_sample(inputs):
-        example = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), first_sample(inputs))
+    output_error = output_error or _error_of(kind, loss)
     if inputs is not None:
-        refuse_unfit_functions(model, (inputs, targets), own_loss, output_error, execution.precision)
-    selection = select_layers(model, layers, excluded_names=excluded_names, example=example, inputs=inputs)
-    may_miss = is_pattern(layers) or (isinstance(layers, str | None) and (own_loss or names))
-    if has_row_per_sample(inputs) and may_miss:
-        unused = not_reached(selection.model, selection.layers, loss, (inputs, targets), execution.precision)
-        selection = selection.without(unused, NOT_REACHED)
-    if inputs is None and input_shape:
-        inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
-    found = parts_of(selection, parts, inputs)
+        refuse_unfit_functions(model, probe.outputs, targets, own_loss, output_error)
+    selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
+    if may_miss:
+        device = next(model.parameters()).device
+        with torch.enable_grad(), autocast(device, execution.precision):
+            unused = probe.without_effect(loss(probe.outputs, to_device(first_sample(targets), device)))
+        within = [name for name in selection.layers if {name, name.removesuffix(".linear")} & set(unused)]
+        selection = selection.without(within, NOT_REACHED)
+    found, reasons = find(selection, parts, probe, FORMS[form](execution.precision))
     return Calibration(
         model=selection.model,
-        network=found.network,
-        calls=found.calls,
-        parts=found.parts,
+        rewritten=rewritten(selection.model, found),
+        parts=found,
+        form=FORMS[form](execution.precision),
         data=batches,
         held_out=compared or (),
         loss=loss,
         output_error=output_error,
         execution=execution,
-        skipped=selection.skipped | found.reasons,
+        skipped=selection.skipped | reasons,
         flops=selection.flops,
-        first_inputs=inputs,
+        first_inputs=first_inputs,
         example=example if selection.flops is not None else None,
         fit_bias=fit_bias,
         draws_labels=draws_labels,
     )
 
 
-def _error_of(reading: Reading | None, loss: Loss) -> OutputError:
+def default_form(model: nn.Module, precision: torch.dtype) -> FormName:
+    """Choose pivoted layers, but plain ones in half precision, where pivots have to be permuted."""
+    types = {precision, *(parameter.dtype for parameter in model.parameters())}
+    return "plain" if types & {torch.bfloat16, torch.float16} else "pivoted"
+
+
+def _error_of(kind: OutputKind | None, loss: Loss) -> OutputError:
     """The default distance between outputs: of classes, the KL divergence; otherwise the relative squared error."""
-    if reading in (None, "classes"):
+    if kind in (None, "classes"):
         return kl_divergence if on_given_labels(loss) is summed_cross_entropy else squared_error
-    return SquaredError(reading) if isinstance(reading, tuple) else squared_error
+    return SquaredError(kind) if isinstance(kind, tuple) else squared_error

@@ -9,7 +9,7 @@ import typer
 from facts.utils.registry import describe_methods
 
 if TYPE_CHECKING:
-    from facts.calibration.execution import Execution
+    from facts.calibration.prepare import Execution
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
@@ -185,7 +185,7 @@ def execution_of(
     """The settings of passes that these options select."""
     import torch
 
-    from facts.calibration.execution import Execution
+    from facts.calibration.prepare import Execution
     from facts.moments.memory import MemoryPolicy
 
     blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}

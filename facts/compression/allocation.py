@@ -13,8 +13,8 @@ from facts.cost.latency import MeasuredLatency
 from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import Timing, TimingPolicy
-from facts.decomposition.apply import Plan
-from facts.decomposition.parts import Part
+from facts.parts import Plan
+from facts.parts import Part
 from facts.decomposition.truncation import Decomposition
 from facts.search.base import Search, SearchResult
 from facts.search.problem import AllocationProblem

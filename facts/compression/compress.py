@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from facts.calibration.checks import refuse_unfit_network
+from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.data import Batch, FirstSamples, as_batches
-from facts.calibration.execution import DEFAULT_EXECUTION, Execution
+from facts.calibration.prepare import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import Calibration, prepare
-from facts.calibration.selection import LayerNames, is_pattern
+from facts.parts.layers import LayerNames, is_pattern
 from facts.compression.allocation import allocate_ranks, batch_times
 from facts.compression.comparison import with_distance
 from facts.compression.quality import smallest_within
@@ -24,8 +24,8 @@ from facts.cost.count import CostName, count_flops
 from facts.cost.device_times import precision_name
 from facts.cost.latency import LatencyTable
 from facts.cost.predicted import PredictedLatency
-from facts.cost.trace import has_row_per_sample
-from facts.decomposition.parts import PartsName
+from facts.utils.batches import has_row_per_sample
+from facts.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from facts.calibration.execution import Execution
+from facts.calibration.prepare import Execution
 from facts.calibration.prepare import prepare
-from facts.calibration.selection import LayerNames
+from facts.parts.layers import LayerNames
 from facts.compression.compress import default_form
 from facts.cost.count import meta_input
 from facts.cost.device_times import DeviceTimes, LayerTimes, precision_name

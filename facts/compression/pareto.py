@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from facts.calibration.data import Batch, as_batches
-from facts.calibration.execution import DEFAULT_EXECUTION, Execution
+from facts.calibration.prepare import DEFAULT_EXECUTION, Execution
 from facts.calibration.prepare import prepare
 from facts.compression.comparison import with_distance
 from facts.compression.compress import compress_prepared, default_form, default_search
 from facts.cost.count import Cost, CostName
-from facts.decomposition.parts import PartsName
+from facts.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import search_plan
 from facts.cost.count import CostName
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from facts.calibration.prepare import Calibration
 from facts.compression.allocation import AllocatedNetwork
 from facts.cost.count import CostName, Size
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.estimators.base import Estimator
 from facts.modules.forms import FormName
 from facts.modules.lowrank import LowRankLayer

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import distance
-from facts.cost.trace import has_row_per_sample
+from facts.utils.batches import has_row_per_sample
 from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.utils.batches import batch_size, in_parts

@@ -14,8 +14,8 @@ from torch import nn
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance, distance
-from facts.calibration.held_out import division
-from facts.calibration.reading import default_error
+from facts.calibration.data import division
+from facts.calibration.outputs import default_error
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
 from facts.models.transplant import untrained

@@ -79,7 +79,7 @@ def is_encoder_decoder(model: nn.Module) -> bool:
     return is_transformers(model) and bool(model.config.is_encoder_decoder)
 
 
-def heads_of(model: nn.Module) -> set[nn.Module]:
+def output_layers(model: nn.Module) -> set[nn.Module]:
     """Find the layers that compute logits, whatever their names, as transformers and timm define them."""
     own = getattr(model, "get_output_embeddings" if is_transformers(model) else "get_classifier", lambda: None)()
     heads = own if isinstance(own, tuple) else (own,)

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from facts.calibration.execution import Execution
+from facts.calibration.prepare import Execution
 from facts.calibration.prepare import Calibration
-from facts.calibration.selection import Selection
+from facts.parts.layers import Selection
 from facts.calibration.units import parts_of, with_units
 from facts.cost.count import Size, count_flops
-from facts.decomposition.parts import HiddenUnit
+from facts.parts import HiddenUnit
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS

@@ -12,8 +12,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from facts.decomposition.elimination import undone
-from facts.decomposition.layers import packed, unpacked
-from facts.decomposition.parts import HiddenUnit, Part, PartsName
+from facts.calibration.decompositions import packed, unpacked
+from facts.parts import HiddenUnit, Part, PartsName
 from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import FormName
 from facts.modules.lowrank import LinearLayer

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
+from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.decomposition.truncation import Decomposition
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS

@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.modules.heads import Heads, Roles, put_heads
-from facts.modules.hidden import HiddenRoles, empty_hidden
+from facts.parts.hidden import HiddenRoles, empty_hidden
 from facts.modules.linear_calls import replace_submodule, with_linear_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear

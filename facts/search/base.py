@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from facts.decomposition.apply import Plan
+from facts.parts.base import Plan
 from facts.decomposition.truncation import Decomposition
 from facts.search.allocation import Allocation, Solver, allocate
 from facts.search.problem import AllocationProblem

@@ -15,12 +15,10 @@ from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
 from facts.cost.ranks import candidate_ranks
-from facts.decomposition.apply import Plan, apply_plan
-from facts.decomposition.layers import file_name
-from facts.decomposition.parts import Part
+from facts.calibration.decompositions import file_name
+from facts.parts import Part, Plan
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
-from facts.modules.forms import FORMS, Form
 from facts.utils.cache import Cache
 
 
@@ -37,7 +35,6 @@ class AllocationProblem:
     estimator: Estimator
     decompositions: Mapping[str, Decomposition]
     bounds: Mapping[CostName, float]
-    form: Form = FORMS["plain"]
     limits: tuple[float, ...] | None = None
     latency: LatencyTable | None = None
     sensitivity: Iterable[Batch] | None = None
@@ -45,11 +42,6 @@ class AllocationProblem:
     @property
     def model(self) -> nn.Module:
         return self.calibration.model
-
-    @property
-    def network(self) -> nn.Module:
-        """The network that calls the decomposed layers; the model itself unless units are compressed."""
-        return self.calibration.network
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -82,18 +74,20 @@ class AllocationProblem:
             raise ValueError("this search trains on calibration data: give some")
         return self.calibration.data
 
-    def cost(self, name: str, rank: int | None) -> tuple[float, ...]:
-        """Cost of a part at a rank (None for dense), one value per bound: integers except for latency."""
+    def cost(self, name: str, rank: int | None, plan: Plan | None = None) -> tuple[float, ...]:
+        """Cost of a part at a rank (None for dense), one value per bound: integers except for latency.
+
+        It may depend on the `plan` of the parts before it; without one, these are dense.
+        """
         part = self.parts[name]
-        params = part.dense if rank is None else part.num_weights(self.form, rank)
-        costs: dict[CostName, float] = {"flops": 2 * part.rows * params, "params": params}
+        costs: dict[CostName, float] = {"flops": part.flops(rank, plan or {}), "params": part.num_weights(rank)}
         if "latency" in self.bounds:
             assert self.latency is not None
             costs["latency"] = self.latency.seconds(name, rank)
         return tuple(costs[bound] for bound in self.bounds)
 
-    def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
-        return tuple(map(math.fsum, zip(*(self.cost(name, rank) for name, rank in plan.items()), strict=True)))
+    def spent(self, plan: Plan) -> tuple[float, ...]:
+        return tuple(map(math.fsum, zip(*(self.cost(name, rank, plan) for name, rank in plan.items()), strict=True)))
 
     @cached_property
     def dense(self) -> tuple[float, ...]:
@@ -121,7 +115,7 @@ class AllocationProblem:
             )
         return budget
 
-    def fits(self, plan: Mapping[str, int | None]) -> bool:
+    def fits(self, plan: Plan) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
 
     def share(self, name: str, rank: int | None) -> float:
@@ -130,11 +124,11 @@ class AllocationProblem:
 
     def full_rank(self, name: str) -> int:
         """The largest rank at which a layer costs no more than dense (ratio 1), or 1 if there is none."""
-        return max(1, self.parts[name].full_rank(self.form))
+        return max(1, self.parts[name].full_rank)
 
     def rank_of_ratio(self, name: str, ratio: float) -> int:
         """The rank at which a layer costs at most `ratio` of its dense cost, but at least 1."""
-        return self.parts[name].rank_of_ratio(self.form, ratio)
+        return self.parts[name].rank_of_ratio(ratio)
 
     def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
         """The ranks of several ratios for each layer, in ascending order and without duplicates."""
@@ -150,14 +144,7 @@ class AllocationProblem:
 
     def energies(self, name: str) -> Tensor:
         """Energies of a part's components `[k]` in float64, summed over the heads of a unit."""
-        return torch.stack([self.decompositions[call].energies.double() for call in self.parts[name].calls]).sum(dim=0)
-
-    def apply(self, plan: Plan, decompositions: Mapping[str, Decomposition]) -> nn.Module:
-        """Apply a plan to a copy of the model, with these decompositions."""
-        calibration, precision = self.calibration, self.calibration.execution.precision
-        return apply_plan(
-            self.model, decompositions, plan, self.form, precision, calibration.units, calibration.network
-        )
+        return torch.stack([self.decompositions[linear].energies.double() for linear in self.parts[name].linears]).sum(dim=0)
 
     def candidate_ranks(
         self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)

@@ -51,7 +51,7 @@ class Training:
     ) -> None:
         """Minimise `loss_at(epoch, batch)` of the network with other forward functions, resuming from the cache."""
         batches = problem.training_batches()
-        with frozen(problem.network), replaced_forwards(forwards):
+        with frozen(problem.calibration.rewritten), replaced_forwards(forwards):
             for epoch in self._epochs(problem, search):
                 falling = (self.first_rate - self.last_rate) * (1 + math.cos(math.pi * epoch / self.num_epochs)) / 2
                 self.group["lr"] = self.last_rate + falling
@@ -68,7 +68,7 @@ class Training:
         """Yield the numbers of the epochs that are not in the problem's cache, and save the state after each."""
         method, file = type(search).__name__, ""
         if problem.cache:
-            setting = type(problem.form).__name__, dict(problem.bounds), code_of(type(search))
+            setting = problem.calibration.form.name, dict(problem.bounds), code_of(type(search))
             file = f"{method}-{content_key(search, calibration_key(problem.training_batches()), setting)}"
             if tensors := problem.cache.load(file):
                 self.restore(tensors)
@@ -98,10 +98,10 @@ class Training:
 
 
 class TrainedLayer:
-    """A layer, or a call of a unit, whose leading components are multiplied by trained weights."""
+    """A layer, or a linear of a unit, whose leading components are multiplied by trained weights."""
 
     def __init__(self, problem: AllocationProblem, name: str, number: int):
-        self.dense = problem.calibration.calls[name]
+        self.dense = problem.calibration.linears[name]
         weight = self.dense.weight
         decomposition = problem.decompositions[name]
         self.left, self.right = (factor.to(weight) for factor in decomposition.truncate(number))
@@ -124,7 +124,7 @@ class TrainedLayer:
 def outputs_of(problem: AllocationProblem, inputs: Any) -> Any:
     """Compute the outputs of the network in its current state."""
     with autocast(problem.device, problem.calibration.execution.precision):
-        return run(problem.network, to_device(inputs, problem.device))
+        return run(problem.calibration.rewritten, to_device(inputs, problem.device))
 
 
 def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
@@ -132,4 +132,4 @@ def task_loss(problem: AllocationProblem, batch: Batch) -> Tensor:
     inputs, targets = to_device(batch, problem.device)
     with autocast(problem.device, problem.calibration.execution.precision):
         loss = on_given_labels(problem.calibration.loss)
-        return loss(run(problem.network, inputs), targets) / batch_size(inputs)
+        return loss(run(problem.calibration.rewritten, inputs), targets) / batch_size(inputs)

@@ -58,6 +58,16 @@ def batch_size(inputs: Any) -> int:
     return batch_size(next(iter(values)))
 
 
+def has_row_per_sample(inputs: Any) -> bool:
+    """Check that a batch is a tensor, or tensors by name, with one row per sample."""
+    tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    return all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == len(tensors[0]) for tensor in tensors)
+
+
+def first_sample(inputs: Any) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor[:1], inputs)
+
+
 def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] | None = None) -> Iterator[T]:
     """Yield this process's share of the batches; after the last one, add up `sums` over all processes, in place.
 

@@ -6,7 +6,7 @@ import torch
 import facts
 from facts.analysis import Subject, Throughput
 from facts.analysis.throughput import make_variant
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.cost.count import count_params
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy

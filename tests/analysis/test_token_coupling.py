@@ -8,7 +8,7 @@ from scipy.spatial.distance import cdist
 import facts
 from facts.analysis import Subject, TokenCoupling
 from facts.analysis.token_coupling import TokenStore, collect_tokens, cross_token_coupling, distance_correlations
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.moments.batch import LayerBatch
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import image_batches, make_model

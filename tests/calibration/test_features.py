@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.reading import reading_of
+from facts.calibration.outputs import reading_of
 from facts.moments.features import SampledFeatures, features_last, scales_of
 from facts.moments.losses import SquaredError, kl_divergence, squared_error
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import facts
 from facts.calibration.data import as_batches
-from facts.calibration.held_out import divide, num_held_out
+from facts.calibration.data import divide, num_held_out
 from facts.moments.losses import kl_divergence
 from tests.networks import image_batches, make_model
 

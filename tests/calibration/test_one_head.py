@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.decomposition.parts import LayerPart, OutputUnit, ScoreUnit
+from facts.parts import LayerPart, OutputUnit, ScoreUnit
 
 
 class Attention(nn.Module):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.calibration.reasons import reasons_to_skip
-from facts.calibration.selection import select_layers
+from facts.parts.layers import reasons_to_skip
+from facts.parts.layers import select_layers
 from tests.networks import UNIFORM
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import ASVD, FACTS, GFWSVD
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.search import Uniform

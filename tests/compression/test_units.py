@@ -13,7 +13,7 @@ from torch import nn
 import facts
 from facts.calibration.units import NO_PRODUCTS, NOT_SEPARATE
 from facts.cost.count import count_params
-from facts.decomposition.parts import HiddenUnit, LayerPart, OutputUnit, ScoreUnit
+from facts.parts import HiddenUnit, LayerPart, OutputUnit, ScoreUnit
 from facts.estimators import FACTS
 from facts.modules.forms import FORMS
 from facts.modules.heads import Heads, PaddedHeads, Roles, put_heads

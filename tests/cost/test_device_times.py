@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.execution import DEFAULT_EXECUTION
+from facts.calibration.prepare import DEFAULT_EXECUTION
 from facts.cost.latency import Shape, measured_ranks
 from facts.cost.predicted import LinearModel
 from facts.modules.forms import FORMS

@@ -9,7 +9,7 @@ from torch import nn
 import facts
 from facts.cost.latency import MeasuredLatency
 from facts.cost.timing import Timing, TimingPolicy
-from facts.decomposition.parts import LayerPart
+from facts.parts import LayerPart
 from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from facts.decomposition.layers import centred
+from facts.calibration.decompositions import centred
 from facts.decomposition.truncation import decompose
 from facts.estimators.base import KroneckerFactors
 from tests.networks import compress_on_all, image_batches, make_model

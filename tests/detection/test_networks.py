@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 import facts
 from experiments.mini.train import FILES, mini_recipe
 from facts.cost.count import count_cost
-from facts.calibration.reasons import EXCLUDED_NAMES
-from facts.calibration.selection import select_layers
-from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
+from facts.parts.layers import EXCLUDED_NAMES
+from facts.parts.layers import select_layers
+from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.models.openmmlab import library_network
 from facts.modules.forms import FORMS
 

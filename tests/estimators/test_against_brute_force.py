@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS, FWSVD, GFWSVD, KFACExpand, KFACReduce, Shampoo2
 from facts.moments import collect_moments
 from facts.moments.losses import summed_cross_entropy

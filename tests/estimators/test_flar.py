@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf_shrinkage
 
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import FLAR
 from facts.moments import LiteralShrunkGram, collect_moments
 from facts.moments.batch import LayerBatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import FACTS
 from facts.estimators.base import see_data
 from facts.moments import collect_moments

@@ -24,7 +24,7 @@ from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from experiments.runner import started
 from facts.analysis import Analysis
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import transformers
 
 import facts
-from facts.decomposition.apply import apply_plan
-from facts.calibration.selection import select_layers
+from facts.parts import apply_plan
+from facts.parts.layers import select_layers
 from facts.cost.count import count_cost
 from facts.modules.forms import FORMS
 from facts.modules.linear_calls import skeleton, with_linear_layers

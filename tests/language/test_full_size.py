@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from experiments.plan import needs_of
 from facts.cost.count import count_cost
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.modules.forms import FORMS
 
 pytestmark = pytest.mark.external

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
 from facts.moments.capture import capturing

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, MeanInputGram, SampleGradGrams, collect_moments
 from facts.moments.checkpointing import blocks_of
 from facts.moments.data_pass import DataPass

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy

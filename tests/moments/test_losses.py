@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.moments import GradGram, collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from tests.networks import image_batches, make_model, relative_error

@@ -7,8 +7,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 import facts
-from facts.calibration.execution import Execution
-from facts.calibration.selection import select_layers
+from facts.calibration.prepare import Execution
+from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy

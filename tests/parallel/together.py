@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 import facts
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune

@@ -18,7 +18,7 @@ import torch
 
 import facts
 from facts.calibration.distance import distance
-from facts.decomposition.apply import apply_plan
+from facts.parts import apply_plan
 from facts.moments.losses import kl_divergence
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult

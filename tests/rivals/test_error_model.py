@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.rivals.search.lems import LEMSSearch
-from facts.decomposition.apply import apply_plan
+from facts.parts import apply_plan
 from tests.oracles.truncation import discarded_energies
 from tests.search.test_searches import wide_problem
 

@@ -14,7 +14,7 @@ from experiments.rivals.search.flora import (
     offered,
     within_budget,
 )
-from facts.decomposition.apply import apply_plan
+from facts.parts import apply_plan
 from facts.modules.modes import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem, plain_problem

@@ -12,7 +12,7 @@ import facts
 from experiments.rivals.attention import heads_of
 from experiments.rivals.search.a3 import A3Search, by_outputs
 from experiments.rivals.search.corp import CORPSearch, shrinkage, without_features, without_units
-from facts.decomposition.parts import HiddenUnit, OutputUnit, ScoreUnit
+from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.estimators import SVDLLM
 from facts.modules.lowrank import LowRankLinear
 from facts.search import AllocationProblem

@@ -7,8 +7,8 @@ from torch import nn
 
 import facts
 from facts.calibration.prepare import Calibration
-from facts.decomposition.layers import decompose_layers
-from facts.decomposition.parts import LayerPart
+from facts.calibration.decompositions import decompose_layers
+from facts.parts import LayerPart
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS

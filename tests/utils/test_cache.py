@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.estimators import FACTS, GFWSVD
 from facts.moments import GroupGradients, collect_moments
 from facts.utils.cache import content_key

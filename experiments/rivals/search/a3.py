@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from experiments.rivals.attention import UnitSearch
-from facts.decomposition.parts import HiddenUnit, ScoreUnit, Unit
+from facts.parts import HiddenUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer

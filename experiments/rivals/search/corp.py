@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.rivals.attention import heads_of, key_and_value_grams, run_with_hooks
-from facts.decomposition.parts import HiddenUnit, ScoreUnit
+from facts.parts import HiddenUnit, ScoreUnit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.whitening import lift_spectrum
 from facts.modules.heads import Heads

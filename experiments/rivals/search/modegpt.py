@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from experiments.rivals.attention import UnitSearch
 from facts.calibration.distance import distance
-from facts.decomposition.parts import HiddenUnit, ScoreUnit, Unit
+from facts.parts import HiddenUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum

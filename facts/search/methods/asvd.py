@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.search.base import Profile, Ratios, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity

@@ -56,7 +56,7 @@ class Mixture:
     """One part as a weighted sum of its low ranks, in ascending order, and itself; its calls have the same shares."""
 
     def __init__(self, problem: AllocationProblem, name: str, ranks: list[int]):
-        self.layers = [TrainedLayer(problem, call, max(ranks)) for call in problem.parts[name].calls]
+        self.layers = [TrainedLayer(problem, linear, max(ranks)) for linear in problem.parts[name].linears]
         weight = self.layers[0].dense.weight
         self.logits = torch.zeros(len(ranks) + 1, device=weight.device, requires_grad=True)
         costs = [problem.cost(name, rank) for rank in [*ranks, None]]

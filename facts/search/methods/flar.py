@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from typing import Literal
 
-from facts.decomposition.apply import Plan
+from facts.parts import Plan
 from facts.moments.losses import error_to_changed
 from facts.search.base import Profile, Search, SearchResult
 from facts.search.problem import AllocationProblem

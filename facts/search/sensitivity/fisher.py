@@ -30,9 +30,8 @@ def kronecker_profile(problem: AllocationProblem, name: str) -> Tensor:
 def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dict[str, Tensor]:
     """Errors `[k + 1]` of every part at ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
-    With c_j = Σ_t (g_t · u_j)(v_j · x_t), the slope of a sample's loss along component j, summed over the heads of a
-    unit, the error at rank r is ½ mean (Σ_{j >= r} c_j)². If a bias is fitted, x_t is relative to the mean input, whose
-    output the bias keeps. `sampled` draws labels from class logits (true Fisher), or noise for features (Gauss-Newton);
+    With c_j the slope of a sample's loss along component j (`Part.slopes`), summed over the linears of a part, the
+    error at rank r is ½ mean (Σ_{j >= r} c_j)². `sampled` draws labels from class logits (true Fisher), or noise for features (Gauss-Newton);
     `given` uses the labels of the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()
@@ -54,36 +53,25 @@ def _measured(
     problem: AllocationProblem, batches: Iterable[tuple[Any, Any]], loss: Loss, num_parts: int
 ) -> dict[str, Tensor]:
     """The mean over samples of ½ (Σ_{j >= r} c_j)² for every part, on the CPU."""
-    decompositions, calls, execution = problem.decompositions, problem.calibration.calls, problem.calibration.execution
-    part_of = {call: name for name, part in problem.parts.items() for call in part.calls}
+    calibration, decompositions = problem.calibration, problem.decompositions
+    execution, linears = calibration.execution, calibration.linears
     totals = {
-        name: torch.zeros(len(decompositions[part.calls[0]].energies) + 1, dtype=torch.float64, device=problem.device)
+        name: torch.zeros(len(decompositions[part.linears[0]].energies) + 1, dtype=torch.float64, device=problem.device)
         for name, part in problem.parts.items()
     }
     waiting: dict[str, list[Tensor]] = defaultdict(list)  # slopes of a unit's heads in this batch
 
     def add(name: str, batch: LayerBatch) -> None:
-        decomposition, x = decompositions[name], batch.x
-        left, right = decomposition.left.to(x), decomposition.right.to(x)
-        if decomposition.mean is not None:
-            x = x - decomposition.mean.to(x)
-        part = part_of[name]
-        waiting[part].append((_projected(batch.g, left) * (x @ right.T)).sum(dim=1))
-        if len(waiting[part]) == len(problem.parts[part].calls):
-            slopes = torch.stack(waiting.pop(part)).sum(dim=0)
-            totals[part] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
+        part = calibration.part_of[name]
+        waiting[part.name].append(part.slopes(batch, decompositions[name]))
+        if len(waiting[part.name]) == len(part.linears):
+            slopes = torch.stack(waiting.pop(part.name)).sum(dim=0)
+            totals[part.name] += 0.5 * _tail_sums(slopes.double()).square().sum(dim=0)
 
-    blocks = execution.memory.blocks(problem.network, calls.values())
-    data_pass = DataPass(problem.network, calls, add, loss, execution.precision, True, num_parts, blocks)
+    blocks = execution.memory.blocks(calibration.rewritten, linears.values())
+    data_pass = DataPass(calibration.rewritten, linears, add, loss, execution.precision, True, num_parts, blocks)
     num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
-
-
-def _projected(g: Tensor, left: Tensor) -> Tensor:
-    """Compute `G left`, `[N, T, k]`; with one `left` per head, `[h, m, k]`, a token's heads are adjacent along T."""
-    if left.ndim == 2:
-        return g @ left
-    return torch.einsum("nthm,hmk->nthk", g.unflatten(1, (-1, len(left))), left).flatten(1, 2)
 
 
 def _tail_sums(values: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.modules.heads import GroupedProduct
-from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.modes import autocast, evaluating, replaced_forwards
 from facts.modules.networks import run
 from facts.moments.losses import OutputError, squared_error
@@ -65,7 +64,7 @@ class Sensitivity:
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
         """Sum the errors of all layers and ranks, in their order, and count the samples, over all processes."""
-        network, device, execution = self.problem.network, self.problem.device, self.problem.calibration.execution
+        network, device, execution = self.problem.calibration.rewritten, self.problem.device, self.problem.calibration.execution
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
             torch.no_grad(),
@@ -85,9 +84,10 @@ class Sensitivity:
     @torch.no_grad()
     def of_plan(self, plan: Mapping[str, int]) -> float:
         """Measure the error of the network with all layers at their ranks in the plan."""
-        network, precision = self.problem.network, self.problem.calibration.execution.precision
-        calls = {call: rank for name, rank in plan.items() for call in self.problem.parts[name].calls}
-        forwards = {network.get_submodule(call): self._truncated(call, rank).forward for call, rank in calls.items()}
+        calibration = self.problem.calibration
+        network, precision = calibration.rewritten, calibration.execution.precision
+        ranks = {linear: rank for name, rank in plan.items() for linear in self.problem.parts[name].linears}
+        forwards = {calibration.linears[name]: self._truncated(name, rank).forward for name, rank in ranks.items()}
         total = torch.zeros(2, dtype=torch.float64)
         with evaluating(network), autocast(self.problem.device, precision), self._reading(network) as read:
             for inputs, _ in shared(self.batches, "sensitivity", [total]):
@@ -102,21 +102,17 @@ class Sensitivity:
         self, prefix: Prefix, name: str, ranks: Iterable[int], original: Any, read: Callable[[Any], Any]
     ) -> Iterator[float]:
         """Yield the error at each rank, summed over one batch."""
-        calls = self.problem.parts[name].calls
-        with prefix.before(calls) as rerun:
+        linears = self.problem.parts[name].linears
+        with prefix.before(linears) as rerun:
             for rank in ranks:
-                yield self.error(
-                    original, read(rerun({call: self._truncated(call, rank).forward for call in calls}))
-                ).item()
+                forwards = {linear: self._truncated(linear, rank).forward for linear in linears}
+                yield self.error(original, read(rerun(forwards))).item()
 
-    def _truncated(self, call: str, rank: int) -> LowRankLayer:
-        """Build the low-rank layer of a call at a rank."""
-        dense, decomposition = self.problem.calibration.calls[call], self.problem.decompositions[call]
-        like = next(dense.parameters())
-        left, right = (factor.to(like) for factor in decomposition.truncate(rank))
-        if left.ndim == 3:
-            return GroupedProduct(left, right)
-        return LowRankLinear(left, right, decomposition.bias(dense, rank))
+    def _truncated(self, linear: str, rank: int) -> LowRankLayer:
+        calibration = self.problem.calibration
+        return calibration.part_of[linear].truncated(
+            calibration.linears[linear], self.problem.decompositions[linear], rank
+        )
 
     @contextmanager
     def _reading(self, model: nn.Module) -> Iterator[Callable[[Any], Any]]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from experiments.mini.train import mini_recipe
-from facts.calibration.selection import select_layers
+from facts.parts.layers import select_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.search.sensitivity.prefix import Prefix
 from tests.networks import make_convnext, make_model, make_swin

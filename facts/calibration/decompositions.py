@@ -1,4 +1,4 @@
-"""Decompositions of all layers, with biases that absorb the mean, and how they are cached."""
+"""Decompositions of all linears, with biases that absorb the mean, and how they are cached."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -6,17 +6,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, KroneckerFactors
 from facts.modules.lowrank import LinearLayer
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import InputSum, at_least_tiny
+from facts.parts import Part
+from facts.parts.base import packed, unpacked
 from facts.utils.cache import Cache, content_key
 from facts.utils.progress import with_progress
 from facts.utils.sources import code_of
-
-FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
 
 
 def decompose_layers(
@@ -83,27 +82,20 @@ def are_decomposed(cache: Cache | None, estimator: Estimator) -> bool:
 
 
 def load_decompositions(
-    cache: Cache | None, estimator: Estimator, layers: Iterable[str]
+    cache: Cache | None, estimator: Estimator, linears: Iterable[str]
 ) -> dict[str, Decomposition] | None:
     """Load the decompositions from the cache; None if they are not there."""
     tensors = cache.load(file_name(estimator)) if cache else None
-    return None if tensors is None else {name: unpacked(tensors, name) for name in layers}
+    if tensors is None:
+        return None
+    by_name: dict[str, dict[str, Tensor]] = {name: {} for name in linears}
+    for key, tensor in tensors.items():
+        name, _, field = key.rpartition("/")
+        by_name[name][field] = tensor
+    return {name: unpacked(fields) for name, fields in by_name.items()}
 
 
 def save_decompositions(cache: Cache | None, estimator: Estimator, decompositions: Mapping[str, Decomposition]) -> None:
     if cache:
-        tensors = {key: tensor for name, d in decompositions.items() for key, tensor in packed(name, d).items()}
-        cache.save(file_name(estimator), tensors)
-
-
-def packed(name: str, decomposition: Decomposition) -> dict[str, Tensor]:
-    """The tensors of a decomposition, under names that begin with its layer's."""
-    fields = {field: getattr(decomposition, field) for field in (*FIELDS, *OPTIONAL)}
-    return {f"{name}/{field}": torch.as_tensor(value) for field, value in fields.items() if value is not None}
-
-
-def unpacked(tensors: Mapping[str, Tensor], name: str) -> Decomposition:
-    """The decomposition of a layer from the tensors of several."""
-    left, right, energies, num_repaired = (tensors[f"{name}/{field}"] for field in FIELDS)
-    optional = (tensors.get(f"{name}/{field}") for field in OPTIONAL)
-    return Decomposition(left, right, energies, int(num_repaired), *optional)
+        fields = {f"{name}/{field}": each for name, d in decompositions.items() for field, each in packed(d).items()}
+        cache.save(file_name(estimator), fields)

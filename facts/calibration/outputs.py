@@ -1,0 +1,101 @@
+"""What a network's outputs are, class logits or features, and checks of a network, its data and its outputs."""
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from facts.cost.probe import Probe
+from facts.modules.networks import is_encoder, is_transformers
+from facts.moments.losses import Loss, OutputError, kl_divergence, squared_error
+from facts.utils.batches import described, first_of
+
+
+OutputKind = Literal["classes", "features"] | tuple[str, ...]
+"""Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
+
+
+def as_output_kind(outputs: str | Collection[str] | None) -> OutputKind | None:
+    """Convert what a user gives; None stays None."""
+    if outputs is None or outputs == "classes" or outputs == "features":
+        return outputs  # type: ignore[return-value]
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs)
+
+
+def output_kind(model: nn.Module, probe: Probe) -> OutputKind:
+    """Decide: class logits if `num_classes` is positive, or, without it, if transformers or a linear layer makes them.
+
+    Logits are a tensor `[N, C]` or `[N, T, C]` with more than one class. All other outputs are features.
+    """
+    num_classes, outputs = getattr(model, "num_classes", None), probe.outputs
+    if isinstance(num_classes, int):
+        return "classes" if num_classes > 0 else "features"
+    by_classifier = is_transformers(model) or probe.makers
+    are_logits = isinstance(outputs, Tensor) and outputs.ndim in (2, 3) and outputs.shape[-1] > 1 and by_classifier
+    return "classes" if are_logits else "features"
+
+
+def default_error(model: nn.Module, batches: Iterable[tuple[Any, Any]]) -> OutputError:
+    """Choose the distance between outputs as `facts.prepare` does without a loss, from the first of some batches."""
+    inputs, targets = first_of(batches) or (None, None)
+    if targets is not None and not is_encoder(model):  # labels say nothing about features
+        return kl_divergence
+    probe = Probe.of(model, inputs, precision=next(model.parameters()).dtype)
+    return kl_divergence if output_kind(model, probe) == "classes" else squared_error
+
+
+def refuse_unfit_network(model: nn.Module) -> None:
+    """Raises `ValueError` for anything but a network with floating-point weights that can have gradients."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, got a {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"{type(model).__name__} is TorchScript: give the network that it was traced or scripted from")
+    if torch.is_inference_mode_enabled() or any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            "nothing made under torch.inference_mode() has gradients: build the network, and call this, outside of it "
+            "(torch.no_grad() is fine)"
+        )
+    if not any(parameter.is_floating_point() for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} has no weights in floating point; if it is quantised, compress it first and "
+            "quantise the result"
+        )
+
+
+def refuse_unfit_functions(
+    model: nn.Module, outputs: Any, targets: Any, loss: Loss | None, output_error: OutputError
+) -> None:
+    """Try the functions of the outputs on those of the first sample.
+
+    Raises `ValueError` if `output_error` cannot compare them, or if `loss` is a mean over samples.
+    """
+    with torch.no_grad():
+        try:
+            float(output_error(outputs, outputs))
+        except Exception as error:  # from anybody's code, on any input
+            first, *_ = str(error).splitlines() or [repr(error)]
+            raise ValueError(
+                f"{getattr(output_error, '__name__', 'output_error')} cannot compare the outputs of "
+                f"{type(model).__name__}, {described(outputs)} ({first}): give facts.prepare(..., output_error=), a "
+                "function of the original's and the changed outputs, summed over samples"
+            ) from error
+        if loss and isinstance(targets, Tensor) and isinstance(outputs, Tensor) and outputs.shape[:1] == (1,):
+            once, twice = (loss(torch.cat([outputs] * n), torch.cat([targets[:1]] * n)).item() for n in (1, 2))
+            if math.isfinite(once) and not math.isclose(twice, 2 * once, rel_tol=0.1):
+                raise ValueError(
+                    f"the loss must be a sum over samples: it is {once:.4g} for one, and {twice:.4g} for the same one "
+                    'twice. Give reduction="sum" instead of a mean, or leave loss out if it is cross-entropy'
+                )
+
+
+def refuse_not_finite(original: Any, changed: Any) -> None:
+    """Raises `ValueError` for outputs of a changed network that are not finite where the original's are."""
+    for expected, found in zip(tree_leaves(original), tree_leaves(changed), strict=True):
+        if isinstance(expected, Tensor) and (expected.isfinite() & ~found.isfinite()).any():
+            raise ValueError(
+                "the compressed network gives NaN or infinity where the original's outputs are finite: try "
+                'form="plain", or float32 if the network or precision is half'
+            )

@@ -1,0 +1,91 @@
+"""Parts of a network to which a plan assigns ranks: one file has all that there is to know about a kind of part."""
+
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from facts.cost.probe import Probe
+from facts.decomposition.truncation import Decomposition
+from facts.modules.forms import PLAIN, Form
+from facts.modules.linear_calls import copy_with, replace_submodule, with_linear_layers
+from facts.modules.pointwise import PointwiseConvolution, is_pointwise
+from facts.parts.attention import Attention
+from facts.parts.base import Found, Kind, Part, Plan
+from facts.parts.hidden import Hidden
+from facts.parts.layers import Layers, Selection
+
+KINDS: dict[str, tuple[Kind, ...]] = {"layers": (), "units": (Attention(), Hidden())}
+"""Kinds of parts by the name that chooses them. Linear layers in no part of these kinds are parts themselves."""
+
+__all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "find", "part_at", "put", "rewritten", "with_convolutions"]
+
+
+def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) -> tuple[dict[str, Part], dict[str, str]]:
+    """Find the parts of the `chosen` kinds among selected layers, in the order of the network.
+
+    Returns also the reasons why candidates were left alone. Raises `ValueError` if candidates cannot be run.
+    """
+    model, free, candidates = selection.model, set(selection.layers), list[tuple[str, Kind]]()
+    if KINDS[chosen] and not probe.calls:
+        raise ValueError(f"{chosen} are found by running the network: give calibration data or input_shape")
+    for owner, module in reversed(list(model.named_modules())):  # inner modules take their layers first
+        for kind in KINDS[chosen] if owner else ():
+            if (names := kind.layers_of(owner, module)) is not None and free.issuperset(names):
+                candidates.append((owner, kind))
+                free.difference_update(names)
+    found = [kind.find(model, owner, probe.calls.get(owner)) for owner, kind in reversed(candidates)]
+    parts = [part for each in found for part in each.parts]
+    taken = {layer for part in parts for layer in part.layers}
+    layers = Layers()
+    parts += [part for name in selection.layers if name not in taken for part in layers.find(model, name, None).parts]
+    place = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    parts.sort(key=lambda part: place[(*part.layers, part.owner)[0]])
+    reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
+    return {part.name: part.with_rows(selection.rows).in_form(form) for part in parts}, reasons
+
+
+def part_at(model: nn.Module, name: str) -> Part | None:
+    """The part with a name in a network, without running it; None if there is none."""
+    kinds = (*(kind for each in KINDS.values() for kind in each), Layers())
+    return next((part for kind in kinds if (part := kind.at(model, name))), None)
+
+
+def rewritten(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
+    """Make a network that computes the same by calling the linears of all parts; it shares all other weights.
+
+    It is the network itself if it calls them already.
+    """
+    if not any(part.is_unit for part in parts.values()):
+        return model
+    network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
+    for part in parts.values():
+        part.rewrite(network, parts.keys())
+    return network
+
+
+def put(
+    model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapping[str, Decomposition] | None = None
+) -> None:
+    """Give parts of a network their ranks in the plan, with these decompositions or empty."""
+    chosen = [(parts[name], rank) for name, rank in plan.items() if rank is not None]
+    for part, rank in sorted(chosen, key=lambda each: not each[0].is_unit):  # which read plain layers
+        part.put(model, rank, weights)
+
+
+def apply(
+    model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapping[str, Decomposition]
+) -> nn.Module:
+    """Copy a network with its parts at their ranks; a 1x1 convolution that stays dense is a convolution again."""
+    compressed = copy_with(model)
+    put(compressed, parts, plan, weights)
+    for name, module in list(compressed.named_modules()):
+        if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
+            replace_submodule(compressed, name, module.convolution())
+    return compressed
+
+
+def with_convolutions(dense: nn.Module, names: Collection[str]) -> nn.Module:
+    """Rewrite a network to call linear layers, its 1x1 convolutions `x` for which there is a name `x.linear` too."""
+    modules = dict(dense.named_modules())
+    inner = [name.removesuffix(".linear") for name in names if name.endswith(".linear")]
+    return with_linear_layers(dense, [name for name in inner if name in modules and is_pointwise(modules[name])])

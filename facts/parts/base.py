@@ -1,0 +1,230 @@
+"""The questions that a kind of part answers, all in its own file: nothing outside this folder asks what kind a part is.
+
+Finding, linear layers, decomposition, errors, cost, and `put`, the only way to change a network.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from facts.cost.latency import measured_ranks
+from facts.cost.probe import Call
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import KroneckerFactors
+from facts.modules.forms import Form
+from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear
+from facts.moments.batch import LayerBatch
+
+Plan = dict[str, int | None]
+"""Rank of each part by name; None leaves it dense."""
+
+
+
+
+FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
+INTEGERS = ("order", "num_repaired")
+
+
+@dataclass(frozen=True)
+class Part(ABC):
+    """A part of a network to which a plan assigns a rank, or None to leave it dense.
+
+    It is in the module `owner`, which holds the linear `layers`; each of its `linears`, layers that the rewritten
+    network calls, multiplies `rows` vectors per sample. All are decomposed and truncated at the same rank. `dense`
+    counts its weights without a rank.
+    """
+
+    name: str
+    owner: str
+    layers: tuple[str, ...]
+    linears: tuple[str, ...]
+    dense: int
+    rows: int = 1
+
+    is_unit: ClassVar[bool] = False
+    """Whether a rank is the width of a unit of a block: `put` leaves plain layers, and biases absorb the mean."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> int:
+        """The largest possible rank."""
+
+    @property
+    @abstractmethod
+    def full_rank(self) -> int:
+        """The largest rank at which it costs no more than dense."""
+
+    @abstractmethod
+    def rank_of_ratio(self, ratio: float) -> int:
+        """The largest rank that costs at most `ratio` of the dense part, but at least 1."""
+
+    @abstractmethod
+    def num_weights(self, rank: int | None) -> int:
+        """Number of weights at a rank, which is also that of multiply-accumulates per vector."""
+
+    def flops(self, rank: int | None, plan: Plan) -> int:
+        """FLOPs per sample at a rank, given the plan of the parts before it."""
+        return 2 * self.rows * self.num_weights(rank)
+
+    @property
+    def alike(self) -> Any:
+        """Parts with the same value take equally long, dense and at each of `timed_ranks`."""
+        return type(self), self.dense, self.rows, self.largest
+
+    @property
+    def timed_ranks(self) -> tuple[int, ...]:
+        return measured_ranks(self.full_rank)
+
+    @abstractmethod
+    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        """Decompose one of its linears, with the shrinkage `row` of B and `col` of A."""
+
+    def truncated(self, linear: LinearLayer, decomposition: Decomposition, rank: int) -> LowRankLayer:
+        """Make one of its linears at a rank, to measure errors."""
+        left, right = (factor.to(next(linear.parameters())) for factor in decomposition.truncate(rank))
+        return LowRankLinear(left, right, decomposition.bias(linear, rank))
+
+    def slopes(self, batch: LayerBatch, decomposition: Decomposition) -> Tensor:
+        """Slopes c_j = Σ_t (g_t · u_j)(v_j · x_t) of each sample's loss along the components of a linear, `[N, k]`.
+
+        The error at rank r is ½ mean (Σ_{j >= r} c_j)², with the c_j of all linears added. If the bias absorbs the mean
+        of the inputs, x_t is relative to it.
+        """
+        x, left, right = centred_inputs(batch, decomposition)
+        return ((batch.g @ left) * (x @ right.T)).sum(dim=1)
+
+    @abstractmethod
+    def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
+        """Change a network to this rank, with the decompositions of `linears` or, if None, with empty weights."""
+
+    def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
+        """Let a copy of the network call the linears of this part, given the names of all parts."""
+
+    def with_rows(self, rows: Mapping[str, int]) -> Self:
+        """The same part with the vectors per sample that its last layer multiplies."""
+        return replace(self, rows=rows[self.layers[-1]]) if self.layers else self
+
+    def in_form(self, form: Form) -> Self:
+        """The same part with its low-rank layers stored in a form, if it has any."""
+        return self
+
+    def after(self, earlier: "Part") -> Self:
+        """The same part in a narrowed network, with ratios of what the `earlier` one was."""
+        return self
+
+    def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
+        """The tensors that hold a decomposition in a file."""
+        return packed(decomposition)
+
+    def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
+        """Shapes of the stored tensors of one of its linears."""
+        factor = linear.factors()[0] if isinstance(linear, LowRankLayer) else linear.weight
+        left, right = (*factor.shape[:-1], self.largest), (self.largest, linear.in_features)
+        return {"left": left, "right": right, "energies": (self.largest,), "num_repaired": ()}
+
+    def restored(self, linear: LinearLayer, tensors: Mapping[str, Tensor]) -> Decomposition:
+        """The decomposition of a linear from stored tensors. Raises `ValueError` for values that it cannot have."""
+        return unpacked(tensors)
+
+
+@dataclass(frozen=True)
+class Unit(Part):
+    """A unit of a block, `width` wide; cost is proportional to rank. Ratios refer to the width before any round."""
+
+    width: int = 0
+    dense_width: int = 0
+
+    is_unit = True
+
+    @property
+    def largest(self) -> int:
+        return self.width
+
+    @property
+    def full_rank(self) -> int:
+        return self.width
+
+    def num_weights(self, rank: int | None) -> int:
+        return self.dense if rank is None else self.dense // self.width * rank
+
+    def rank_of_ratio(self, ratio: float) -> int:
+        return min(self.width, max(1, math.floor(Fraction(str(ratio)) * self.dense_width)))
+
+    def after(self, earlier: Part) -> Self:
+        assert isinstance(earlier, Unit)
+        return replace(self, dense_width=earlier.dense_width)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Parts of one module, and by layer the reason why others are in none."""
+
+    parts: tuple[Part, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+class Kind(ABC):
+    """A kind of part: how to recognise it in a network."""
+
+    @abstractmethod
+    def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
+        """Names of the linear layers of a module that looks like a holder of such parts, or None."""
+
+    @abstractmethod
+    def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
+        """Find the parts of a module that looks like a holder, by computing with the arguments of one `call`."""
+
+    @abstractmethod
+    def at(self, model: nn.Module, name: str) -> Part | None:
+        """The part with a name, without computing; None if there is none of this kind."""
+
+
+SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between
+
+Change = Callable[[nn.Module], None]
+
+
+@torch.no_grad()
+def computes_the_same(module: nn.Module, call: Call | None, first: Change, second: Change) -> bool:
+    """Whether a module gives the same outputs, in float64, for the arguments of a call after each of two changes."""
+    if call is None:
+        return False
+    args, kwargs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
+    outputs = []
+    for change in (first, second):
+        changed = copy.deepcopy(module).double().eval()
+        try:
+            change(changed)
+            leaves = tree_leaves(changed(*args, **kwargs))
+            outputs.append(next(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+        except Exception:  # from anyone's code
+            return False
+    one, other = outputs
+    return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
+
+
+def centred_inputs(batch: LayerBatch, decomposition: Decomposition) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs relative to the mean that the bias absorbs, and both factors in their type."""
+    x = batch.x
+    left, right = decomposition.left.to(x), decomposition.right.to(x)
+    return x if decomposition.mean is None else x - decomposition.mean.to(x), left, right
+
+
+def packed(decomposition: Decomposition) -> dict[str, Tensor]:
+    """The tensors of a decomposition by field."""
+    fields = {name: getattr(decomposition, name) for name in (*FIELDS, *OPTIONAL)}
+    return {name: torch.as_tensor(value) for name, value in fields.items() if value is not None}
+
+
+def unpacked(tensors: Mapping[str, Tensor]) -> Decomposition:
+    """The decomposition from its tensors by field."""
+    left, right, energies, num_repaired = (tensors[name] for name in FIELDS)
+    return Decomposition(left, right, energies, int(num_repaired), *(tensors.get(name) for name in OPTIONAL))

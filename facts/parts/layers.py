@@ -1,0 +1,278 @@
+"""Linear layers: the choice of those to compress, the reasons why others are left alone, and their low-rank form."""
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from facts.cost.probe import Call, Probe
+from facts.decomposition.truncation import Decomposition, decompose
+from facts.estimators.base import KroneckerFactors
+from facts.modules.forms import PLAIN, Form
+from facts.modules.linear_calls import replace_submodule, with_linear_layers
+from facts.modules.lowrank import own_parameter
+from facts.modules.modes import evaluating
+from facts.modules.networks import output_layers
+from facts.modules.pointwise import is_pointwise
+from facts.parts.base import Found, Kind, Part
+
+EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
+MIN_OUT_FEATURES = 10
+MAKES_OUTPUTS = "it is the output layer"
+PARAMETRIZED = "its weight is parametrized; remove_parametrizations of torch.nn.utils.parametrize makes it a plain one"
+NEVER_USED = "it is never called: another module may read its weight"
+NOT_PER_SAMPLE = "its inputs do not have samples along their first axis"
+NOT_REACHED = "the loss does not depend on it"
+NOT_NAMED = "not among the layers named"
+POINTWISE = 'it is a 1x1 convolution: layers="all" takes it too'
+
+LayerNames = Iterable[str] | str | None
+"""Names of layers, and patterns such as `vision_tower.*` for those worth compressing among the layers they match;
+`all` worth compressing, with 1x1 convolutions; or `linear` ones. None: linear, or all if none is."""
+
+
+@dataclass(frozen=True)
+class LayerPart(Part):
+    """A linear layer `[d_out, d_in]`, stored in a `form` at a rank."""
+
+    d_out: int = 0
+    d_in: int = 0
+    bias: bool = False
+    form: Form = field(default=PLAIN, repr=False)  # which no cache depends on
+
+    @property
+    def largest(self) -> int:
+        return min(self.d_out, self.d_in)
+
+    @property
+    def full_rank(self) -> int:
+        return self.form.full_rank(self.d_out, self.d_in)
+
+    def rank_of_ratio(self, ratio: float) -> int:
+        return self.form.rank_of_ratio(self.d_out, self.d_in, ratio)
+
+    def num_weights(self, rank: int | None) -> int:
+        return self.dense if rank is None else self.form.num_weights(self.d_out, self.d_in, rank)
+
+    @property
+    def alike(self) -> Any:
+        return self.d_in, self.d_out, self.bias, self.rows
+
+    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        assert isinstance(linear, nn.Linear)
+        return decompose(linear.weight.detach(), factors, shrinkage_row=row, shrinkage_col=col)
+
+    def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
+        dense = model.get_submodule(self.owner)
+        assert isinstance(dense, nn.Linear)
+        if weights is None:
+            replace_submodule(model, self.owner, self.form.empty(dense, rank))
+            return
+        decomposition = weights[self.owner]
+        layer = self.form.layer(dense, *decomposition.truncate(rank))
+        bias = decomposition.bias(dense, rank)
+        layer.bias = None if bias is None else own_parameter(bias)
+        layer.requires_grad_(dense.weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(dense.bias.requires_grad)
+        replace_submodule(model, self.owner, layer)
+
+    def in_form(self, form: Form) -> Self:
+        return replace(self, form=form)
+
+
+class Layers(Kind):
+    """Linear layers, each by itself."""
+
+    def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
+        return [owner] if isinstance(module, nn.Linear) else None
+
+    def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
+        part = self.at(model, owner)
+        assert part
+        return Found((part,))
+
+    def at(self, model: nn.Module, name: str) -> Part | None:
+        layer = dict(model.named_modules()).get(name)
+        if not isinstance(layer, nn.Linear):
+            return None
+        (d_out, d_in), has_bias = layer.weight.shape, layer.bias is not None
+        return LayerPart(name, name, (name,), (name,), d_out * d_in, d_out=d_out, d_in=d_in, bias=has_bias)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A network in which the layers to compress are linear, and the reasons why others are skipped.
+
+    `rows` counts the vectors that each layer multiplies for one sample (1 if no input is known); `flops` counts the
+    whole network by the paper's rule; None if unknown.
+    """
+
+    model: nn.Module
+    layers: dict[str, nn.Linear]
+    rows: dict[str, int]
+    skipped: dict[str, str]
+    flops: int | None
+
+    def without(self, names: Collection[str], reason: str) -> Self:
+        """The same selection without some layers. Raises `ValueError` if none is left."""
+        layers = {name: layer for name, layer in self.layers.items() if name not in names}
+        if not layers:
+            raise ValueError(f"no layer is left to compress: {', '.join(names)}: {reason}")
+        return replace(self, layers=layers, skipped=self.skipped | dict.fromkeys(names, reason))
+
+
+def is_pattern(names: LayerNames) -> bool:
+    """Whether only patterns, such as `vision_tower.*`, select layers."""
+    given = [names] if isinstance(names, str) else names
+    return isinstance(given, list | tuple) and bool(given) and all("*" in name for name in given)
+
+
+def select_layers(
+    model: nn.Module,
+    names: LayerNames = None,
+    *,
+    excluded_names: Iterable[str] = EXCLUDED_NAMES,
+    probe: Probe | None = None,
+) -> Selection:
+    """Select the layers with these names, or those worth compressing (paper, section 5.1).
+
+    The `probe` says what runs and what makes the outputs. Raises `ValueError` for an unknown name, or if no layer is
+    left.
+    """
+    if adapters := [name for name, each in model.named_modules() if type(each).__module__.startswith("peft.tuners.")]:
+        raise ValueError(
+            f"{type(model).__name__} has adapters of PEFT ({adapters[-1]}): merge them first, with "
+            "model = model.merge_and_unload(), so that the weights are what the network computes with"
+        )
+    model = with_linear_layers(model)
+    linear, pointwise = linear_layers(model), pointwise_convolutions(model)
+    candidates = [name for name, _ in model.named_modules() if name in linear or name in pointwise]
+    probe = probe or Probe.of(model)
+    never = [name for name, count in probe.rows.items() if not count]
+    reasons = dict.fromkeys(probe.unrelated, NOT_PER_SAMPLE) | dict.fromkeys(never, NEVER_USED)
+    reasons |= dict.fromkeys(probe.makers, MAKES_OUTPUTS) | reasons_to_skip(model, excluded_names)
+    if names not in (None, "all", "linear"):
+        (chosen, matching), shared = _named(names, candidates, model), reasons_shared(model)
+        for name in sorted(chosen):
+            reason = shared.get(name) or reason_not_plain(model.get_submodule(name))  # type: ignore[arg-type]  # a layer
+            if reason:
+                raise ValueError(
+                    f"layer {name} cannot be compressed: {reason}. Leave it out, or give it a plain weight of its own"
+                )
+        taken = [name for name in candidates if name in chosen or name in matching - reasons.keys()]
+        reasons = {name: reasons[name] if name in matching and name in reasons else NOT_NAMED for name in candidates}
+    elif names == "all" or (names is None and linear.keys() <= reasons.keys()):
+        taken = [name for name in candidates if name not in reasons]
+    else:
+        taken = [name for name in candidates if name not in reasons and name not in pointwise]
+        reasons = dict.fromkeys(pointwise, POINTWISE) | reasons
+    skipped = {name: reasons[name] for name in candidates if name not in taken}
+    if not taken:
+        raise ValueError(
+            f"{type(model).__name__} has no layer to compress: "
+            f"{'; '.join(f'{name}: {reason}' for name, reason in skipped.items()) or 'none is linear'}. Name the layers"
+        )
+    model = with_linear_layers(model, [name for name in taken if name in pointwise])
+    layers = linear_layers(model)
+    renamed = {name: f"{name}.linear" if name in pointwise else name for name in taken}
+    return Selection(
+        model,
+        {new: layers[new] for new in renamed.values()},
+        {new: probe.rows[name] for name, new in renamed.items()},
+        skipped,
+        probe.flops,
+    )
+
+
+def _named(names: Iterable[str], candidates: list[str], model: nn.Module) -> tuple[set[str], set[str]]:
+    """Find the layers that are named, a convolution without its `.linear`, and those that a pattern matches."""
+    if isinstance(names, str) and not is_pattern(names):
+        raise ValueError(
+            f'layers are "all", "linear", a pattern such as "encoder.*", or given as a list of names: [{names!r}]'
+        )
+    chosen: set[str] = set()
+    matching: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        found = fnmatch.filter(candidates, name) or {name.removesuffix(".linear")} & {*candidates}
+        if not found:
+            raise ValueError(
+                f"no linear layer or 1x1 convolution is called {name}; {type(model).__name__} has "
+                f"{', '.join(candidates)}"
+            )
+        (matching if "*" in name else chosen).update(found)
+    return chosen, matching
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def pointwise_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
+    """The model's 1x1 convolutions, which can be compressed like linear layers."""
+    return {name: module for name, module in model.named_modules() if is_pointwise(module)}
+
+
+def reasons_to_skip(model: nn.Module, excluded_names: Iterable[str] = EXCLUDED_NAMES) -> dict[str, str]:
+    """Reasons to leave linear layers and 1x1 convolutions alone unless they are named.
+
+    They make the outputs, are small, have a name that contains an excluded one (default: those that the paper leaves
+    out, section 5.1), share their weight, or compute more than a product with it.
+    """
+    heads, shared = output_layers(model), reasons_shared(model)
+    reasons = {}
+    for name, layer in (linear_layers(model) | pointwise_convolutions(model)).items():
+        excluded = [part for part in excluded_names if part in name.replace("multihead", "")]
+        if layer in heads:
+            reasons[name] = MAKES_OUTPUTS
+        elif excluded:
+            reasons[name] = f"its name holds `{excluded[0]}`"
+        elif is_parametrized(layer):  # reading its weight may change its state
+            reasons[name] = PARAMETRIZED
+        elif len(layer.weight) < MIN_OUT_FEATURES:
+            reasons[name] = f"it has fewer than {MIN_OUT_FEATURES} outputs"
+        elif name in shared:
+            reasons[name] = shared[name]
+        elif reason := reason_not_plain(layer):
+            reasons[name] = reason
+    return reasons
+
+
+def reasons_shared(model: nn.Module) -> dict[str, str]:
+    """Reasons for modules that share their weight: replacing one would remove no weight, and untie the modules."""
+    users: dict[Tensor, list[str]] = defaultdict(list)
+    for name, module in model.named_modules():
+        if not is_parametrized(module) and isinstance(weight := getattr(module, "weight", None), nn.Parameter):
+            users[weight].append(name)
+    shared = [names for names in users.values() if len(names) > 1]
+    return {name: f"it shares its weight with {names[name == names[0]]}" for names in shared for name in names}
+
+
+def reason_not_plain(layer: nn.Linear | nn.Conv2d) -> str | None:
+    """Say why replacing a layer would lose more than its weight, as far as a call with one vector shows, or None."""
+    if is_parametrized(layer):
+        return PARAMETRIZED
+    kind: type[nn.Module] = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
+    of_class = type(layer).forward is not kind.forward
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    if layer.weight.is_meta or not (of_class or "forward" in vars(layer) or hooked):
+        return None
+    inputs = torch.linspace(-1, 1, layer.weight.shape[1]).to(layer.weight)[None]
+    if kind is nn.Conv2d:
+        inputs = inputs[..., None, None]
+    with torch.no_grad(), evaluating(layer):
+        expected = kind.forward(layer, inputs)
+        try:
+            outputs = layer(inputs)
+        except Exception:  # from hooks, which are anyone's code
+            outputs = None
+    if isinstance(outputs, Tensor) and torch.equal(outputs, expected):
+        return None
+    if of_class:
+        return f"it is a {type(layer).__name__}, which has its own way of computing"
+    return "a hook, or a `forward` of its own, changes what it computes"
