@@ -13,8 +13,6 @@ from .compression.compress import compress as compress
 from .compression.measure import measure as measure
 from .compression.pareto import pareto as pareto
 from .compression.quantization import quantize as quantize
-from .compression.towers import put_back as put_back
-from .compression.towers import tower_inputs as tower_inputs
 from .cost.count import Cost as Cost
 from .cost.count import count_cost as count_cost
 from .cost.device_times import DeviceTimes as DeviceTimes
