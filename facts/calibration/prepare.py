@@ -21,7 +21,7 @@ from facts.calibration.reasons import EXCLUDED_NAMES
 from facts.calibration.selection import NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.calibration.units import parts_of
 from facts.cost.count import Cost, count_flops, count_params, meta_input
-from facts.cost.latency import MeasuredLatency, TimedPart
+from facts.cost.latency import LatencyTable, TimedPart
 from facts.cost.trace import first_sample, has_row_per_sample
 from facts.decomposition.layers import (
     are_decomposed,
@@ -256,10 +256,10 @@ class Calibration:
             if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
 
-    def latency_table(self, num_turns: int, form: Form) -> MeasuredLatency:
+    def latency_table(self, num_turns: int, form: Form) -> LatencyTable:
         """Times of the parts on the first batch, measured on first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
-        return MeasuredLatency(self.model, self.timed(form), inputs, self.execution.precision, num_turns)
+        return LatencyTable(self.model, self.timed(form), inputs, self.execution.precision, num_turns)
 
     def timed(self, form: Form) -> dict[str, TimedPart]:
         """The parts in the form that a latency table takes."""

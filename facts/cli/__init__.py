@@ -18,7 +18,6 @@ from facts.cli.evaluate import evaluate
 from facts.cli.export import export
 from facts.cli.inspect import inspect
 from facts.cli.list import list_choices
-from facts.cli.measure import measure
 from facts.cli.pareto import pareto
 from facts.cli.push import push
 from facts.cli.quantize import quantize
@@ -47,7 +46,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for command in (benchmark, compress, cut, evaluate, export, inspect, measure, pareto, push, quantize, recover):
+for command in (benchmark, compress, cut, evaluate, export, inspect, pareto, push, quantize, recover):
     app.command()(command)
 app.command("list")(list_choices)
 

@@ -2,14 +2,13 @@
 
 import copy
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +22,6 @@ LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as muc
 EVEN = 8  # measured ranks are multiples of it, like those that a search offers; others are slower
 NETWORK = ""  # name of the network among its modules
 Times = dict[int | None, float]  # seconds of a part, dense (None) and by rank
-
-
-class Shape(NamedTuple):
-    """Size of a layer, whether it has a bias, and the vectors `[d_in]` that it multiplies for one sample."""
-
-    d_in: int
-    d_out: int
-    bias: bool
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -50,24 +40,42 @@ class TimedPart:
     share: float = 1.0
 
 
-class LatencyTable(ABC):
-    """Seconds of a network on one batch, and of each part within it, dense and by rank.
+def measured_ranks(full_rank: int) -> tuple[int, ...]:
+    """Ranks at the `LEVELS`, rounded down to a multiple of `EVEN` if there is one; small parts may repeat some."""
+    ranks = [int(level * full_rank) for level in LEVELS]
+    return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
 
-    Between known ranks, time is linear in the number of weights. Low-rank times are multiplied by `correction`.
+
+class LatencyTable:
+    """Seconds of a network on one batch, and of each part within it, dense and by rank, on this device.
+
+    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
+    warm-up turn, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
+    measured before first use. Between measured ranks, time is linear in the number of weights. Low-rank times are
+    multiplied by `correction`. Raises `ValueError` if there is no batch.
     """
 
-    parts: Mapping[str, TimedPart]
     correction = 1.0
 
-    @property
-    @abstractmethod
-    def dense(self) -> float:
-        """Seconds of the whole network as it was given."""
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Mapping[str, TimedPart],
+        inputs: Any,
+        precision: torch.dtype = torch.float32,
+        num_turns: int = 5,
+    ):
+        self.model, self.parts, self.inputs, self.precision, self.num_turns = model, parts, inputs, precision, num_turns
 
     @property
-    @abstractmethod
-    def times(self) -> Mapping[Any, Times]:
+    def dense(self) -> float:
+        """Seconds of the whole network as it was given."""
+        return self._medians[0]
+
+    @property
+    def times(self) -> dict[Any, Times]:
         """Seconds of the parts by shape, dense (None) and by rank."""
+        return self._medians[1]
 
     @property
     def rest(self) -> float:
@@ -87,39 +95,6 @@ class LatencyTable(ABC):
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
-
-
-def measured_ranks(full_rank: int) -> tuple[int, ...]:
-    """Ranks at the `LEVELS`, rounded down to a multiple of `EVEN` if there is one; small parts may repeat some."""
-    ranks = [int(level * full_rank) for level in LEVELS]
-    return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
-
-
-class MeasuredLatency(LatencyTable):
-    """Latency on this device.
-
-    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
-    warm-up turn, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
-    measured before first use. Raises `ValueError` if there is no batch.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        parts: Mapping[str, TimedPart],
-        inputs: Any,
-        precision: torch.dtype = torch.float32,
-        num_turns: int = 5,
-    ):
-        self.model, self.parts, self.inputs, self.precision, self.num_turns = model, parts, inputs, precision, num_turns
-
-    @property
-    def dense(self) -> float:
-        return self._medians[0]
-
-    @property
-    def times(self) -> Mapping[Any, Times]:
-        return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
         """Scale the low-rank parts' times, at most by two, to match the network's measured `seconds` with a plan."""

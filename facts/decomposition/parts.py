@@ -11,7 +11,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from facts.cost.latency import Shape, TimedPart, measured_ranks
+from facts.cost.latency import TimedPart, measured_ranks
 from facts.decomposition.elimination import eliminate
 from facts.decomposition.truncation import Decomposition, decompose, decompose_product
 from facts.estimators.base import KroneckerFactors
@@ -80,7 +80,7 @@ class LayerPart(Part):
         return cls((name,), rows, d_out * d_in, d_out, d_in, layer.bias is not None)
 
     def timed(self, form: Form, precision: torch.dtype) -> TimedPart:
-        (name,), shape = self.calls, Shape(self.d_in, self.d_out, self.bias, self.rows)
+        (name,), shape = self.calls, (self.d_in, self.d_out, self.bias, self.rows)
         ranks = measured_ranks(self.full_rank(form))
 
         def put(network: nn.Module, rank: int) -> None:

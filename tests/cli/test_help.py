@@ -14,7 +14,7 @@ from facts.estimators import ESTIMATORS
 from facts.modules.forms import FORMS
 from facts.search import SEARCHES
 
-COMMANDS = ["benchmark", "compress", "cut", "evaluate", "export", "inspect", "measure"]
+COMMANDS = ["benchmark", "compress", "cut", "evaluate", "export", "inspect"]
 COMMANDS += ["pareto", "push", "quantize", "recover", "list"]
 FACTS = [sys.executable, "-m", "facts"]
 LEAN = """

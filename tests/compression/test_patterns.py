@@ -72,7 +72,5 @@ def test_one_encoder_of_a_pair(tmp_path):
 
 
 def test_a_pattern_without_a_match():
-    with pytest.raises(
-        ValueError, match=r"no linear layer or 1x1 convolution is called vision\.\*; Vision"
-    ):
+    with pytest.raises(ValueError, match=r"no linear layer or 1x1 convolution is called vision\.\*; Vision"):
         facts.prepare(make_vit(), input_shape=(3, 16, 16), layers="vision.*")
