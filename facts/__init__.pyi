@@ -11,7 +11,6 @@ from .calibration.prepare import Calibration as Calibration
 from .calibration.prepare import prepare as prepare
 from .compression.compress import compress as compress
 from .compression.pareto import pareto as pareto
-from .compression.quantization import quantize as quantize
 from .cost.count import Cost as Cost
 from .cost.count import count_cost as count_cost
 from .decomposition.truncation import Decomposition as Decomposition

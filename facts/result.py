@@ -14,7 +14,6 @@ from facts.cost.count import Cost, CostName, Size
 from facts.decomposition.apply import Plan
 from facts.decomposition.parts import PartsName
 from facts.modules.forms import FormName
-from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
@@ -202,8 +201,6 @@ class CompressionResult:
         made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
         title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
         lines = [title, "", str(self.summary)]
-        if quantization := quantization_of(self.model):
-            lines.append(f"quantized: {quantization}")
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)

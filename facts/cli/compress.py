@@ -74,7 +74,7 @@ def compress(
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
     `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
-    and lets a killed one resume. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
+    and lets a killed one resume. `README.md` in the folder shows costs and metrics, `facts evaluate --unseen`
     measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
     import torch

@@ -48,7 +48,6 @@ def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool, ela
         "budget": ", ".join(
             f"{ratio:.4g} of the {cost} of these {summary.parts}" for cost, ratio in summary.bounds.items()
         ),
-        "quantization": manifest.quantization,
         "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }

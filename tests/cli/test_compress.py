@@ -53,21 +53,16 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     result = run("compress", *VIT, "--data", photos, *options, "--out", out)
     course = saved(out)["summary"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
-    assert "recovered from" in result.output and "recovered from" in run("inspect", out).output
+    assert "recovered from" in result.output and "recovered from" in (out / "README.md").read_text()
     assert list((tmp_path / "cache").glob("finetuning-*"))
 
 
-def test_convolutions_are_compressed_where_asked_for_and_inspected(run, photos, tmp_path):
+def test_convolutions_are_compressed_where_asked_for(run, photos, tmp_path):
     network = ("timm/test_byobnet", "--weights", "random", "--num-workers", 0)
     budget = ("--convolutions", "--ratio", 0.9, "--no-evaluate")
     run("compress", *network, "--data", photos, *budget, "--out", tmp_path / "net")
     plan = saved(tmp_path / "net")["plan"]
     assert any(name.endswith(".linear") for name in plan) and None in plan.values()
-    text = run("inspect", tmp_path / "net").output
-    for name, rank in plan.items():  # layers left dense have a full bar
-        (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
-        assert line.split()[2] == "x"
-        assert (line.split()[4:6] == ["dense", "100%"]) == (rank is None)
 
 
 def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
