@@ -10,14 +10,9 @@ from .calibration.execution import Execution as Execution
 from .calibration.prepare import Calibration as Calibration
 from .calibration.prepare import prepare as prepare
 from .compression.compress import compress as compress
-from .compression.measure import measure as measure
 from .compression.pareto import pareto as pareto
-from .compression.quantization import quantize as quantize
-from .compression.towers import put_back as put_back
-from .compression.towers import tower_inputs as tower_inputs
 from .cost.count import Cost as Cost
 from .cost.count import count_cost as count_cost
-from .cost.device_times import DeviceTimes as DeviceTimes
 from .decomposition.truncation import Decomposition as Decomposition
 from .decomposition.truncation import decompose as decompose
 from .decomposition.truncation import low_rank_factors as low_rank_factors

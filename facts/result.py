@@ -14,7 +14,6 @@ from facts.cost.count import Cost, CostName, Size
 from facts.parts import Plan
 from facts.parts import PartsName
 from facts.modules.forms import FormName
-from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
@@ -66,8 +65,7 @@ class Summary:
     - `bounds`: by bounded cost, the fraction of the compressed layers' cost that may remain; `spent` and `budget` are
       in the unit of that cost, for these layers only
     - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
-      on the first calibration batch, with the seconds `allowed` and `predicted`. There is no `measured` if it is
-      bounded on another device, `latency_device`
+      on the first calibration batch, with the seconds `allowed` and `predicted`
     - `solution`: the solver's status, error, bound and gap, if the search used one
     - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
     - `predicted`: the distance that the search predicted, if it predicts one
@@ -93,7 +91,6 @@ class Summary:
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
-    latency_device: str | None = None
     solution: dict[str, Any] | None = None
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     predicted: float | None = None
@@ -111,7 +108,7 @@ class Summary:
         lines = [
             ("FLOPs", "G", 1e9, self.before.flops, self.after.flops),
             ("parameters", "M", 1e6, self.before.params, self.after.params),
-            (f"latency{timed}", "ms", 1e-3, self.latency.get("dense"), self.latency_after),
+            (f"latency{timed}", "ms", 1e-3, self.latency.get("dense"), self.latency.get("measured")),
             (f"weights, {stored}", "MB", 1e6, original.num_bytes, compressed.num_bytes),
         ]
         rows = [
@@ -136,8 +133,6 @@ class Summary:
                 "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
                 f"{before} and {after} with them"
             )
-        if self.latency_device:
-            lines_below.append(f"the compressed network's latency is predicted for {self.latency_device}, not measured")
         if self.recovery:
             lines_below.append(str(self.recovery))
         if self.distance:
@@ -165,11 +160,6 @@ class Summary:
         if self.form == "plain" and self.parts == "layers":
             options.insert(0, 'form="pivoted" (--form pivoted)')
         return f"try {', '.join(options).removeprefix('or ')}"
-
-    @property
-    def latency_after(self) -> float | None:
-        """Seconds of the compressed network, measured on this device or predicted for another; None if unknown."""
-        return self.latency.get("predicted" if self.latency_device else "measured")
 
     def _kept(self, cost: CostName) -> str:
         """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
@@ -211,8 +201,6 @@ class CompressionResult:
         made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
         title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
         lines = [title, "", str(self.summary)]
-        if quantization := quantization_of(self.model):
-            lines.append(f"quantized: {quantization}")
         alike = defaultdict(list)
         for name, reason in self.skipped.items():
             alike["compressed as layers" if name in self.plan else "left dense", reason].append(name)

@@ -7,7 +7,6 @@ import pandas as pd
 from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.calibration.prepare import Execution
 from facts.compression.compress import compress
-from facts.compression.measure import measure
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import TimingPolicy
 from facts.search.budget import Budget
@@ -16,7 +15,6 @@ from facts.search.budget import Budget
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ratios", nargs="+", type=float, default=[0.7], help="of the original's latency")
     command.add_argument("--search", default="memvit", help="weights are random: one that runs no network saves time")
-    command.add_argument("--predicted", action="store_true", help="use device times, not corrected by measuring")
     add_precision(command)
     add_setting(command, ["deit_b", "swin_b"])
 
@@ -26,17 +24,14 @@ def run(args: argparse.Namespace) -> None:
     for network in args.models:
         setting = Setting(network, args)
         model, batch = setting.build()
-        images, times = batch[0], None
-        if args.predicted:
-            options = {"batch_size": len(images), "precision": setting.dtype, "num_turns": args.repeats}
-            times = measure(model, tuple(images.shape[1:]), **options)
+        images = batch[0]
         for ratio in args.ratios:
             result = compress(
                 model,
                 [batch],
                 estimator="pela",
                 search=args.search,
-                budget=Budget(ratios={"latency": ratio}, device_times=times),
+                budget=Budget(ratios={"latency": ratio}),
                 execution=Execution(setting.dtype, timing=policy),
             )
             found, summary = result.summary.latency, result.summary
@@ -45,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
             again = batch_seconds(networks, images, policy, setting.dtype)
             shares = {
                 "predicted [%]": found["predicted"] / found["dense"],
-                **({} if times else {"measured [%]": found["measured"] / found["dense"]}),
+                "measured [%]": found["measured"] / found["dense"],
                 "measured again [%]": again["compressed"].ratio(again["original"]),
             }
             rows.append(
@@ -58,19 +53,13 @@ def run(args: argparse.Namespace) -> None:
                     "search [s]": summary.seconds["search"],
                 }
             )
-            name = "latency_predicted" if times else "latency"
-            write_results(name, pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
+            write_results("latency", pd.DataFrame(rows), text(args), args)  # immediately: the next takes minutes
 
 
 def text(args: argparse.Namespace) -> str:
-    how = (
-        "allotted by what `facts.measure` found on this device, as if it were another one. Nothing is corrected by "
-        "measuring. Predicted is what the table of device times promises for the plan"
-        if args.predicted
-        else "allotted by measuring. Predicted is what the table of the layers promises for the plan, and measured is "
-        "what the search measured when it accepted the plan"
-    )
     return (
-        f"Random weights and images, ranks by search={args.search}, {how}; measured again is the outcome: medians "
-        f"of {args.repeats} turns with the original. Shares are of the original network's latency for one batch."
+        f"Random weights and images, ranks by search={args.search}, allotted by measuring. Predicted is what the table "
+        "of the layers promises for the plan, and measured is what the search measured when it accepted the plan; "
+        f"measured again is the outcome: medians of {args.repeats} turns with the original. Shares are of the "
+        "original network's latency for one batch."
     )

@@ -28,7 +28,7 @@ from facts.calibration.outputs import (
     refuse_unfit_network,
 )
 from facts.cost.count import Cost, count_flops, count_params, meta_input
-from facts.cost.latency import MeasuredLatency
+from facts.cost.latency import LatencyTable
 from facts.cost.probe import Probe
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.decomposition.truncation import Decomposition
@@ -292,10 +292,10 @@ class Calibration:
             if not moment.is_kept and (cache := self._cache_of(names)):
                 moment.delete(cache)
 
-    def latency_table(self, num_turns: int) -> MeasuredLatency:
+    def latency_table(self, num_turns: int) -> LatencyTable:
         """Times of the parts on the first batch, measured on first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
-        return MeasuredLatency(
+        return LatencyTable(
             self.model, self.parts, lambda network, plan: put(network, self.parts, plan), inputs,
             self.execution.precision, num_turns
         )

@@ -16,12 +16,9 @@ from facts.cli.compress import compress
 from facts.cli.cut import cut
 from facts.cli.evaluate import evaluate
 from facts.cli.export import export
-from facts.cli.inspect import inspect
 from facts.cli.list import list_choices
-from facts.cli.measure import measure
 from facts.cli.pareto import pareto
 from facts.cli.push import push
-from facts.cli.quantize import quantize
 from facts.cli.recover import recover
 from facts.utils.version import __version__
 
@@ -47,7 +44,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")
-for command in (benchmark, compress, cut, evaluate, export, inspect, measure, pareto, push, quantize, recover):
+for command in (benchmark, compress, cut, evaluate, export, pareto, push, recover):
     app.command()(command)
 app.command("list")(list_choices)
 
@@ -70,7 +67,6 @@ def main(
     [bold]Start with[/]
 
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --out deit_half
-        facts inspect deit_half
         facts evaluate deit_half --data photos --unseen
         facts recover deit_half --data photos --minutes 30 --out deit_better
         facts list models deit

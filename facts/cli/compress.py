@@ -1,6 +1,5 @@
 """`facts compress`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,12 +22,7 @@ def compress(
     ratio: options.Ratio = None,
     flops: options.Flops = None,
     params: options.Params = None,
-    latency_ms: Annotated[
-        float | None, option(BUDGET, "Milliseconds of a batch, here or on the device of `--device-times`.")
-    ] = None,
-    device_times: Annotated[
-        Path | None, option(BUDGET, "File from `facts measure` on the target device, to predict from.", metavar="FILE")
-    ] = None,
+    latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of a batch on this device.")] = None,
     error: Annotated[
         float | None,
         option(BUDGET, "Instead: the smallest network with this mean error (KL divergence) of its outputs: 0.05."),
@@ -74,13 +68,13 @@ def compress(
         facts compress timm/deit_small_patch16_224 --data photos --ratio 0.5 --recover 30 --out deit_half
         facts compress timm/swin_tiny_patch4_window7_224 --data photos --search cors --flops 6e9 --out swin
         facts compress timm/deit_small_patch16_224 --data photos --error 0.1 --out deit_close
-        facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --device-times board.json --out deit
+        facts compress timm/deit_tiny_patch16_224 --data photos --latency-ms 20 --out deit
         facts compress timm/resnet50 --data photos --convolutions --params 16e6 --out resnet_16m
         facts compress timm/deit_small_patch16_224 --data photos --elastic --out deit
         facts compress transformers/Qwen/Qwen3-0.6B --data train.txt --evaluation-text test.txt --out qwen
 
     `--recover` brings the outputs closer to the original's. `--cache FOLDER` makes a second run quick,
-    and lets a killed one resume. `facts inspect` shows what is in the folder, `facts evaluate --unseen`
+    and lets a killed one resume. `README.md` in the folder shows costs and metrics, `facts evaluate --unseen`
     measures it again on the same images, and `facts.load_compressed` loads it in Python.
     """
     import torch
@@ -99,7 +93,7 @@ def compress(
         _refuse_one_network(search, recover, dtype)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
-    budget = facts.Budget(**limits, device_times=device_times, rounds=rounds).with_ratios(ratio)
+    budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
     execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
@@ -115,7 +109,7 @@ def compress(
             layers=options.layers_of(convolutions),
             execution=execution,
             input_shape=task.input_shape(network),
-            parts=parts or default_parts(calibration, budget, estimator, search, form, convolutions),
+            parts=parts or default_parts(calibration, estimator, search, form, convolutions),
             fit_bias=fit_bias,
         )
         methods: dict[str, Any] = {"estimator": estimator, "search": search, "form": form}

@@ -1,4 +1,4 @@
-"""Allocation of ranks by a search, and the resulting network; if latency is bounded on this device, it is measured."""
+"""Allocation of ranks by a search, and the resulting network; if latency is bounded, it is measured."""
 
 import logging
 from collections.abc import Mapping
@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.cost.latency import MeasuredLatency
-from facts.cost.predicted import PredictedLatency
 from facts.cost.speed import batch_seconds
 from facts.cost.timing import Timing, TimingPolicy
 from facts.parts import Plan
@@ -30,15 +28,13 @@ MAX_CORRECTIONS = 2
 class AllocatedNetwork:
     """A search's result and the network of its plan, made from `decompositions`.
 
-    If latency is bounded, `latency` holds seconds per batch as in `Summary`; `device` is the one for which they are
-    predicted, None for this one.
+    If latency is bounded, `latency` holds seconds per batch as in `Summary`.
     """
 
     result: SearchResult
     model: nn.Module
     decompositions: Mapping[str, Decomposition]
     latency: dict[str, float] = field(default_factory=dict)
-    device: str | None = None
 
 
 def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPolicy) -> AllocatedNetwork:
@@ -54,10 +50,6 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         assert table is not None  # since latency is bounded
         allowed = problem.bounds["latency"] * table.dense
         latency = {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(result.plan)}
-        if isinstance(table, PredictedLatency):
-            latency["samples"] = table.batch_size
-            return AllocatedNetwork(result, compressed, decompositions, latency, table.device)
-        assert isinstance(table, MeasuredLatency)
         networks = {"dense": problem.model, "compressed": compressed}
         times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
@@ -85,7 +77,7 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
     _refuse_unfit_plan(method, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
-        if spent > budget and name == "latency" and isinstance(problem.latency, MeasuredLatency):
+        if spent > budget and name == "latency":
             log.warning("%s predicts a latency of %.4g s, above the allowed %.4g s", method, spent, budget)
         elif spent > budget:
             raise ValueError(

@@ -21,11 +21,7 @@ from facts.compression.quality import smallest_within
 from facts.compression.rounds import narrow_in_rounds, rounds_to
 from facts.compression.summarize import summarize
 from facts.cost.count import CostName, count_flops
-from facts.cost.device_times import precision_name
 from facts.cost.latency import LatencyTable
-from facts.cost.predicted import PredictedLatency
-from facts.utils.batches import has_row_per_sample
-from facts.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast
@@ -81,9 +77,8 @@ def compress(
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
 
     By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
-    form or layers (other than by a pattern) are named, without data, and for another device's times. In the plan, a
-    1x1 convolution is called `<name>.linear`. The result's `skipped` gives the reason for each layer that was
-    not compressed.
+    form or layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is called
+    `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
     the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
     and for a budget that no plan of the search meets.
@@ -103,8 +98,6 @@ def compress(
     budget = (budget or Budget()).with_ratios(ratio, cost, bounds)
     if budget.error is not None and cost == "latency":
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
-    if budget.times:
-        budget.times.refuse_other(form, precision_name(given, execution.precision))
     with stopwatch():
         prepared = (
             model
@@ -113,7 +106,7 @@ def compress(
                 model,
                 calibration,
                 layers=layers,
-                parts=parts or default_parts(calibration, budget, *named),
+                parts=parts or default_parts(calibration, *named),
                 loss=loss,
                 execution=execution,
             )
@@ -148,7 +141,7 @@ def with_full_flops(result: CompressionResult, calibration: Calibration) -> Comp
 
 
 def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Time both networks in turns on a few samples, unless a bounded latency has been measured or predicted already."""
+    """Time both networks in turns on a few samples, unless a bounded latency has been measured already."""
     if result.summary.latency:
         return result
     inputs, execution = calibration.first_inputs, calibration.execution
@@ -167,9 +160,9 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
     return replace(result, summary=replace(result.summary, latency=latency, seconds=dict(seconds)))
 
 
-def default_parts(calibration: Iterable[Any] | None, budget: Budget, *named: object) -> PartsName:
+def default_parts(calibration: Iterable[Any] | None, *named: object) -> PartsName:
     """Units, which keep most accuracy (results/photos/units.md); layers if `named`, or where units cannot work."""
-    are_layers = calibration is None or budget.times or any(each is not None for each in named)
+    are_layers = calibration is None or any(each is not None for each in named)
     return "layers" if are_layers else "units"
 
 
@@ -200,7 +193,7 @@ def compress_prepared(
     if sensitivity is None and calibration.data is not None:
         sensitivity = FirstSamples(calibration.data, search.num_samples)
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
-        table = latency_table(calibration, budget, form)
+        table = calibration.latency_table(timing.num_turns, FORMS[form])
         bounds = budget.bounds(calibration, table)
         whole = AllocationProblem(calibration, estimator, {}, bounds, FORMS[form], latency=table)
 
@@ -232,11 +225,3 @@ def compress_prepared(
         replace(whole, sensitivity=sensitivity),
         search,
     )
-
-
-def latency_table(calibration: Calibration, budget: Budget, form: FormName) -> LatencyTable:
-    """Times of the parts: on this device, measured when they are first read, or on the budget's device."""
-    if budget.times is None:
-        return calibration.latency_table(calibration.execution.timing.num_turns, FORMS[form])
-    budget.times.refuse_other_network(calibration.cost)
-    return PredictedLatency(budget.times, calibration.timed(FORMS[form]))

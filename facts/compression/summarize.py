@@ -48,7 +48,6 @@ def summarize(
         spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
         budget=dict(zip(problem.bounds, problem.budget, strict=True)),
         latency=allocated.latency,
-        latency_device=allocated.device,
         predicted=result.predicted if problem.calibration is calibration else None,
         sizes=(Size.of(calibration.model), Size.of(allocated.model)),
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import reads_tokens, run
-from facts.modules.quantized import quantized_weights
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
@@ -117,8 +116,7 @@ def meta_input(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
 
 
 def count_params(model: nn.Module) -> int:
-    quantized = sum(len(weight.scales) * weight.d_in for weight in quantized_weights(model).values())
-    return sum(parameter.numel() for parameter in model.parameters()) + quantized
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _product(module: nn.Module) -> Callable[..., int] | None:

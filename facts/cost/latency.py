@@ -2,14 +2,12 @@
 
 import copy
 import time
-from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property, partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,49 +23,58 @@ NETWORK = ""  # name of the network among its modules
 Times = dict[int | None, float]  # seconds of a part, dense (None) and by rank
 
 
-class Shape(NamedTuple):
-    """Size of a layer, whether it has a bias, and the vectors `[d_in]` that it multiplies for one sample."""
+class Timed(Protocol):
+    """A part of a network, in the module `owner`, whose time depends on its rank; `alike` parts take equally long."""
 
-    d_in: int
-    d_out: int
-    bias: bool
-    rows: int
+    @property
+    def owner(self) -> str: ...
+    @property
+    def alike(self) -> Hashable: ...
+    @property
+    def timed_ranks(self) -> tuple[int, ...]: ...
+    def num_weights(self, rank: int | None) -> int: ...
 
 
-@dataclass(frozen=True)
-class TimedPart:
-    """A part of a network whose time depends on its rank.
+def measured_ranks(full_rank: int) -> tuple[int, ...]:
+    """Ranks at the `LEVELS`, rounded down to a multiple of `EVEN` if there is one; small parts may repeat some."""
+    ranks = [int(level * full_rank) for level in LEVELS]
+    return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
 
-    It takes a `share` of the time of `module`. `num_weights` is its size at a rank; `put` gives it a rank in a copy
-    of the network, with meaningless weights. Parts with the same `shape` take equally long.
+
+class LatencyTable:
+    """Seconds of a network on one batch, and of each part within it, dense and by rank, on this device.
+
+    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
+    warm-up turn, so that caches and memory are as in later use. Parts that are alike share their medians, and parts of one module its time. Nothing is
+    measured before first use. Between measured ranks, time is linear in the number of weights. Low-rank times are
+    multiplied by `correction`. `put` gives parts of a copy their ranks, with meaningless weights. Raises `ValueError` if there is no batch.
     """
 
-    module: str
-    shape: Hashable
-    ranks: tuple[int, ...]
-    num_weights: Callable[[int], int]
-    put: Callable[[nn.Module, int], None]
-    share: float = 1.0
-
-
-class LatencyTable(ABC):
-    """Seconds of a network on one batch, and of each part within it, dense and by rank.
-
-    Between known ranks, time is linear in the number of weights. Low-rank times are multiplied by `correction`.
-    """
-
-    parts: Mapping[str, TimedPart]
     correction = 1.0
 
-    @property
-    @abstractmethod
-    def dense(self) -> float:
-        """Seconds of the whole network as it was given."""
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Mapping[str, Timed],
+        put: Callable[[nn.Module, dict[str, int | None]], None],
+        inputs: Any,
+        precision: torch.dtype = torch.float32,
+        num_turns: int = 5,
+    ):
+        self.model, self.parts, self.put, self.inputs = model, parts, put, inputs
+        self.precision, self.num_turns = precision, num_turns
+        owners = Counter(part.owner for part in parts.values())
+        self.shares = {name: 1 / owners[part.owner] for name, part in parts.items()}  # of the time of its module
 
     @property
-    @abstractmethod
-    def times(self) -> Mapping[Any, Times]:
-        """Seconds of the parts by shape, dense (None) and by rank."""
+    def dense(self) -> float:
+        """Seconds of the whole network as it was given."""
+        return self._medians[0]
+
+    @property
+    def times(self) -> dict[Any, Times]:
+        """Seconds of the parts by what makes them alike, dense (None) and by rank."""
+        return self._medians[1]
 
     @property
     def rest(self) -> float:
@@ -77,7 +84,7 @@ class LatencyTable(ABC):
     def seconds(self, name: str, rank: int | None) -> float:
         """Seconds of one part, dense (None) or at a rank."""
         part = self.parts[name]
-        times = self.times[part.shape]
+        times = self.times[part.alike]
         if rank is None:
             return times[None]
         known = {part.num_weights(each): seconds for each, seconds in times.items() if each is not None}
@@ -87,39 +94,6 @@ class LatencyTable(ABC):
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
-
-
-def measured_ranks(full_rank: int) -> tuple[int, ...]:
-    """Ranks at the `LEVELS`, rounded down to a multiple of `EVEN` if there is one; small parts may repeat some."""
-    ranks = [int(level * full_rank) for level in LEVELS]
-    return tuple(max(1, rank - rank % EVEN if rank >= EVEN else rank) for rank in ranks)
-
-
-class MeasuredLatency(LatencyTable):
-    """Latency on this device.
-
-    The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
-    warm-up turn, so that caches and memory are as in later use. Parts of one shape share their medians. Nothing is
-    measured before first use. Raises `ValueError` if there is no batch.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        parts: Mapping[str, TimedPart],
-        inputs: Any,
-        precision: torch.dtype = torch.float32,
-        num_turns: int = 5,
-    ):
-        self.model, self.parts, self.inputs, self.precision, self.num_turns = model, parts, inputs, precision, num_turns
-
-    @property
-    def dense(self) -> float:
-        return self._medians[0]
-
-    @property
-    def times(self) -> Mapping[Any, Times]:
-        return self._medians[1]
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
         """Scale the low-rank parts' times, at most by two, to match the network's measured `seconds` with a plan."""
@@ -137,11 +111,11 @@ class MeasuredLatency(LatencyTable):
         turns = [{level: self._run(level) for level in levels} for _ in range(self.num_turns + 1)][1:]
         alike: dict[Any, list[str]] = defaultdict(list)
         for name, part in self.parts.items():
-            alike[part.shape].append(name)
+            alike[part.alike].append(name)
         times: dict[Any, Times] = {
             shape: {
                 rank: median(turn[level][name] for turn in turns for name in names)
-                for level, rank in zip(levels, (None, *self.parts[names[0]].ranks), strict=True)
+                for level, rank in zip(levels, (None, *self.parts[names[0]].timed_ranks), strict=True)
             }
             for shape, names in alike.items()
         }
@@ -151,11 +125,10 @@ class MeasuredLatency(LatencyTable):
         """Seconds of the network and of its parts, with all of them dense (None) or at one of `LEVELS`."""
         network = copy.deepcopy(self.model)
         if level is not None:
-            for part in self.parts.values():
-                part.put(network, part.ranks[level])
-        modules = (NETWORK, *dict.fromkeys(part.module for part in self.parts.values()))
+            self.put(network, {name: part.timed_ranks[level] for name, part in self.parts.items()})
+        modules = (NETWORK, *dict.fromkeys(part.owner for part in self.parts.values()))
         seconds = module_seconds(network, modules, self.inputs, self.precision)
-        own = {name: part.share * seconds[part.module] for name, part in self.parts.items()}
+        own = {name: self.shares[name] * seconds[part.owner] for name, part in self.parts.items()}
         return {NETWORK: seconds[NETWORK], **own}
 
 

@@ -20,7 +20,6 @@ from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps
 from facts.finetuning.training import finetune
 from facts.modules.linear_calls import copy_with
-from facts.modules.quantized import quantization_of
 from facts.moments.losses import OutputError
 from facts.result import CompressionResult, RecoverySummary
 from facts.utils.options import Count, NotNegative, Positive, options
@@ -127,7 +126,7 @@ def recover(
     bit-identical. `options` are the other fields of `facts.Recovery`.
 
     Returns a new result with the same cost and plan. Raises `ValueError` for options out of range, without an original,
-    for a quantized network, a loss that is not finite, and data that differ from pass to pass; `MemoryError` if memory
+    for a loss that is not finite, and data that differ from pass to pass; `MemoryError` if memory
     runs out.
     """
     if not isinstance(result, CompressionResult) or data is None:
@@ -137,8 +136,6 @@ def recover(
     original = result.original if original is None else original
     if original is None:
         raise ValueError("this result does not hold the original network: give original=")
-    if found := quantization_of(result.model):
-        raise ValueError(f"a quantized network cannot be trained ({found}): recover first, quantize last")
     parts = division(data, original)
     error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)

@@ -1,7 +1,6 @@
 """Load a compressed network from a folder of JSON and safetensors, without running code from it."""
 
 import pkgutil
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -13,7 +12,6 @@ from facts.models.weights import refuse_misfits, sha256
 from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
 from facts.modules.pivoted import PivotedLinear
-from facts.modules.quantized import quantized_weights
 from facts.result import CompressionResult
 from facts.saving.cut import cut
 from facts.saving.elastic import DECOMPOSITIONS
@@ -64,7 +62,7 @@ def load_compressed(
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
-    planned = with_plan(sketch, manifest.plan, manifest.layouts, manifest.quantization)
+    planned = with_plan(sketch, manifest.plan, manifest.layouts)
     refuse_misfits(misfits(planned, tensors), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
@@ -72,7 +70,7 @@ def load_compressed(
             f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
     model = build_recipe(recipe) if model is None else model
-    model = with_plan(model, manifest.plan, manifest.layouts, manifest.quantization)
+    model = with_plan(model, manifest.plan, manifest.layouts)
     convert(model, tensors, manifest.buffers)
     for parameter in model.parameters():  # safetensors refuses parts of a larger tensor, as in PyTorch's attention
         if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:
@@ -101,8 +99,8 @@ def built_by(architecture: str) -> nn.Module:
 
 
 def _refuse_wrong_values(model: nn.Module, path: Path) -> None:
-    for name in (*dict(model.named_parameters()), *quantized_weights(model)):
-        if not attrgetter(name)(model).isfinite().all():
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
             raise ValueError(f"{path}: {name} holds NaN or infinity; save or fetch the network again")
     for name, module in model.named_modules():
         order = module.order if isinstance(module, PivotedLinear) else None

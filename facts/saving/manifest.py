@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from facts.modules.pivoted import Layout
-from facts.modules.quantized import Quantization
 from facts.result import Summary
 from facts.utils.version import __version__
 
@@ -41,7 +40,6 @@ class Manifest:
     metrics: Metrics | None
     buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
     layouts: dict[str, Layout] = Field(default_factory=dict)
-    quantization: Quantization | None = None
     checksum: SHA256 | None = None
 
     @classmethod

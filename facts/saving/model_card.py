@@ -48,7 +48,6 @@ def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool, ela
         "budget": ", ".join(
             f"{ratio:.4g} of the {cost} of these {summary.parts}" for cost, ratio in summary.bounds.items()
         ),
-        "quantization": manifest.quantization,
         "recovery": summary.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
@@ -65,12 +64,11 @@ def model_card(manifest: Manifest, num_bytes: int, source: str, alone: bool, ela
 
 def _table(manifest: Manifest, num_bytes: int) -> str:
     before, after, summary = manifest.summary.before, manifest.summary.after, manifest.summary
-    timed = f"latency, predicted for {summary.latency_device} (ms)" if summary.latency_device else "latency (ms)"
     costs = [
         ("FLOPs (G)", before.flops, after.flops, 1e9),
         ("parameters (M)", before.params, after.params, 1e6),
         ("file (MB)", None, num_bytes, 1e6),
-        (timed, summary.latency.get("dense"), summary.latency_after, 1e-3),
+        ("latency (ms)", summary.latency.get("dense"), summary.latency.get("measured"), 1e-3),
         *((name, both.get("original"), both.get("compressed"), 1) for name, both in (manifest.metrics or {}).items()),
     ]
     rows = [

@@ -15,7 +15,6 @@ from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
-from facts.modules.quantized import QuantizedWeight, quantization_of
 from facts.result import CompressionResult
 from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
 from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
@@ -61,7 +60,6 @@ def save_compressed(
         metrics=metrics,
         buffers=types_of_buffers(model),
         layouts=layouts_of(model),
-        quantization=quantization_of(model),
     )
     _write_loader(folder, model, manifest)
     _describe(folder, manifest)
@@ -69,7 +67,7 @@ def save_compressed(
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
-    others = any(isinstance(module, LowRankLayer | QuantizedWeight) for module in model.modules())
+    others = any(isinstance(module, LowRankLayer) for module in model.modules())
     if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
         with replacing(folder / LOADER) as path:
             path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())

@@ -33,12 +33,12 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
 
     For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
     by bit if both run on the same CPU. Without a budget, the folder loads as the dense network. Moments and errors are
-    computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded, recovered
-    or quantized, and for a search without an integer program.
+    computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded or
+    recovered, and for a search without an integer program.
     """
     problem, search = result.problem, result.search
     if problem is None or result.summary.recovery:
-        raise ValueError("save_elastic needs a result of facts.compress that is not recovered or quantized")
+        raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
     calibration, folder = problem.calibration, Path(folder)

@@ -1,4 +1,4 @@
-"""Structure of a saved network: the low-rank and quantized layers of its plan, and its tensors' shapes and types."""
+"""Structure of a saved network: the low-rank layers and units of its plan, and its tensors' shapes and types."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,20 +15,17 @@ from facts.modules.linear_calls import replace_submodule, with_linear_layers
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear
 from facts.modules.pointwise import is_pointwise
-from facts.modules.quantized import Quantization, quantized_empty
 
 MOST_HEADER = 2**23  # bytes
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES = {**FLOATS, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 
 
-def with_plan(
-    dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout], quantization: Quantization | None
-) -> nn.Module:
+def with_plan(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
     """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, and narrow the planned units.
 
-    Layers are replaced under all their names; those in `layouts` are pivoted, the others plain. Weights are quantized
-    last. Raises `ValueError` for a layer or weight that is missing or not linear, and for a rank that it cannot have.
+    Layers are replaced under all their names; those in `layouts` are pivoted, the others plain. Raises `ValueError` for
+    a layer that is missing or not linear, and for a rank that it cannot have.
     """
     modules = dict(dense.named_modules())
     inner = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}
@@ -56,7 +53,7 @@ def with_plan(
             layout = layouts.get(name)
             empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
             replace_submodule(model, name, empty)
-    return quantized_empty(model, quantization) if quantization else model
+    return model
 
 
 def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:

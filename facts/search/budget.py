@@ -3,14 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Real
-from pathlib import Path
 from typing import Self
 
 from facts.calibration.prepare import Calibration
 from facts.cost.count import COST_NAMES, CostName
-from facts.cost.device_times import DeviceTimes
 from facts.cost.latency import LatencyTable
 
 DEFAULT_RATIO = 0.5
@@ -21,10 +18,9 @@ class Budget:
     """Limits that must all hold; `facts.compress` adds its `ratio` and `bounds` to them.
 
     `flops` and `params` limit the cost of the whole network for one sample; `latency_ms` limits its time for one batch
-    of the calibration data on this machine. With `device_times` from `facts.measure` on another device (or their
-    file), latency is predicted for one of their batches there, not measured. `ratios` are fractions of the compressed
-    layers' cost that may remain (for latency, of the whole network's time). `rounds` are larger ratios at which units
-    are narrowed and measured again on the way (default: 0.7 if at most 0.6 may remain).
+    of the calibration data on this machine. `ratios` are fractions of the compressed layers' cost that may remain (for
+    latency, of the whole network's time). `rounds` are larger ratios at which units are narrowed and measured again on
+    the way (default: 0.7 if at most 0.6 may remain).
 
     `error` replaces all other limits: the result is the smallest network whose outputs, on held-out samples used for
     nothing else, are within this mean error of the original's. Raises `ValueError` for values out of range and for a
@@ -35,7 +31,6 @@ class Budget:
     params: float | None = None
     latency_ms: float | None = None
     error: float | None = None
-    device_times: DeviceTimes | Path | str | None = None
     ratios: Mapping[CostName, float] = field(default_factory=dict)
     rounds: tuple[float, ...] | None = None
 
@@ -56,8 +51,6 @@ class Budget:
             raise ValueError(f"{', '.join(twice)} is bounded twice, by a ratio and by a limit: give one of them")
         if self.error is not None and (self.ratios or self.limits):
             raise ValueError("error replaces all other limits: omit ratio, bounds, flops, params and latency_ms")
-        if self.device_times is not None and not self.bounds_latency:
-            raise ValueError("device_times predict a latency, but none is bounded: give latency_ms or cost='latency'")
 
     @classmethod
     def of(
@@ -89,12 +82,6 @@ class Budget:
     @property
     def bounds_latency(self) -> bool:
         return "latency" in self.ratios or self.latency_ms is not None
-
-    @cached_property
-    def times(self) -> DeviceTimes | None:
-        """Times of another device, read from their file if necessary."""
-        times = self.device_times
-        return DeviceTimes.read(times) if isinstance(times, Path | str) else times
 
     def bounds(self, calibration: Calibration, table: LatencyTable) -> dict[CostName, float]:
         """Convert all limits to fractions of the layers' cost, or of the whole network's time.

@@ -1,9 +1,8 @@
-"""`facts inspect`, `evaluate`, `recover`, `export` and `benchmark` on folders that `facts compress` wrote."""
+"""`facts evaluate`, `recover`, `export` and `benchmark` on folders that `facts compress` wrote."""
 
 import csv
 import json
 import re
-import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -17,41 +16,6 @@ from facts.cost.timing import TimingPolicy
 from tests.cli.conftest import VIT, saved
 
 OWN_CLASS = ("--architecture", "tests.networks:make_three_classes")
-
-
-class TestInspect:
-    def test_words_and_json(self, run, compressed):
-        _, folder = compressed
-        text, description = run("inspect", folder).output, saved(folder)
-        for part in ("made from: test_vit", "FLOPs", "FACTS(", "CoRSFisher(", "top1: original", "the output layer"):
-            assert part in text
-        assert f"facts {facts.__version__}" in text and description["fingerprint"] in text
-        assert json.loads(run("inspect", folder, "--json").stdout) == description
-
-    @pytest.mark.attack
-    def test_what_others_wrote_is_shown_as_it_is(self, run, compressed, tmp_path):
-        """Markup and the codes of a terminal style nothing."""
-        folder = shutil.copytree(compressed[1], tmp_path / "vit")
-        description = saved(folder)
-        foreign = "a[/b] [red]:smile:\x1b[31m\x9b"
-        description |= {"base_model": {**description["base_model"], "name": foreign}, "checksum": None}
-        description["metrics"] = {foreign: {"original": 1.0, "compressed": 1.0}}
-        description["skipped"] = {foreign: foreign}
-        description["plan"] |= {foreign: None}
-        description["summary"]["estimator"] = foreign
-        (folder / "compression.json").write_text(json.dumps(description))
-        text = run("inspect", folder).output
-        assert text.count("a[/b] [red]:smile:[31m") == 6
-        assert "\x1b" not in text and "\x9b" not in text
-
-    @pytest.mark.attack
-    def test_damaged_folders(self, run, compressed, tmp_path):
-        assert "holds no compression.json" in run("inspect", tmp_path, code=1).output
-        folder = shutil.copytree(compressed[1], tmp_path / "vit")
-        (folder / "model.safetensors").write_text("nothing")
-        assert "model.safetensors is not a whole safetensors file" in run("inspect", folder, code=1).output
-        (folder / "model.safetensors").unlink()
-        assert "model.safetensors is missing: save or fetch" in run("inspect", folder, code=1).output
 
 
 class TestEvaluate:
@@ -116,15 +80,6 @@ class TestRecover:
         (small / "compression.json").write_text(json.dumps(description))
         monkeypatch.setattr(models, "fetch", {"a/b": own}.__getitem__)
         assert "recovered from" in run(*recover).output
-
-    def test_not_after_quantization(self, run, compressed, photos, tmp_path):
-        pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
-        weights = ("--weights", "int4", "--group-size", 16)
-        assert "saved to" in run("quantize", compressed[1], *weights, "--out", tmp_path / "int4").output
-        assert saved(tmp_path / "int4")["quantization"]["group_size"] == 16
-        options = ("--data", photos, *self.MINUTES, "--weights", "random", "--out", tmp_path / "better")
-        result = run("recover", tmp_path / "int4", *options, code=1)
-        assert "a quantized network cannot be trained" in result.output
 
 
 def latencies(result):

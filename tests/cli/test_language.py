@@ -52,12 +52,6 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
     assert "--unseen is for images" in run("evaluate", language_model, *data[:2], "--unseen", code=1).output
 
 
-def test_measure(run, language_model, tmp_path):
-    run("measure", language_model, "--sequence-length", 16, "--out", tmp_path / "board.json")
-    times = json.loads((tmp_path / "board.json").read_text())
-    assert {layer["rows"] for layer in times["layers"]} == {16}
-
-
 def test_pareto(run, language_model, texts, tmp_path):
     data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
     methods = ("--estimators", "pela", "--searches", "cors,uniform", "--ratios", "0.5", "--cost", "params")

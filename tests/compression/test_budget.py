@@ -33,7 +33,6 @@ def test_a_half_unless_something_else_is_bounded():
         (lambda: Budget(flops=1e9).with_ratios(0.5), "flops is bounded twice, by a ratio and by a limit"),
         (lambda: Budget(error=math.nan), "the error of a budget must be a positive number, got nan"),
         (lambda: Budget(error=0.1).with_ratios(0.5), "error replaces all other limits: omit ratio"),
-        (lambda: Budget(params=3, device_times="board.json"), "device_times predict a latency, but none is bounded"),
     ],
 )
 def test_refusals(make, message):

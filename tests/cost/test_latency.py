@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import facts
-from facts.cost.latency import MeasuredLatency
+from facts.cost.latency import LatencyTable
 from facts.cost.timing import Timing, TimingPolicy
 from facts.parts import LayerPart
 from facts.modules.forms import FORMS
@@ -66,7 +66,7 @@ def make_model():
 def make_table(model, inputs):
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     parts = {name: LayerPart.of(name, layer, 1).timed(FORMS["plain"], torch.float32) for name, layer in layers.items()}
-    return MeasuredLatency(model, parts, inputs)
+    return LatencyTable(model, parts, inputs)
 
 
 def test_times_of_the_network_and_of_its_layers(clock):

@@ -22,8 +22,7 @@ def units():
 
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory):
-    """Folders of three saved networks, to be copied."""
+    """Folders of two saved networks, to be copied."""
     place = tmp_path_factory.mktemp("originals")
-    facts.save_compressed(facts.quantize(from_recipe()[0], "int4"), place / "quantized")
     facts.save_compressed(compressed(make_image_classifier(), (3, 32, 32)), place / "classifier")
-    return {"vit": saved_vit(place / "vit"), "quantized": place / "quantized", "classifier": place / "classifier"}
+    return {"vit": saved_vit(place / "vit"), "classifier": place / "classifier"}

@@ -11,6 +11,7 @@ from torch import nn
 
 import facts
 from experiments.mini.train import mini_recipe
+from facts.modules.pivoted import PivotedLinear
 from tests.disk import room_for
 from tests.networks import make_image_classifier, make_model
 
@@ -108,6 +109,13 @@ def test_int8_is_smaller_and_near_and_large_weights_lie_beside_the_graph(tmp_pat
     assert 0 < error < 0.01
     sizes = [sum(file.stat().st_size for file in tmp_path.glob(f"{name}.onnx*")) for name in ("small", "exact")]
     assert sizes[0] < 0.35 * sizes[1]
+
+
+def test_scattered_pivots_take_any_batch_size(tmp_path):
+    model = nn.Sequential(PivotedLinear.empty(nn.Linear(12, 9), 4, "scattered columns"))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    facts.export_onnx(model, torch.randn(2, 5, 12), tmp_path / "model.onnx")  # compares its outputs
 
 
 class Noisy(nn.Module):
