@@ -17,7 +17,6 @@ from facts.analysis import Analysis
 from facts.calibration.prepare import Execution
 from facts.calibration.prepare import Calibration, prepare
 from facts.cost.timing import TimingPolicy
-from facts.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
@@ -184,7 +183,7 @@ def check(config: DictConfig) -> None:
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
         ("labels", config.labels, LABELS),
-        ("parts", config.parts, get_args(PartsName)),
+        ("parts", config.parts, KINDS),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),

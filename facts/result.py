@@ -11,10 +11,9 @@ from torch import nn
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
 from facts.cost.count import Cost, CostName, Size
-from facts.parts import Plan
-from facts.parts import PartsName
 from facts.modules.forms import FormName
 from facts.moments.losses import OutputError
+from facts.parts import Plan
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
 
@@ -81,7 +80,7 @@ class Summary:
     seconds: dict[str, float]
     estimator: str = ""
     search: str = ""
-    parts: PartsName = "layers"
+    parts: str = "layers"
     widths: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
     fit_bias: bool = False

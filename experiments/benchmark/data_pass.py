@@ -17,14 +17,13 @@ from torch import Tensor, nn
 import facts
 from experiments.benchmark.setting import Setting, add_precision, add_setting, write_results
 from facts.cost.timing import TimingPolicy
-from facts.parts import PartsName
 from facts.estimators import ESTIMATORS
 from facts.modules.modes import autocast
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy
 from facts.moments.statistics import InputSum
 
-DATA_PASSES: dict[str, tuple[PartsName, list[str]]] = {
+DATA_PASSES: dict[str, tuple[str, list[str]]] = {
     "data pass of FACTS": ("layers", ["facts"]),
     "data pass of FACTS, units": ("units", ["facts"]),
     "data pass of all ten estimators": ("layers", list(ESTIMATORS)),

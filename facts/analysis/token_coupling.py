@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.parts.layers import select_layers
 from facts.estimators import Estimator
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss
+from facts.parts.layers import select_layers
 from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder, needing_room
 from facts.utils.options import options

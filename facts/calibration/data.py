@@ -1,4 +1,4 @@
-"""Data: what loaders yield as batches of `(inputs, targets)`, which all other code reads, and those held out of them."""
+"""Data as batches of `(inputs, targets)`, which all other code reads, and samples that are held out of them."""
 
 import logging
 from collections import UserDict

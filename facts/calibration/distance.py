@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from facts.calibration.outputs import refuse_not_finite
 from facts.calibration.data import Batch
+from facts.calibration.outputs import refuse_not_finite
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence

@@ -13,7 +13,6 @@ from facts.modules.networks import is_encoder, is_transformers
 from facts.moments.losses import Loss, OutputError, kl_divergence, squared_error
 from facts.utils.batches import described, first_of
 
-
 OutputKind = Literal["classes", "features"] | tuple[str, ...]
 """Class logits; features (all tensors of the outputs); or features (the tensors with these names)."""
 

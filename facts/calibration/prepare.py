@@ -91,19 +91,20 @@ DEFAULT_EXECUTION = Execution()
 class Calibration:
     """A network that is ready to be compressed, its data and its loss.
 
-    A plan gives ranks to the `parts` of the `model`. `rewritten` computes the same and calls a linear layer for each of
-    the parts' `linears`; it is the model itself unless parts are units. `skipped` holds the reasons for leaving other
-    layers alone. `data` are batches of `(inputs, targets)` or None; those in `held_out` only
-    serve to compare the result with the original. `first_inputs` are those of the first batch, or noise; `example`
-    is one sample on the meta device, if the network runs there. `loss` and `output_error` are sums over samples.
-    `flops` counts the dense network by the paper's rule; None if unknown. With `draws_labels`, the default search
-    draws labels, since no loss on given labels was chosen. With `fit_bias`, moments are of inputs `[x, 1]`, and biases
-    absorb the mean of the truncation error.
+    A plan gives ranks to the `parts` of the `model`, of `kinds` named in `facts.parts.KINDS`, with low-rank layers in a
+    `form`. `rewritten` computes the same and calls a linear layer for each of the parts' `linears`; it is the model
+    itself unless parts are units. `skipped` holds the reasons for leaving other layers alone. `data` are batches of
+    `(inputs, targets)` or None; those in `held_out` only serve to compare the result with the original. `first_inputs`
+    are those of the first batch, or noise; `example` is one sample on the meta device, if the network runs there.
+    `loss` and `output_error` are sums over samples. `flops` counts the dense network by the paper's rule; None if
+    unknown. With `draws_labels`, the default search draws labels, since no loss on given labels was chosen. With
+    `fit_bias`, moments are of inputs `[x, 1]`, and biases absorb the mean of the truncation error.
     """
 
     model: nn.Module
     rewritten: nn.Module
     parts: dict[str, Part]
+    kinds: str = "layers"
     form: Form = PLAIN
     data: Iterable[Batch] | None = None
     held_out: Iterable[Batch] = ()
@@ -151,7 +152,9 @@ class Calibration:
             return Cost(None, params)
         if self.units and self.example is not None:  # fewer hidden units also have fewer activations
             return Cost(count_flops(compressed, self.example, "paper"), params)
-        saved = sum(self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items())
+        saved = sum(
+            self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()
+        )
         return Cost(self.flops - saved, params)
 
     @property
@@ -296,8 +299,12 @@ class Calibration:
         """Times of the parts on the first batch, measured on first use."""
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
         return LatencyTable(
-            self.model, self.parts, lambda network, plan: put(network, self.parts, plan), inputs,
-            self.execution.precision, num_turns
+            self.model,
+            self.parts,
+            lambda network, plan: put(network, self.parts, plan),
+            inputs,
+            self.execution.precision,
+            num_turns,
         )
 
 
@@ -389,6 +396,7 @@ def prepare(
         model=selection.model,
         rewritten=rewritten(selection.model, found),
         parts=found,
+        kinds=parts,
         form=FORMS[form](execution.precision),
         data=batches,
         held_out=compared or (),

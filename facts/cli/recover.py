@@ -35,7 +35,7 @@ def recover(
     import facts
     from facts.cli.data import task_of
     from facts.cli.models import load_result, original_of
-    from facts.compression.rounding import rounded
+    from facts.compression.comparison import rounded
     from facts.saving.save import target_folder
 
     target_folder(out)

@@ -1,27 +1,118 @@
-"""Allocation of ranks by a search, and the resulting network; if latency is bounded, it is measured."""
+"""Allocation of ranks: a search, in rounds for units, the network of its plan, and the measured latency if bounded.
+
+A search adds up errors that were measured one by one at the current network; far from it, their sum is too small. So
+units are narrowed in steps, and everything is measured again after each.
+"""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
-import torch
 from torch import nn
 
+from facts.calibration.data import Batch, FirstSamples
+from facts.calibration.prepare import Calibration
+from facts.cost.count import CostName, Size
 from facts.cost.speed import batch_seconds
-from facts.cost.timing import Timing, TimingPolicy
-from facts.parts import Plan
-from facts.parts import Part
+from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.estimators import Estimator
+from facts.modules.lowrank import LowRankLayer
+from facts.modules.modes import without_autocast
+from facts.modules.pivots import relative_error
+from facts.parts import Part, Plan
+from facts.result import CompressionResult, Summary
+from facts.search import AllocationProblem, Search, SearchResult
+from facts.search.budget import Budget
 from facts.utils import distributed
+from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)
 
+FIRST = 0.7
+PAYS_BELOW = 0.6
+"""Units are measured again at `FIRST` if at most this ratio remains (results/defaults/units.md)."""
+
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2
+
+
+def compress_prepared(
+    calibration: Calibration,
+    estimator: Estimator,
+    search: Search,
+    budget: Budget,
+    sensitivity: Iterable[Batch] | None = None,
+) -> CompressionResult:
+    """Compress a prepared network: decompose, allocate, apply, summarise."""
+    timing, device = calibration.execution.timing, next(calibration.model.parameters()).device
+    estimator = calibration.suited(estimator)
+    if sensitivity is None and calibration.data is not None:
+        sensitivity = FirstSamples(calibration.data, search.num_samples)
+    with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
+        table = calibration.latency_table(timing.num_turns)
+        bounds = budget.bounds(calibration, table)
+        whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table)
+
+        def problem_at(current: Calibration, least: float) -> AllocationProblem:
+            """Make the problem of the current network, with bounds of at least `least`."""
+            nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
+            limits = None if current is calibration else replace(whole, bounds=nearer).budget
+            decompositions = current.decompositions(estimator)
+            return AllocationProblem(current, estimator, decompositions, nearer, limits, table, sensitivity)
+
+        rounds = rounds_to(bounds, budget.rounds, bool(calibration.units))
+        current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
+        problem = problem_at(current, 0)
+        with stage("search"):
+            allocated = allocate_ranks(problem, search, timing)
+        plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
+        summary = summarize(calibration, problem, allocated, search, plan, bounds, rounds, dict(seconds))
+    return CompressionResult(
+        allocated.model,
+        plan,
+        summary,
+        calibration.skipped,
+        calibration.model,
+        calibration.output_error,
+        calibration.held_out,
+        replace(whole, sensitivity=sensitivity),
+        search,
+    )
+
+
+def rounds_to(bounds: Mapping[CostName, float], rounds: tuple[float, ...] | None, has_units: bool) -> list[float]:
+    """Ratios to stop at on the way to the bounds, in descending order: the given ones, or the default."""
+    if rounds is None:
+        pays = has_units and "latency" not in bounds and min(bounds.values()) <= PAYS_BELOW
+        return [FIRST] if pays else []
+    if rounds and not has_units:
+        raise ValueError('rounds are for units: choose parts="units" with them')
+    if rounds and "latency" in bounds:
+        raise ValueError("rounds are ratios of FLOPs or parameters: leave them out if latency is bounded")
+    return sorted((ratio for ratio in rounds if ratio > min(bounds.values())), reverse=True)
+
+
+def narrow_in_rounds(
+    calibration: Calibration,
+    search: Search,
+    rounds: list[float],
+    problem_at: Callable[[Calibration, float], AllocationProblem],
+) -> tuple[Calibration, Plan]:
+    """Narrow units at each ratio; return the calibration of the narrower network, and the ranks of its units.
+
+    `problem_at` makes the problem of a calibration at a ratio of the original's cost. Layers outside units stay dense.
+    """
+    plan: Plan = {}
+    for number, ratio in enumerate(rounds, start=1):
+        log.info("round %d of %d: to %g of the cost", number, len(rounds) + 1, ratio)
+        problem = problem_at(calibration, ratio)
+        result = search_plan(problem, search)
+        ranks = {name: rank if name in calibration.units else None for name, rank in result.plan.items()}
+        plan |= {name: rank for name, rank in ranks.items() if rank is not None}
+        model = problem.calibration.apply(ranks, result.decompositions or problem.decompositions)
+        calibration = calibration.of_narrowed(model)
+    return calibration, plan
 
 
 @dataclass(frozen=True)
@@ -43,7 +134,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
     while True:
         result = search_plan(problem, search)
         decompositions = result.decompositions or problem.decompositions
-        compressed = problem.apply(result.plan, decompositions)
+        compressed = problem.calibration.apply(result.plan, decompositions)
         if "latency" not in problem.bounds:
             return AllocatedNetwork(result, compressed, decompositions)
         table = problem.latency
@@ -51,7 +142,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         allowed = problem.bounds["latency"] * table.dense
         latency = {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(result.plan)}
         networks = {"dense": problem.model, "compressed": compressed}
-        times = batch_times(networks, table.inputs, timing, problem.calibration.execution.precision)
+        times = batch_seconds(networks, table.inputs, timing, problem.calibration.execution.precision)
         latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency, relative to the original: %(predicted)s predicted, %(measured)s measured", shares)
@@ -60,13 +151,6 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
             return AllocatedNetwork(result, compressed, decompositions, latency)
         table.correct(result.plan, latency["measured"])
         num_corrections += 1
-
-
-def batch_times(
-    networks: Mapping[str, nn.Module], inputs: Any, timing: TimingPolicy, precision: torch.dtype
-) -> dict[str, Timing]:
-    """Time networks in turns on the main rank; all ranks get its times."""
-    return distributed.on_main_rank(partial(batch_seconds, networks, inputs, timing, precision))
 
 
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
@@ -92,6 +176,61 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
     if wrong := ", ".join(sorted(plan.keys() ^ parts.keys())):
         raise ValueError(f"{search} must plan a rank, or None, for exactly the layers to compress; wrong for {wrong}")
     for name, rank in plan.items():
-        most = parts[name].largest()
+        most = parts[name].largest
         if rank is not None and (not isinstance(rank, int) or not 1 <= rank <= most):
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
+
+
+def summarize(
+    calibration: Calibration,
+    problem: AllocationProblem,
+    allocated: AllocatedNetwork,
+    search: Search,
+    plan: Plan,
+    bounds: Mapping[CostName, float],
+    rounds: Sequence[float],
+    seconds: dict[str, float],
+) -> Summary:
+    """Summarise a compression to a plan; `problem` is the one that the last round solved."""
+    result, decompositions = allocated.result, allocated.decompositions
+    proof = asdict(result.solution) if result.solution else None
+    return Summary(
+        before=calibration.cost,
+        after=calibration.cost_after(allocated.model, plan),
+        repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
+        seconds=seconds,
+        estimator=repr(problem.estimator),
+        search=repr(search),
+        form=calibration.form.name if result.plan.keys() - calibration.units.keys() else "plain",
+        parts=calibration.kinds,
+        widths={name: unit.largest for name, unit in calibration.units.items()},
+        fit_bias=calibration.fit_bias,
+        rounding=_rounding(allocated),
+        bounds=dict(bounds),
+        rounds=tuple(rounds),
+        spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
+        budget=dict(zip(problem.bounds, problem.budget, strict=True)),
+        latency=allocated.latency,
+        predicted=result.predicted if problem.calibration is calibration else None,
+        sizes=(Size.of(calibration.model), Size.of(allocated.model)),
+        solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
+        profile={
+            name: [
+                [rank, rank / max(1, calibration.parts[name].full_rank), errors[rank]]
+                for rank in sorted(filter(None, errors))
+            ]
+            for name, errors in result.profile.items()
+        },
+    )
+
+
+def _rounding(allocated: AllocatedNetwork) -> float:
+    """Largest relative error that its data type causes in a low-rank layer's weight."""
+    errors = [0.0]
+    for name, layer in allocated.model.named_modules():
+        if not (isinstance(layer, LowRankLayer) and allocated.result.plan.get(name)):
+            continue
+        factors = (*layer.factors(), *allocated.decompositions[name].truncate(layer.rank))
+        left, right, *exact = (factor.detach().to(factors[0].device).double() for factor in factors)
+        errors.append(relative_error(left @ right, exact[0] @ exact[1]))
+    return max(errors)

@@ -1,19 +1,26 @@
-"""Comparison of a compressed network with its original on held-out samples."""
+"""Comparison of a compressed network with its original: their outputs on held-out samples, their time, their FLOPs."""
 
 import logging
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from facts.calibration.distance import Distance, distance
 from facts.calibration.prepare import Calibration
+from facts.cost.count import Size, count_flops
+from facts.cost.speed import batch_seconds
+from facts.modules.linear_calls import copy_with
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
-from facts.utils.batches import within_memory
+from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device, within_memory
 from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)
+
+NUM_TIMED = 16  # samples in the batch on which both networks are timed
 
 
 def compared(result: CompressionResult, precision: torch.dtype, halve_batches: bool = True) -> Distance | None:
@@ -35,3 +42,50 @@ def with_distance(result: CompressionResult, calibration: Calibration) -> Compre
     with stopwatch() as seconds, stage("comparison"):
         found = compared(result, execution.precision, execution.memory.halve_batches)
     return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))
+
+
+def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Count FLOPs by the full rule, if they are known; linear layers save as many as by the paper's rule."""
+    before, after = result.summary.before.flops, result.summary.after.flops
+    if calibration.example is None or before is None or after is None:
+        return result
+    full = count_flops(calibration.model, calibration.example, "full")
+    left = count_flops(result.model, calibration.example, "full") if calibration.units else full - before + after
+    return replace(result, summary=replace(result.summary, full_flops=(full, left)))
+
+
+def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+    """Time both networks in turns on a few samples, unless a bounded latency has been measured already."""
+    if result.summary.latency:
+        return result
+    inputs, execution = calibration.first_inputs, calibration.execution
+    if has_row_per_sample(inputs):
+        inputs = tree_map_only(Tensor, lambda tensor: tensor[:NUM_TIMED], inputs)
+    inputs = to_device(inputs, next(calibration.model.parameters()).device)
+    networks = {"dense": calibration.model, "measured": result.model}
+
+    def timed(num_parts: int) -> dict[str, float]:
+        part, _ = next(in_parts((inputs, None), num_parts))
+        times = batch_seconds(networks, part, replace(execution.timing, min_seconds=0.0), execution.precision)
+        return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
+
+    with stopwatch() as seconds, stage("latency"):
+        latency = within_memory(timed, execution.memory.halve_batches)
+    return replace(result, summary=replace(result.summary, latency=latency, seconds=dict(seconds)))
+
+
+def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
+    """Round the weights to `dtype`. The network still computes in its own type, and is stored without further loss.
+
+    A network that already has this type is returned unchanged.
+    """
+    if all(tensor.dtype == dtype for tensor in result.model.parameters() if tensor.is_floating_point()):
+        return result
+    model = copy_with(result.model)
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.to(dtype))
+    before, after = (Size.of(network, dtype) for network in (result.original or model, model))
+    result = replace(result, model=model)
+    summary = replace(result.summary, distance=compared(result, torch.float32), sizes=(before, after))
+    return replace(result, summary=summary)

@@ -10,12 +10,10 @@ from typing import Any
 from torch import nn
 
 from facts.calibration.data import Batch, as_batches
-from facts.calibration.prepare import DEFAULT_EXECUTION, Execution
-from facts.calibration.prepare import prepare
+from facts.calibration.prepare import DEFAULT_EXECUTION, Execution, prepare
 from facts.compression.comparison import with_distance
 from facts.compression.compress import compress_prepared, default_form, default_search
 from facts.cost.count import Cost, CostName
-from facts.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError
@@ -42,7 +40,7 @@ def pareto(
     *,
     estimators: Sequence[str | Estimator] = ("facts",),
     searches: Sequence[str | Search] | None = None,
-    parts: PartsName = "layers",
+    parts: str = "layers",
     forms: Sequence[FormName] | None = None,
     ratios: Sequence[float] = (0.3, 0.5, 0.7),
     cost: CostName = "flops",

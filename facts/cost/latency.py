@@ -45,9 +45,10 @@ class LatencyTable:
     """Seconds of a network on one batch, and of each part within it, dense and by rank, on this device.
 
     The network runs with all parts dense, and with all at each of five ranks; the six take `num_turns` turns after a
-    warm-up turn, so that caches and memory are as in later use. Parts that are alike share their medians, and parts of one module its time. Nothing is
-    measured before first use. Between measured ranks, time is linear in the number of weights. Low-rank times are
-    multiplied by `correction`. `put` gives parts of a copy their ranks, with meaningless weights. Raises `ValueError` if there is no batch.
+    warm-up turn, so that caches and memory are as in later use. `put` gives the parts of a copy their ranks, with
+    meaningless weights. Parts that are alike share their medians, and parts of one module its time. Nothing is measured
+    before first use. Between measured ranks, time is linear in the number of weights. Low-rank times are multiplied by
+    `correction`. Raises `ValueError` if there is no batch.
     """
 
     correction = 1.0

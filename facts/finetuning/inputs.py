@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import distance
-from facts.utils.batches import has_row_per_sample
 from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
-from facts.utils.batches import batch_size, in_parts
+from facts.utils.batches import batch_size, has_row_per_sample, in_parts
 from facts.utils.cache import calibration_key, content_key, name_of
 from facts.utils.random import seeded
 

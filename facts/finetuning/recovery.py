@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from facts.calibration.data import Batch
+from facts.calibration.data import Batch, division
 from facts.calibration.distance import Distance, distance
-from facts.calibration.data import division
 from facts.calibration.outputs import default_error
 from facts.finetuning.inputs import Inputs
 from facts.finetuning.recipe import Finetuning, Precision, Steps

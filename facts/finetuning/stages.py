@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from facts.parts import Plan
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
 from facts.models.transplant import untrained
+from facts.parts import Plan
 from facts.result import CompressionResult
 from facts.tasks import Task
 from facts.utils.stopwatch import timed

@@ -1,13 +1,14 @@
 """Parts of a network to which a plan assigns ranks: one file has all that there is to know about a kind of part."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
 from facts.cost.probe import Probe
 from facts.decomposition.truncation import Decomposition
-from facts.modules.forms import PLAIN, Form
+from facts.modules.forms import PLAIN, Form, Pivoted
 from facts.modules.linear_calls import copy_with, replace_submodule, with_linear_layers
+from facts.modules.pivoted import Layout
 from facts.modules.pointwise import PointwiseConvolution, is_pointwise
 from facts.parts.attention import Attention
 from facts.parts.base import Found, Kind, Part, Plan
@@ -17,7 +18,7 @@ from facts.parts.layers import Layers, Selection
 KINDS: dict[str, tuple[Kind, ...]] = {"layers": (), "units": (Attention(), Hidden())}
 """Kinds of parts by the name that chooses them. Linear layers in no part of these kinds are parts themselves."""
 
-__all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "find", "part_at", "put", "rewritten", "with_convolutions"]
+__all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "emptied", "find", "part_at", "put", "rewritten"]
 
 
 def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) -> tuple[dict[str, Part], dict[str, str]]:
@@ -68,24 +69,51 @@ def put(
 ) -> None:
     """Give parts of a network their ranks in the plan, with these decompositions or empty."""
     chosen = [(parts[name], rank) for name, rank in plan.items() if rank is not None]
-    for part, rank in sorted(chosen, key=lambda each: not each[0].is_unit):  # which read plain layers
+    for part, rank in sorted(chosen, key=lambda each: not each[0].is_unit):  # units read plain layers
         part.put(model, rank, weights)
 
 
-def apply(
-    model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapping[str, Decomposition]
-) -> nn.Module:
+def apply(model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapping[str, Decomposition]) -> nn.Module:
     """Copy a network with its parts at their ranks; a 1x1 convolution that stays dense is a convolution again."""
     compressed = copy_with(model)
     put(compressed, parts, plan, weights)
-    for name, module in list(compressed.named_modules()):
+    return with_convolutions_restored(compressed)
+
+
+def emptied(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
+    """Change a network as its plan says, with empty weights; low-rank layers in `layouts` are pivoted.
+
+    Raises `ValueError` for a part that it does not have, and for a rank that the part cannot have.
+    """
+    model = with_convolutions(dense, plan)
+    parts = {name: part for name in plan if (part := part_at(model, name))}
+    within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
+    for name, rank in plan.items():
+        if name not in parts or name in within:
+            fault = "is missing, or no part to compress" if name not in parts else "is in another part of the plan"
+        elif rank is not None and rank > parts[name].largest:
+            fault = f"has ranks up to {parts[name].largest}, not {rank}"
+        else:
+            continue
+        raise ValueError(
+            f"the plan does not fit this {type(dense).__name__}, load the network that was compressed: {name!r} {fault}"
+        )
+    forms = {name: Pivoted(layout=layouts[name]) if name in layouts else PLAIN for name in parts}
+    put(model, {name: part.in_form(forms[name]) for name, part in parts.items()}, plan)
+    return with_convolutions_restored(model)
+
+
+def with_convolutions(dense: nn.Module, names: Iterable[str]) -> nn.Module:
+    """Rewrite a network to call linear layers, and its 1x1 convolutions too if parts of these names need them."""
+    model = with_linear_layers(dense)
+    if all(part_at(model, name) for name in names):
+        return model
+    return with_linear_layers(model, [name for name, module in model.named_modules() if is_pointwise(module)])
+
+
+def with_convolutions_restored(model: nn.Module) -> nn.Module:
+    """Turn 1x1 convolutions that call dense layers into convolutions again, in place."""
+    for name, module in list(model.named_modules()):
         if isinstance(module, PointwiseConvolution) and isinstance(module.linear, nn.Linear):
-            replace_submodule(compressed, name, module.convolution())
-    return compressed
-
-
-def with_convolutions(dense: nn.Module, names: Collection[str]) -> nn.Module:
-    """Rewrite a network to call linear layers, its 1x1 convolutions `x` for which there is a name `x.linear` too."""
-    modules = dict(dense.named_modules())
-    inner = [name.removesuffix(".linear") for name in names if name.endswith(".linear")]
-    return with_linear_layers(dense, [name for name in inner if name in modules and is_pointwise(modules[name])])
+            replace_submodule(model, name, module.convolution())
+    return model

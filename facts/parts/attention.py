@@ -20,7 +20,7 @@ from facts.estimators.base import KroneckerFactors
 from facts.modules.heads import GroupedProduct, LeadingOfHeads, OutputCores, PaddedHeads, ScoreCores, linear_of
 from facts.modules.lowrank import LinearLayer, LowRankLayer, LowRankLinear, linear_layer, own_parameter
 from facts.moments.batch import LayerBatch
-from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same
+from facts.parts.base import Found, Kind, Part, Unit, centred_inputs, computes_the_same, module_at
 
 NO_PRODUCTS = "attention that computes more than products of its layers, such as a rotation or a norm"
 
@@ -29,7 +29,6 @@ INPUTS = (("qkv",), ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 OUTPUT = ("proj", "out_proj", "o_proj")
 NUM_HEADS = ("num_heads", "num_attention_heads")
 SCALE = ("scale", "scaling")
-
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ class Attention(Kind):
 
 def _units(model: nn.Module, owner: str) -> tuple[HeadsUnit, ...]:
     """The units of both products of all heads; only of the outputs' product if heads share keys."""
-    attention = dict(model.named_modules()).get(owner)
+    attention = module_at(model, owner)
     roles = attention and Roles.of(attention)
     if not attention or not roles:
         return ()

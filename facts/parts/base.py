@@ -27,8 +27,6 @@ Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
 
 
-
-
 FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
 INTEGERS = ("order", "num_repaired")
 
@@ -105,7 +103,7 @@ class Part(ABC):
     def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
         """Change a network to this rank, with the decompositions of `linears` or, if None, with empty weights."""
 
-    def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
+    def rewrite(self, network: nn.Module, names: Collection[str]) -> None:  # noqa: B027 - some linears are called already
         """Let a copy of the network call the linears of this part, given the names of all parts."""
 
     def with_rows(self, rows: Mapping[str, int]) -> Self:
@@ -209,6 +207,14 @@ def computes_the_same(module: nn.Module, call: Call | None, first: Change, secon
             return False
     one, other = outputs
     return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
+
+
+def module_at(model: nn.Module, name: str) -> nn.Module | None:
+    """The submodule with a name, which may be anything; None if there is none."""
+    try:
+        return model.get_submodule(name) if name else None
+    except AttributeError:
+        return None
 
 
 def centred_inputs(batch: LayerBatch, decomposition: Decomposition) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from facts.decomposition.elimination import eliminate, undone
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer, linear_layer, own_parameter
-from facts.parts.base import Found, Kind, Part, Unit, computes_the_same, packed, unpacked
+from facts.parts.base import Found, Kind, Part, Unit, computes_the_same, module_at, packed, unpacked
 
 NOT_SEPARATE = "hidden units that cannot be left out one by one"
 
@@ -108,7 +108,7 @@ class Hidden(Kind):
         return Found(reasons=dict.fromkeys(unit.layers, NOT_SEPARATE))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
-        mlp = dict(model.named_modules()).get(name)
+        mlp = module_at(model, name)
         roles = mlp and Roles.of(mlp)
         if not mlp or not roles:
             return None

@@ -19,7 +19,7 @@ from facts.modules.lowrank import own_parameter
 from facts.modules.modes import evaluating
 from facts.modules.networks import output_layers
 from facts.modules.pointwise import is_pointwise
-from facts.parts.base import Found, Kind, Part
+from facts.parts.base import Found, Kind, Part, module_at
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")
 MIN_OUT_FEATURES = 10
@@ -98,7 +98,7 @@ class Layers(Kind):
         return Found((part,))
 
     def at(self, model: nn.Module, name: str) -> Part | None:
-        layer = dict(model.named_modules()).get(name)
+        layer = module_at(model, name)
         if not isinstance(layer, nn.Linear):
             return None
         (d_out, d_in), has_bias = layer.weight.shape, layer.bias is not None

@@ -1,24 +1,42 @@
-"""The file `elastic.json`, and how decompositions are stored beside it.
+"""Elastic folders: a dense network with its decompositions and errors, from which a network is cut for any budget.
 
-Of hidden units only the triangle of the right factor is stored; with the weight it gives the left factor (`undone`).
+Cutting is the integer program and the decompositions, without any data.
 """
 
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from facts.decomposition.elimination import undone
-from facts.calibration.decompositions import packed, unpacked
-from facts.parts import HiddenUnit, Part, PartsName
+from facts.calibration.prepare import Calibration, Execution
+from facts.cost.count import Size, count_flops
 from facts.decomposition.truncation import Decomposition
-from facts.modules.forms import FormName
-from facts.modules.lowrank import LinearLayer
-from facts.saving.manifest import SHA256, Finite, first_fault
+from facts.estimators.methods.pela import PELA
+from facts.models.weights import sha256
+from facts.modules.forms import FORMS, FormName
+from facts.modules.modes import without_autocast
+from facts.parts import part_at, rewritten, with_convolutions
+from facts.parts.base import INTEGERS
+from facts.result import CompressionResult, Summary
+from facts.saving.manifest import SHA256, Finite, Manifest, first_fault
+from facts.saving.model_card import write_card
+from facts.saving.save import save_compressed
+from facts.saving.structure import read_header
 from facts.search.allocation import Solver
+from facts.search.base import MILPSearch, Profile
+from facts.search.budget import Budget
+from facts.search.methods.cors import CoRS
+from facts.search.methods.cors_fisher import CoRSFisher
+from facts.search.problem import AllocationProblem
+from facts.utils.files import replacing
 
 ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
 MOST_SECONDS = 600  # of the solver
@@ -26,6 +44,11 @@ MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion para
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
+SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
+NUM_TURNS = 3  # of a measurement of latency
+MOST_INPUTS = 2**24  # values of one sample
+# Errors of files that do not fit.
+UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
@@ -34,12 +57,11 @@ class Elastic:
 
     `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
     outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each layer
-    multiplies per sample, `kinds` those of the units by the modules that hold them. `input_shape` is that of one
-    sample, with its batch axis, if it is a tensor, of integers if `reads_integers`. `weights` and `decompositions` are
-    the SHA-256 of both weight files.
+    multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of integers if
+    `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
     """
 
-    parts: PartsName
+    parts: str
     form: FormName
     precision: Literal["float32", "bfloat16", "float16", "float64"]
     solver: Solver
@@ -48,7 +70,6 @@ class Elastic:
     input_shape: tuple[Count, ...] | None
     reads_integers: bool
     rows: dict[str, Annotated[int, Field(ge=0, le=2**40)]]
-    kinds: dict[str, Literal["products", "outputs", "hidden"]]
     errors: dict[str, tuple[tuple[Count | None, Error], ...]]
     curve: tuple[tuple[Finite, Finite], ...]
     weights: SHA256
@@ -71,34 +92,194 @@ class Elastic:
         return TypeAdapter(Elastic).dump_json(self).decode()
 
 
-def stored(name: str, part: Part, decomposition: Decomposition) -> dict[str, Tensor]:
-    """The tensors to store for a decomposition."""
-    tensors = packed(name, decomposition)
-    if isinstance(part, HiddenUnit):
-        del tensors[f"{name}/left"]
-        triangle = decomposition.right[:, decomposition.order]
-        tensors[f"{name}/right"] = triangle[_below(len(triangle))]
-    return tensors
+def save_elastic(result: CompressionResult, folder: Path | str) -> None:
+    """Write a folder from which `facts.load_compressed(folder, ratio=0.6)` cuts a network for any budget.
+
+    For a ratio, FLOPs and parameters, a cut equals what `facts.compress` makes of the same data with `rounds=()`, bit
+    by bit if both run on the same CPU. Without a budget, the folder loads as the dense network. Moments and errors are
+    computed again unless the result was made with a cache. Raises `ValueError` for a result that was loaded or
+    recovered, and for a search without an integer program.
+    """
+    problem, search = result.problem, result.search
+    if problem is None or result.summary.recovery:
+        raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
+    if not isinstance(search, CoRS | CoRSFisher):
+        raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
+    calibration, folder = problem.calibration, Path(folder)
+    with without_autocast(problem.device):
+        decompositions = calibration.decompositions(problem.estimator)
+        problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)
+        found = search.allocate(problem)
+    curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
+    plan, summary = dict.fromkeys(calibration.parts), _of_dense(result.summary, decompositions)
+    save_compressed(replace(result, model=calibration.apply(plan, {}), plan=plan, summary=summary), folder)
+    tensors = {
+        f"{name}/{field}": tensor.cpu().contiguous()
+        for name, decomposition in decompositions.items()
+        for field, tensor in calibration.part_of[name].stored(decomposition).items()
+    }
+    with replacing(folder / DECOMPOSITIONS) as path:
+        save_file(tensors, str(path))
+        checksum = sha256(path)
+    example, parts = calibration.example, calibration.parts
+    content = Elastic(
+        parts=calibration.kinds,
+        form=calibration.form.name,
+        precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
+        solver=search.solver,
+        time_limit=min(search.time_limit, MOST_SECONDS),
+        fit_bias=calibration.fit_bias,
+        input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
+        reads_integers=isinstance(example, Tensor) and not example.is_floating_point(),
+        rows={layer: part.rows for part in parts.values() for layer in part.layers},
+        errors={name: tuple(errors.items()) for name, errors in found.offered.items()},
+        curve=curve,
+        weights=Manifest.read(folder).fingerprint,
+        decompositions=checksum,
+    )
+    with replacing(folder / ELASTIC) as path:
+        path.write_text(content.text())
+    write_card(folder, folder.resolve().name)
 
 
-def restored(name: str, layer: LinearLayer, part: Part, tensors: dict[str, Tensor]) -> Decomposition:
-    """The decomposition of a layer from stored tensors. Raises `ValueError` for values that it cannot have."""
-    found = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
-    if isinstance(part, HiddenUnit):
-        order, size = found[f"{name}/order"], part.width
-        if not order.sort().values.equal(torch.arange(size)):
-            raise ValueError(f"{name}/order is not a permutation")
-        values = found[f"{name}/right"]
-        triangle = torch.eye(size, dtype=values.dtype)
-        triangle[_below(size)] = values
-        right = torch.zeros_like(triangle)
-        right[:, order] = triangle
-        found |= {f"{name}/right": right, f"{name}/left": undone(layer.weight.detach(), right, order)}
-    if not all(tensor.isfinite().all() for tensor in found.values()):
+def _curve(problem: AllocationProblem, search: MILPSearch, offered: Profile) -> Iterator[tuple[float, float]]:
+    """Predicted distances at the ratios that the ranks on offer can meet."""
+    for ratio in SHOWN:
+        with suppress(ValueError):
+            yield ratio, search.solve(replace(problem, bounds={"flops": ratio}), offered)[1].error
+
+
+def _of_dense(summary: Summary, decompositions: Mapping[str, Decomposition]) -> Summary:
+    """The summary of the dense network: what holds for every budget."""
+    size, full = summary.sizes[0], summary.full_flops
+    return Summary(
+        before=summary.before,
+        after=summary.before,
+        repaired={name: each.num_repaired for name, each in decompositions.items() if each.num_repaired},
+        seconds={},
+        estimator=summary.estimator,
+        search=summary.search,
+        parts=summary.parts,
+        widths=summary.widths,
+        fit_bias=summary.fit_bias,
+        full_flops=full and (full[0], full[0]),
+        sizes=(size, size),
+    )
+
+
+def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionResult:
+    """Cut the dense network of an elastic folder to a budget.
+
+    Raises `FileNotFoundError` for another folder, `ValueError` for a damaged one and for a budget that cannot be met.
+    """
+    content = Elastic.read(folder)
+    problem = _problem(dense, folder, content)
+    calibration = problem.calibration
+    if budget.bounds_latency and content.input_shape is None:
+        raise ValueError(
+            "latency is measured on one input tensor, whose shape is not known here: bound flops or params"
+        )
+    if budget.bounds_latency:
+        calibration = replace(calibration, first_inputs=torch.zeros_like(calibration.example, device=problem.device))
+    table = calibration.latency_table(NUM_TURNS)
+    problem = replace(problem, bounds=budget.bounds(calibration, table), latency=table)
+    plan, solution = dict.fromkeys(problem.parts), None
+    if not problem.fits(plan):
+        errors = {name: dict(pairs) for name, pairs in content.errors.items()}
+        search = CoRSFisher(solver=content.solver, time_limit=content.time_limit)
+        plan, solution = search.solve(problem, errors)
+    with without_autocast(problem.device):
+        model = calibration.apply(plan, problem.decompositions)
+    latency = {}
+    if share := problem.bounds.get("latency"):
+        latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
+    full, example = dense.summary.full_flops, calibration.example
+    full = (full[0], count_flops(model, example, "full")) if full and example is not None else None
+    summary = replace(
+        dense.summary,
+        after=calibration.cost_after(model, plan),
+        sizes=(Size.of(dense.model), Size.of(model)),
+        form=content.form if plan.keys() - calibration.units.keys() else "plain",
+        bounds=dict(problem.bounds),
+        spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
+        budget=dict(zip(problem.bounds, problem.budget, strict=True)),
+        predicted=solution.error if solution and content.curve else None,
+        full_flops=full,
+        latency=latency,
+    )
+    return replace(dense, model=model.eval(), plan=plan, summary=summary)
+
+
+def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> AllocationProblem:
+    """Rebuild the problem of the dense network. Raises `ValueError` if the files do not fit it."""
+    path = folder / DECOMPOSITIONS
+    if Manifest.read(folder).fingerprint != content.weights:
+        raise ValueError(f"{folder / ELASTIC} belongs to other weights: save or fetch the folder again")
+    header = read_header(path)
+    if sha256(path) != content.decompositions:
+        raise ValueError(f"{path} is not the file that {ELASTIC} describes (different SHA-256): save or fetch it again")
+    try:
+        calibration = _calibration(dense, content)
+        for name, part in calibration.parts.items():
+            if max((rank or 1 for rank, _ in content.errors[name]), default=math.inf) > part.largest:
+                raise ValueError(f"{name} cannot have these ranks")
+        _refuse_other_shapes(calibration, header)
+        tensors = load_file(path)
+        decompositions = {name: _restored(calibration, name, tensors) for name in calibration.linears}
+    except UNFIT as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{folder / ELASTIC} does not fit its network: {reason}; save or fetch it again") from error
+    return AllocationProblem(calibration, PELA(), decompositions, {})  # no estimator is needed
+
+
+def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
+    model, form = with_convolutions(dense.model, content.errors), FORMS[content.form]
+    precision, example = getattr(torch, content.precision), None
+    parts = {}
+    for name in content.errors:
+        part = part_at(model, name)
+        if part is None:
+            raise ValueError(f"{name} is no part to compress")
+        parts[name] = part.with_rows(content.rows).in_form(form(precision))
+    if content.input_shape is not None:
+        dtype = torch.int64 if content.reads_integers else next(model.parameters()).dtype
+        example = torch.empty(content.input_shape, dtype=dtype, device="meta")
+        if example.numel() > MOST_INPUTS:
+            raise ValueError(f"a sample of the shape {content.input_shape} is too large")
+        count_flops(model, example, "paper")  # which fails if the network does not take it
+    return Calibration(
+        model=model,
+        rewritten=rewritten(model, parts),
+        parts=parts,
+        kinds=content.parts,
+        form=form(precision),
+        execution=Execution(precision=precision),
+        flops=dense.summary.before.flops,
+        example=example,
+        fit_bias=content.fit_bias,
+    )
+
+
+def _refuse_other_shapes(calibration: Calibration, header: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError`, before any tensor is read, if names and shapes do not follow from the network."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, linear in calibration.linears.items():
+        shapes = calibration.part_of[name].stored_shapes(linear)
+        if f"{name}/mean" in header:
+            shapes["mean"] = (linear.in_features,)
+        expected |= {f"{name}/{field}": shape for field, shape in shapes.items()}
+    found = {key: tuple(tensor.shape) for key, tensor in header.items()}
+    for key in sorted(found.keys() | expected.keys()):
+        if found.get(key) != expected.get(key):
+            raise ValueError(f"{key} has the shape {found.get(key)} instead of {expected.get(key)}")
+        types = {torch.int64} if key.rpartition("/")[-1] in INTEGERS else {torch.float32, torch.float64}
+        if header[key].dtype not in types:
+            raise ValueError(f"{key} holds {header[key].dtype}")
+
+
+def _restored(calibration: Calibration, name: str, tensors: Mapping[str, Tensor]) -> Decomposition:
+    """The decomposition of a linear from stored tensors. Raises `ValueError` for values that it cannot have."""
+    fields = {key.rpartition("/")[-1]: each for key, each in tensors.items() if key.rpartition("/")[0] == name}
+    if not all(tensor.isfinite().all() for tensor in fields.values()):
         raise ValueError(f"{name} holds NaN or infinity")
-    return unpacked(found, name)
-
-
-def _below(size: int) -> Tensor:
-    """Mask `[size, size]` of the values below the diagonal."""
-    return torch.ones(size, size, dtype=torch.bool).tril(-1)
+    return calibration.part_of[name].restored(calibration.linears[name], fields)

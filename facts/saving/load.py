@@ -12,13 +12,13 @@ from facts.models.weights import refuse_misfits, sha256
 from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
 from facts.modules.pivoted import PivotedLinear
+from facts.parts import emptied
 from facts.result import CompressionResult
-from facts.saving.cut import cut
-from facts.saving.elastic import DECOMPOSITIONS
+from facts.saving.elastic import DECOMPOSITIONS, cut
 from facts.saving.hub import pull
 from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
-from facts.saving.structure import convert, misfits, read_header, with_plan
+from facts.saving.structure import convert, misfits, read_header
 from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
 from facts.search.budget import Budget
 from facts.utils.hub import REPOSITORY
@@ -62,7 +62,7 @@ def load_compressed(
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
-    planned = with_plan(sketch, manifest.plan, manifest.layouts)
+    planned = emptied(sketch, manifest.plan, manifest.layouts)
     refuse_misfits(misfits(planned, tensors), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
@@ -70,7 +70,7 @@ def load_compressed(
             f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
     model = build_recipe(recipe) if model is None else model
-    model = with_plan(model, manifest.plan, manifest.layouts)
+    model = emptied(model, manifest.plan, manifest.layouts)
     convert(model, tensors, manifest.buffers)
     for parameter in model.parameters():  # safetensors refuses parts of a larger tensor, as in PyTorch's attention
         if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:

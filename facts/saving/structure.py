@@ -1,6 +1,6 @@
-"""Structure of a saved network: the low-rank layers and units of its plan, and its tensors' shapes and types."""
+"""Names, shapes and types of the tensors in a file, and how they fit a network."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,79 +8,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from facts.parts import Plan
-from facts.modules.heads import Heads, Roles, put_heads
-from facts.parts.hidden import HiddenRoles, empty_hidden
-from facts.modules.linear_calls import replace_submodule, with_linear_layers
-from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import Layout, PivotedLinear
-from facts.modules.pointwise import is_pointwise
 
 MOST_HEADER = 2**23  # bytes
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES = {**FLOATS, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
-
-
-def with_plan(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
-    """Replace layers by empty low-rank ones as planned, 1x1 convolutions included, and narrow the planned units.
-
-    Layers are replaced under all their names; those in `layouts` are pivoted, the others plain. Raises `ValueError` for
-    a layer that is missing or not linear, and for a rank that it cannot have.
-    """
-    modules = dict(dense.named_modules())
-    inner = {name.removesuffix(".linear") for name in plan if name.endswith(".linear")}
-    convolutions = {name for name in inner if name in modules and is_pointwise(modules[name])}
-    model = with_linear_layers(dense, [name for name in convolutions if plan[f"{name}.linear"] is not None])
-    modules = dict(model.named_modules())
-    units = {name: widths for name in plan if (widths := _unit_of(modules, name))}
-    for name, width in units.items():
-        if (rank := plan[name]) is not None and rank > width:
-            raise ValueError(_unfit(model, f"{name!r} is {width} wide, but its rank is {rank}"))
-    _narrow_units(modules, units, plan)
-    for name, rank in plan.items():
-        if name in units:
-            continue
-        if name.removesuffix(".linear") in convolutions and rank is None:
-            continue
-        layer = modules.get(name)
-        if not isinstance(layer, nn.Linear):
-            found = f"{type(layer).__name__}, not a linear layer or unit" if layer else "missing"
-            raise ValueError(_unfit(model, f"{name!r} is {found}"))
-        d_out, d_in = layer.weight.shape
-        if rank is not None and rank > min(d_out, d_in):
-            raise ValueError(_unfit(model, f"{name!r} is {d_out} x {d_in}, but its rank is {rank}"))
-        if rank is not None:
-            layout = layouts.get(name)
-            empty = PivotedLinear.empty(layer, rank, layout) if layout else LowRankLinear.empty(layer, rank)
-            replace_submodule(model, name, empty)
-    return model
-
-
-def _unit_of(modules: Mapping[str, nn.Module], name: str) -> int | None:
-    """Find the width of the unit with this name; None if there is none."""
-    owner, _, kind = name.rpartition(".")
-    if name in modules:
-        made = HiddenRoles.of(modules[name])
-        return modules[name].get_submodule(made.down).in_features if made else None
-    roles = Roles.of(modules[owner]) if kind in ("scores", "outputs") and owner in modules else None
-    if roles is None or (kind == "scores" and roles.num_groups < roles.num_heads):
-        return None
-    return Heads.of(modules[owner], roles).width
-
-
-def _narrow_units(modules: Mapping[str, nn.Module], units: Iterable[str], plan: Plan) -> None:
-    """Narrow the units that have a rank, before layers of the same attention become low-rank ones."""
-    for owner in dict.fromkeys(name if name in modules else name.rpartition(".")[0] for name in units):
-        module, hidden = modules[owner], plan.get(owner)
-        scores, outputs = (plan.get(f"{owner}.{kind}") for kind in ("scores", "outputs"))
-        if hidden and (made := HiddenRoles.of(module)):
-            empty_hidden(module, made, hidden)
-        elif (scores or outputs) and (roles := Roles.of(module)):
-            put_heads(module, roles, Heads.of(module, roles).empty(scores, outputs))
-
-
-def _unfit(model: nn.Module, fault: str) -> str:
-    return f"the plan does not fit this {type(model).__name__}, load the network that was compressed: {fault}"
 
 
 def layouts_of(model: nn.Module) -> dict[str, Layout]:

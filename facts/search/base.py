@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from facts.parts.base import Plan
 from facts.decomposition.truncation import Decomposition
+from facts.parts.base import Plan
 from facts.search.allocation import Allocation, Solver, allocate
 from facts.search.problem import AllocationProblem
 from facts.utils.options import Positive, Ratio, options

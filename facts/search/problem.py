@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
+from facts.calibration.decompositions import file_name
 from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName
 from facts.cost.latency import LatencyTable
 from facts.cost.ranks import candidate_ranks
-from facts.calibration.decompositions import file_name
-from facts.parts import Part, Plan
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
+from facts.parts import Part, Plan
 from facts.utils.cache import Cache
 
 
@@ -144,7 +144,9 @@ class AllocationProblem:
 
     def energies(self, name: str) -> Tensor:
         """Energies of a part's components `[k]` in float64, summed over the heads of a unit."""
-        return torch.stack([self.decompositions[linear].energies.double() for linear in self.parts[name].linears]).sum(dim=0)
+        return torch.stack([self.decompositions[linear].energies.double() for linear in self.parts[name].linears]).sum(
+            dim=0
+        )
 
     def candidate_ranks(
         self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import facts
-from facts.compression.rounds import FIRST, PAYS_BELOW
+from facts.compression.allocation import FIRST, PAYS_BELOW
 from facts.estimators import FACTS
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.moments.losses import kl_divergence

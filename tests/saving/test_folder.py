@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import facts
-from facts.compression.rounding import rounded
+from facts.compression.comparison import rounded
 from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.saving.manifest import MANIFEST, WEIGHTS

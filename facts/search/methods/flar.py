@@ -4,8 +4,8 @@ import math
 from bisect import bisect_left
 from typing import Literal
 
-from facts.parts import Plan
 from facts.moments.losses import error_to_changed
+from facts.parts import Plan
 from facts.search.base import Profile, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.measured import Sensitivity

@@ -31,8 +31,8 @@ def exact_profiles(problem: AllocationProblem, labels: Labels, seed: int) -> dic
     """Errors `[k + 1]` of every part at ranks 0 .. k in float64, with the Fisher of the sensitivity data.
 
     With c_j the slope of a sample's loss along component j (`Part.slopes`), summed over the linears of a part, the
-    error at rank r is ½ mean (Σ_{j >= r} c_j)². `sampled` draws labels from class logits (true Fisher), or noise for features (Gauss-Newton);
-    `given` uses the labels of the data (empirical Fisher).
+    error at rank r is ½ mean (Σ_{j >= r} c_j)². `sampled` draws labels from class logits (true Fisher), or noise for
+    features (Gauss-Newton); `given` uses the labels of the data (empirical Fisher).
     """
     batches = problem.sensitivity_batches()
     if problem.cache:

@@ -64,7 +64,11 @@ class Sensitivity:
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
         """Sum the errors of all layers and ranks, in their order, and count the samples, over all processes."""
-        network, device, execution = self.problem.calibration.rewritten, self.problem.device, self.problem.calibration.execution
+        network, device, execution = (
+            self.problem.calibration.rewritten,
+            self.problem.device,
+            self.problem.calibration.execution,
+        )
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
             torch.no_grad(),
