@@ -28,19 +28,13 @@ from facts.search import SEARCHES
 from facts.tasks import Task
 from facts.utils.cache import content_key
 from facts.utils.files import writable_folder
-from facts.utils.sources import code_of, shared_code, statements
+from facts.utils.sources import code_of
+from facts.utils.version import RESULTS
 
-CODE = ("cell.py", "methods.py", "runner.py")
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PROFILES = ("mini", "paper")
 LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
-
-
-def code_of_results(method: Method) -> str:
-    """Hash of the code that makes a method's results."""
-    own = [statements(Path(__file__).with_name(name)) for name in CODE]
-    return content_key(shared_code(), own, [code_of(type(part)) for part in method.choices])
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ class Cell:
         """Settings that a result depends on: no tracking or paths, and the device only if something is timed."""
         config, hardware = self.config, self.config.hardware
         identity = {
-            "code": code_of_results(self.method),
+            "results": RESULTS,
             "model": config.model.name,
             "task": config.task.name,
             "profile": config.profile.name,
@@ -131,6 +125,8 @@ class Cell:
             "labels": config.labels,
             "analysis": self.analysis and repr(self.analysis),
         }
+        if own := {kind.__name__: code_of(kind) for kind in map(type, self.method.choices) if not is_packaged(kind)}:
+            identity["own_methods"] = own  # which change without RESULTS
         if self.depends_on_device:
             num_threads = hardware.num_threads or torch.get_num_threads()
             identity |= {"machine": machine(num_threads), "num_threads": num_threads}
@@ -171,6 +167,11 @@ class Cell:
         hardware = self.config.hardware
         memory, timing = checked(MemoryPolicy, hardware.memory), checked(TimingPolicy, hardware.timing)
         return Execution(PRECISIONS[hardware.precision], memory, timing, cache_errors=self.config.cache is True)
+
+
+def is_packaged(kind: type) -> bool:
+    """Whether a method is one of these packages', and not a user's."""
+    return kind.__module__.partition(".")[0] in ("facts", "experiments")
 
 
 def results_folder(config: DictConfig) -> Path:

@@ -9,8 +9,8 @@ from experiments.grid import GridCell
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_records
 
-# The code is one of them, since not every machine is available when it changes.
-OWN_TO_A_DEVICE = ("machine", "num_threads", "code")
+# The number of the results is one of them, since not every machine is available when it is raised.
+OWN_TO_A_DEVICE = ("machine", "num_threads", "results")
 
 
 def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:

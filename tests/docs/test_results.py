@@ -1,11 +1,11 @@
 """The tables of `docs/results.md` that are marked hold the numbers of the files, and defaults follow their rules."""
 
 import warnings
-from itertools import chain
+from collections import Counter
 
 import pytest
 
-from experiments.output.report.results import of_earlier_code
+from experiments.output.report.results import is_outdated
 from experiments.record import published_records
 from facts.compression.compress import default_parts
 from facts.compression.allocation import PAYS_BELOW, rounds_to
@@ -39,15 +39,13 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
 
 @pytest.mark.filterwarnings("default")
 def test_committed_records_bear_their_fingerprints():
-    """A warning names the tables with records of earlier code, which a run would compute again."""
-    tables = {}
+    """A warning names the tables with outdated records, which a run would compute again."""
+    outdated = Counter()
     for path in sorted((ROOT / "results/mini/tables").glob("*.jsonl")):
-        tables[path.stem] = records = list(published_records(path.stem, ROOT / "results/mini"))
+        records = list(published_records(path.stem, ROOT / "results/mini"))
         assert len(records) == len(path.read_text().splitlines())
         for record in records:
             assert record.fingerprint == content_key(record.identity, record.model_hash, record.data_hash)
-    old = {*map(id, of_earlier_code(chain(*tables.values())))}
-    earlier = {name: sum(id(record) in old for record in records) for name, records in tables.items()}
-    if count := sum(earlier.values()):
-        named = {name: number for name, number in earlier.items() if number}
-        warnings.warn(f"{count} records are of earlier code: {named}", stacklevel=1)
+        outdated[path.stem] += sum(map(is_outdated, records))
+    if outdated.total():
+        warnings.warn(f"{outdated.total()} records are outdated: {dict(+outdated)}", stacklevel=1)

@@ -20,8 +20,8 @@ HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
 H100 = {"processor": "AMD EPYC", "gpu": "NVIDIA H100 80GB HBM3", "threads": "16"}
 
 
-def timed(name, speedup, machine=HERE, device="cpu", code="new", model="deit_b", **fields):
-    identity = {"code": code, "model": model, "machine": machine, "num_threads": int(machine["threads"])}
+def timed(name, speedup, machine=HERE, device="cpu", results=2, model="deit_b", **fields):
+    identity = {"results": results, "model": model, "machine": machine, "num_threads": int(machine["threads"])}
     metrics = {"dense_throughput": 100.0, "compressed_throughput": 100.0 * speedup, "speedup": speedup}
     config = {"hardware": {"device": device}}
     return make_record(name, metrics=metrics, identity=identity, machine=machine, config=config, **fields)
@@ -47,10 +47,10 @@ def experiment(tmp_path, monkeypatch):
 def test_rows_of_other_devices(experiment, tmp_path):
     own = timed("here", 1.2)
     others = [
-        timed("first", 2.0, H100, "cuda", code="old", time="2026-01-01"),
-        timed("later", 2.5, H100, "cuda", code="newer", time="2026-01-02"),
+        timed("first", 2.0, H100, "cuda", results=1, time="2026-01-01"),
+        timed("later", 2.5, H100, "cuda", results=3, time="2026-01-02"),
         timed("another_network", 9.0, H100, "cuda", model="swin_b"),
-        timed("here_again", 9.0, code="old"),
+        timed("here_again", 9.0, results=1),
         timed("failed_there", 9.0, {**H100, "gpu": "A100"}, "cuda", status="failed"),
     ]
     for record in (own, *others[1:]):

@@ -6,17 +6,13 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
-from omegaconf import OmegaConf
 
-from experiments.cell import code_of_results
 from experiments.config import Experiment
 from experiments.grid import Status
-from experiments.methods import method_of
 from experiments.output.tables import Entry, Properties, read_entries
 from experiments.paper import paper_values
 from experiments.record import Record, published_records, read_record
-
-PARTS_OF_METHODS = ("estimator", "search", "pruning", "stages", "parts")
+from facts.utils.version import RESULTS
 
 
 @dataclass(frozen=True)
@@ -86,33 +82,17 @@ def _reason(result: Result, cell: Entry) -> str:
     return record.error.strip().splitlines()[-1] if record and record.error else "no record: run it again to see why"
 
 
-def of_earlier_code(records: Iterable[Record]) -> list[Record]:
-    """List the records that today's code would compute again."""
-    today: dict[str, str] = {}  # hashed once per method: a thousand records have a hundred
-    earlier = []
-    for record in records:
-        method = str([record.config.get(part) for part in PARTS_OF_METHODS])
-        if method not in today:
-            today[method] = _code_today(record)
-        if record.identity.get("code") != today[method]:
-            earlier.append(record)
-    return earlier
-
-
-def _code_today(record: Record) -> str:
-    config = {name: node for name, node in record.config.items() if name not in ("model", "task")}  # large and unused
-    try:
-        return code_of_results(method_of(OmegaConf.create(config)))
-    except (AttributeError, KeyError, ValueError):  # it has a removed option, or lacks a new one
-        return ""
+def is_outdated(record: Record) -> bool:
+    """Whether a change of what is computed has made a record's numbers those of earlier code."""
+    return record.identity.get("results") != RESULTS
 
 
 def provenance(records: list[Record]) -> pd.DataFrame:
     """Describe the latest record's machine and versions, and the commits of all records."""
     states = (record.git for record in records)
     commits = {f"{git.get('sha', 'unknown')[:12]}{' (changed)' if git.get('dirty') else ''}" for git in states}
-    earlier = f"{len(of_earlier_code(records))} of {len(records)} records"
-    known = {"last cell": records[-1].time, "of earlier code": earlier, "commits": ", ".join(sorted(commits))}
+    outdated = f"{sum(map(is_outdated, records))} of {len(records)} records"
+    known = {"last cell": records[-1].time, "outdated": outdated, "commits": ", ".join(sorted(commits))}
     return pd.DataFrame({"value": {**known, **records[-1].machine, **records[-1].versions}}).rename_axis("what")
 
 
