@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -14,8 +14,7 @@ from experiments.instantiation import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis
-from facts.calibration.prepare import Execution
-from facts.calibration.prepare import Calibration, prepare
+from facts.calibration.prepare import Calibration, Execution, prepare
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
@@ -23,6 +22,7 @@ from facts.models import Recipe
 from facts.modules.forms import FORMS
 from facts.moments.losses import Loss, SampledLabels
 from facts.moments.memory import MemoryPolicy
+from facts.parts import KINDS
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks import Task
@@ -82,6 +82,7 @@ class Cell:
             input_shape=self.task.input_shape(self.model),
             excluded_names=self.config.excluded_names,
             parts=self.config.parts,
+            form=self.config.form,
             fit_bias=self.config.fit_bias,
         )
 

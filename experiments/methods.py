@@ -10,15 +10,13 @@ from omegaconf import DictConfig
 from torch import nn
 
 from experiments.instantiation import instantiate, plain
-from facts.calibration.prepare import Execution
-from facts.calibration.prepare import Calibration, prepare
+from facts.calibration.prepare import Calibration, Execution, prepare
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
-from facts.parts import Plan
 from facts.estimators import Estimator
 from facts.finetuning import Stages, train_in_stages
 from facts.models import Recipe
-from facts.modules.forms import FormName
+from facts.parts import Plan
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
 from facts.result import Summary
@@ -107,13 +105,12 @@ class LowRank(Method):
 
     estimator: Estimator
     search: Search
-    form: FormName
     budget: Budget
     options: dict[str, Any]
 
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
-        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, self.form, sensitivity)
+        result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, sensitivity)
         summary = result.summary
         return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
 
@@ -180,9 +177,9 @@ class Staged(Method):
         low_rank = self.compression
 
         def compress(classifier: nn.Module, data: Any) -> Any:
-            excluded_names = low_rank.options["excluded_names"]
-            prepared = prepare(classifier, data, execution=work.execution, excluded_names=excluded_names)
-            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget, low_rank.form)
+            options = {name: low_rank.options[name] for name in ("excluded_names", "form")}
+            prepared = prepare(classifier, data, execution=work.execution, **options)
+            return compress_prepared(prepared, low_rank.estimator, low_rank.search, low_rank.budget)
 
         trained = train_in_stages(work.model, work.task, self.stages, compress, work.folder / "finetuning")
         cost = count_cost(trained.model, work.task.input_shape(work.model))
@@ -215,7 +212,6 @@ def method_of(config: DictConfig) -> Method:
     low_rank = LowRank(
         estimator=instantiate(config.estimator),
         search=instantiate(config.search),
-        form=config.form,
         budget=budget,
         options={key: plain(config[key]) for key in OPTIONS},
     )

@@ -28,12 +28,13 @@ from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, published_records, read_records
 from experiments.runner import open_cell, run_cell
 from experiments.workers import workers_of
-from facts.parts.layers import select_layers
 from facts.cost.count import count_params, meta_input
+from facts.cost.probe import Probe
 from facts.modules.modes import frozen
 from facts.modules.networks import run
 from facts.moments import Moment
 from facts.moments.memory import MemoryPolicy
+from facts.parts.layers import select_layers
 from facts.tasks import Task
 
 BYTES = 4  # per value in float32, the type of stored moments and decompositions
@@ -167,7 +168,7 @@ def sizes_of(
     with torch.device("meta"):
         model = instantiate(OmegaConf.merge(OmegaConf.create(recipe), {"weights": "random"})).build()
     example = meta_input(model, task.input_shape(model))
-    selection = select_layers(model, example=example, excluded_names=excluded_names)
+    selection = select_layers(model, excluded_names=excluded_names, probe=Probe.of(model, example=example))
     layers = list(selection.layers.values())
     blocks = memory.blocks(selection.model, layers)
     shapes = [(layer.in_features, layer.out_features) for layer in layers]

@@ -1,8 +1,8 @@
 """The estimators without what they define by batch: sums over samples, whatever batch a sample is in."""
 
-from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, KFACExpand, KFACReduce, Shampoo2
 from facts.moments import collect_moments
+from facts.parts.layers import select_layers
 from tests.networks import relative_error
 
 WHOLE = {"grad_clip": None, "normalize": "none"}

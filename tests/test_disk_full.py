@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import facts
-from facts.parts.layers import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, SampleGradEnergy, collect_moments
+from facts.parts.layers import select_layers
 from facts.utils.cache import Cache
 from facts.utils.files import replacing
 from tests.disk import room_for

@@ -86,8 +86,8 @@ def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str
             if prepared.append_one:
                 moments[InputSum()] = None
             run = MomentPass(
-                prepared.network,
-                prepared.calls,
+                prepared.rewritten,
+                prepared.linears,
                 list(moments),
                 summed_cross_entropy,
                 setting.dtype,

@@ -9,12 +9,10 @@ from experiments.benchmark.setting import Setting, add_setting, write_results
 from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.cost.timing import TimingPolicy
-from facts.parts import Plan
-from facts.parts import OutputUnit, ScoreUnit
 from facts.modules.forms import FormName
 from facts.modules.linear_calls import copy_with
+from facts.parts import Plan, emptied
 from facts.saving.runtimes import benchmark
-from facts.saving.structure import with_plan
 from facts.search.methods.uniform import Uniform
 
 ORIGINAL = "original"
@@ -70,11 +68,12 @@ def low_rank(model: nn.Module, ratio: float, step: int, form: FormName) -> nn.Mo
 def narrower(model: nn.Module, ratio: float, apart: float) -> nn.Module:
     """Make a network with units of one ratio, but scores narrower and outputs wider by the share `apart`."""
     prepared = prepare(model, input_shape=model.pretrained_cfg["input_size"], parts="units")
-    signs: dict[type, int] = {ScoreUnit: -1, OutputUnit: 1}
+    signs = {"scores": -1, "outputs": 1}
     plan: Plan = {
-        name: int(unit.width * (ratio + apart * signs.get(type(unit), 0))) for name, unit in prepared.units.items()
+        name: int(unit.largest * (ratio + apart * signs.get(name.rpartition(".")[2], 0)))
+        for name, unit in prepared.units.items()
     }
-    return with_plan(copy_with(model), plan, {}, None)
+    return emptied(copy_with(model), plan, {})
 
 
 def text(args: argparse.Namespace) -> str:

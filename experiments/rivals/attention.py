@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from facts.parts import OutputUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
-from facts.modules.heads import Heads, Roles, output_cores, score_cores
 from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
 from facts.moments import InputGram
+from facts.parts.attention import HeadsUnit, ScoreUnit, output_cores, score_cores
+from facts.parts.base import Part
 from facts.search import AllocationProblem, Search
 from facts.utils.batches import shared, to_device
 
@@ -24,27 +24,19 @@ class UnitSearch(Search):
     """A search that decomposes units by a rule of its own; layers outside units keep their decompositions."""
 
     @abstractmethod
-    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+    def decomposed(self, unit: Part, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
         """Decompose a call of a unit, given E[x xᵀ] `[n, n]` of its inputs and that of attention's keys or values."""
 
     def decompositions(self, problem: AllocationProblem) -> dict[str, Decomposition]:
         moments, made = problem.calibration.moments((InputGram(),)), dict(problem.decompositions)
         others = key_and_value_grams(problem)
         for unit in problem.calibration.units.values():
-            for call in unit.calls:
-                layer = problem.calibration.calls[call]
+            for call in unit.linears:
+                layer = problem.calibration.linears[call]
                 gram = moments[call][InputGram()][0].double() / moments[call].num_tokens
                 gram = gram[: layer.in_features, : layer.in_features]  # without the 1 appended for a bias
                 made[call] = self.decomposed(unit, layer, gram, others.get(call))
         return made
-
-
-def heads_of(problem: AllocationProblem, unit: ScoreUnit | OutputUnit) -> tuple[nn.Module, Heads]:
-    """Find the first projection of a unit's attention, which has the same inputs as the others, and the heads."""
-    attention = problem.model.get_submodule(unit.owner)
-    roles = Roles.of(attention)
-    assert roles
-    return attention.get_submodule(roles.inputs[0]), Heads.of(attention, roles)
 
 
 def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
@@ -52,10 +44,10 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
 
     Raises `ValueError` if there is no such unit.
     """
-    units = [unit for unit in problem.calibration.units.values() if isinstance(unit, ScoreUnit | OutputUnit)]
+    units = [unit for unit in problem.calibration.units.values() if isinstance(unit, HeadsUnit)]
     if not units:
         raise ValueError("this search narrows the units of attention: choose parts=units, or another search")
-    projections = {unit.owner: heads_of(problem, unit) for unit in units}
+    projections = {unit.owner: unit.heads(problem.model) for unit in units}
     sizes = {owner: heads.queries.shape[-1] for owner, (_, heads) in projections.items()}
     sums = {owner: torch.zeros(size + 1, size, device=problem.device) for owner, size in sizes.items()}
 
@@ -70,7 +62,7 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
         heads, summed = projections[unit.owner][1], sums[unit.owner].double()
         bases = score_cores(heads)[0].keys if isinstance(unit, ScoreUnit) else output_cores(heads)[0].values
         gram = bases.double() @ (summed[:-1] / summed[-1]) @ bases.double().mT
-        grams |= dict(zip(unit.calls, gram, strict=True))
+        grams |= dict(zip(unit.linears, gram, strict=True))
     return grams
 
 

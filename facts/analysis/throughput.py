@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
-from facts.modules.forms import FORMS
+from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.networks import noise
 from facts.utils.options import Count, options
@@ -43,7 +43,7 @@ def make_variant(name: Variant, model: nn.Module, compressed: nn.Module, layers:
     for each in layers:
         layer = network.get_submodule(each)
         if name == "residual" and isinstance(layer, LowRankLayer):
-            rank = FORMS["plain"].rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
+            rank = PLAIN.rank_of_ratio(layer.out_features, layer.in_features, RESIDUAL_SHARE)
             network.set_submodule(each, WithResidual(layer, rank))
         elif name == "two_of_four":  # drop the two smallest of every four weights in a row
             groups = layer.weight.detach().unflatten(1, (-1, 4))

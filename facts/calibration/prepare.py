@@ -52,7 +52,7 @@ from facts.moments.losses import (
 )
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.statistics import InputSum, Moment
-from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten
+from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten, with_convolutions
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.utils import distributed
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
@@ -195,7 +195,7 @@ class Calibration:
 
     def of_narrowed(self, model: nn.Module) -> "Calibration":
         """The same calibration for a network in which some units have been narrowed."""
-        parts = {}
+        model, parts = with_convolutions(model, self.parts), {}
         for name, earlier in self.parts.items():
             part = part_at(model, name)
             assert part

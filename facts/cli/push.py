@@ -26,8 +26,7 @@ def push(
     from pathlib import Path
 
     import facts
-    from facts.saving.elastic import ELASTIC
-    from facts.saving.manifest import Manifest
+    from facts.saving.manifest import ELASTIC, Manifest
 
     if (Path(folder) / ELASTIC).exists():
         raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from facts.calibration.data import Batch, as_batches
-from facts.calibration.prepare import DEFAULT_EXECUTION, Execution, prepare
+from facts.calibration.prepare import DEFAULT_EXECUTION, Execution, default_form, prepare
 from facts.compression.comparison import with_distance
-from facts.compression.compress import compress_prepared, default_form, default_search
+from facts.compression.compress import compress_prepared, default_search
 from facts.cost.count import Cost, CostName
 from facts.estimators import ESTIMATORS, Estimator
-from facts.modules.forms import FormName, refuse_unknown_form
+from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.moments.losses import Loss, OutputError
 from facts.search import SEARCHES, Search
 from facts.search.budget import Budget
@@ -111,9 +111,10 @@ def pareto(
     prepared.collect(methods[name] for name in dict.fromkeys(estimator for estimator, *_ in missing.values()))
     for key, point in missing.items():
         estimator, search, form, ratio = point
-        method = methods[estimator], allocations[search], budgets[ratio], form
+        method = methods[estimator], allocations[search], budgets[ratio]
         try:
-            result = with_distance(compress_prepared(prepared, *method, compared), prepared)
+            formed = prepared.in_form(FORMS[form](execution.precision))
+            result = with_distance(compress_prepared(formed, *method, compared), prepared)
         except ValueError as error:
             log.error("%s, %s, %s, %g: %s", *point, error)
             continue

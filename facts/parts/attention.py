@@ -198,6 +198,13 @@ class HeadsUnit(Unit):
         chosen = weights and [weights[linear] for linear in self.linears]
         put_heads(attention, roles, self.narrowed(heads, chosen, rank) if chosen else self.emptied(heads, rank))
 
+    def heads(self, model: nn.Module) -> tuple[nn.Module, Heads]:
+        """The first projection of the attention, which has the same inputs as the others, and its heads."""
+        attention = model.get_submodule(self.owner)
+        roles = Roles.of(attention)
+        assert roles
+        return attention.get_submodule(roles.inputs[0]), Heads.of(attention, roles)
+
     @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         """Narrow the heads to a rank."""
@@ -275,7 +282,7 @@ class Attention(Kind):
 
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
         roles = Roles.of(module)
-        return roles and [f"{owner}.{name}" for name in roles.layers(module)]
+        return None if roles is None else [f"{owner}.{name}" for name in roles.layers(module)]
 
     def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
         attention, units = model.get_submodule(owner), _units(model, owner)

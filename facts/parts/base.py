@@ -68,7 +68,7 @@ class Part(ABC):
     def num_weights(self, rank: int | None) -> int:
         """Number of weights at a rank, which is also that of multiply-accumulates per vector."""
 
-    def flops(self, rank: int | None, plan: Plan) -> int:
+    def flops(self, rank: int | None, plan: Mapping[str, int | None]) -> int:
         """FLOPs per sample at a rank, given the plan of the parts before it."""
         return 2 * self.rows * self.num_weights(rank)
 

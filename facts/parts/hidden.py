@@ -97,7 +97,7 @@ class Hidden(Kind):
 
     def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
         roles = Roles.of(module)
-        return roles and [f"{owner}.{name}" for name in (*roles.ups, roles.down)]
+        return None if roles is None else [f"{owner}.{name}" for name in (*roles.ups, roles.down)]
 
     def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
         unit, mlp = self.at(model, owner), model.get_submodule(owner)

@@ -8,11 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,16 +18,15 @@ from facts.cost.count import Size, count_flops
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
-from facts.modules.forms import FORMS, FormName
+from facts.modules.forms import FORMS
 from facts.modules.modes import without_autocast
 from facts.parts import part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS
 from facts.result import CompressionResult, Summary
-from facts.saving.manifest import SHA256, Finite, Manifest, first_fault
+from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.model_card import write_card
 from facts.saving.save import save_compressed
 from facts.saving.structure import read_header
-from facts.search.allocation import Solver
 from facts.search.base import MILPSearch, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
@@ -38,58 +34,11 @@ from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.problem import AllocationProblem
 from facts.utils.files import replacing
 
-ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
-MOST_SECONDS = 600  # of the solver
-MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
-
-Count = Annotated[int, Field(ge=1, le=2**31)]
-Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 NUM_TURNS = 3  # of a measurement of latency
 MOST_INPUTS = 2**24  # values of one sample
 # Errors of files that do not fit.
 UNFIT = (AssertionError, AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
-
-
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
-class Elastic:
-    """Content of `elastic.json`.
-
-    `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
-    outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each layer
-    multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of integers if
-    `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
-    """
-
-    parts: str
-    form: FormName
-    precision: Literal["float32", "bfloat16", "float16", "float64"]
-    solver: Solver
-    time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
-    fit_bias: bool
-    input_shape: tuple[Count, ...] | None
-    reads_integers: bool
-    rows: dict[str, Annotated[int, Field(ge=0, le=2**40)]]
-    errors: dict[str, tuple[tuple[Count | None, Error], ...]]
-    curve: tuple[tuple[Finite, Finite], ...]
-    weights: SHA256
-    decompositions: SHA256
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the file. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged."""
-        path = folder / ELASTIC
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds a network for one budget only: facts.save_elastic writes any")
-        if path.stat().st_size > MOST_DESCRIBED:
-            raise ValueError(f"{path} has more than {MOST_DESCRIBED:,} bytes: save or fetch it again")
-        try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
-
-    def text(self) -> str:
-        return TypeAdapter(Elastic).dump_json(self).decode()
 
 
 def save_elastic(result: CompressionResult, folder: Path | str) -> None:

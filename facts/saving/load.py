@@ -14,9 +14,9 @@ from facts.modules.networks import is_transformers
 from facts.modules.pivoted import PivotedLinear
 from facts.parts import emptied
 from facts.result import CompressionResult
-from facts.saving.elastic import DECOMPOSITIONS, cut
+from facts.saving.elastic import cut
 from facts.saving.hub import pull
-from facts.saving.manifest import MANIFEST, WEIGHTS, Manifest
+from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
 from facts.saving.structure import convert, misfits, read_header
 from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data

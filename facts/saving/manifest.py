@@ -1,4 +1,4 @@
-"""The manifest of a saved network, `compression.json`, and checks of its types."""
+"""Descriptions in saved folders, `compression.json` and `elastic.json`, and checks of their types."""
 
 import hashlib
 import json
@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from facts.modules.forms import FormName
 from facts.modules.pivoted import Layout
 from facts.result import Summary
+from facts.search.allocation import Solver
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_without_facts.txt"
@@ -18,6 +20,13 @@ WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_witho
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 SHA256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Metrics = dict[str, dict[Literal["original", "compressed"], Finite]]
+
+ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
+MOST_SECONDS = 600  # of the solver
+MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
@@ -67,6 +76,47 @@ class Manifest:
         text = json.dumps({**asdict(self), "checksum": ""}, indent=1)
         before, after = text.rsplit('""', 1)
         return f'{before}"{hashlib.sha256(text.encode()).hexdigest()}"{after}'
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
+class Elastic:
+    """Content of `elastic.json`.
+
+    `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
+    outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each layer
+    multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of integers if
+    `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
+    """
+
+    parts: str
+    form: FormName
+    precision: Literal["float32", "bfloat16", "float16", "float64"]
+    solver: Solver
+    time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
+    fit_bias: bool
+    input_shape: tuple[Count, ...] | None
+    reads_integers: bool
+    rows: dict[str, Annotated[int, Field(ge=0, le=2**40)]]
+    errors: dict[str, tuple[tuple[Count | None, Error], ...]]
+    curve: tuple[tuple[Finite, Finite], ...]
+    weights: SHA256
+    decompositions: SHA256
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the file. Raises `FileNotFoundError` if there is none, `ValueError` if it is damaged."""
+        path = folder / ELASTIC
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds a network for one budget only: facts.save_elastic writes any")
+        if path.stat().st_size > MOST_DESCRIBED:
+            raise ValueError(f"{path} has more than {MOST_DESCRIBED:,} bytes: save or fetch it again")
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise ValueError(f"{path} is damaged ({first_fault(error)}); save or fetch it again") from error
+
+    def text(self) -> str:
+        return TypeAdapter(Elastic).dump_json(self).decode()
 
 
 def first_fault(error: ValidationError) -> str:

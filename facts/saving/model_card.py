@@ -6,8 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 from tabulate import tabulate
 
-from facts.saving.elastic import ELASTIC, Elastic
-from facts.saving.manifest import LOADER, WEIGHTS, Manifest
+from facts.saving.manifest import ELASTIC, LOADER, WEIGHTS, Elastic, Manifest
 from facts.utils.files import replacing
 
 CARD = "README.md"

@@ -14,9 +14,10 @@ from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Rec
 from facts.models.timm_options import differing_options
 from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
+from facts.parts import emptied
 from facts.result import CompressionResult
 from facts.saving.manifest import first_fault
-from facts.saving.structure import layouts_of, with_plan
+from facts.saving.structure import layouts_of
 from facts.utils.hub import REPOSITORY
 
 REMEDY = "pass the dense network as model=, or a function that builds it as architecture="
@@ -60,7 +61,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = with_plan(build_recipe(recipe), result.plan, layouts_of(model))
+            rebuilt = emptied(build_recipe(recipe), result.plan, layouts_of(model))
     except ValueError:  # the named network has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None

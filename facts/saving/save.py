@@ -16,8 +16,7 @@ from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
 from facts.result import CompressionResult
-from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
-from facts.saving.manifest import LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
+from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
 from facts.saving.model_card import CARD, write_card
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import layouts_of, types_of_buffers

@@ -18,7 +18,7 @@ from facts.cost.latency import LatencyTable
 from facts.cost.ranks import candidate_ranks
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
-from facts.parts import Part, Plan
+from facts.parts import Part
 from facts.utils.cache import Cache
 
 
@@ -74,7 +74,7 @@ class AllocationProblem:
             raise ValueError("this search trains on calibration data: give some")
         return self.calibration.data
 
-    def cost(self, name: str, rank: int | None, plan: Plan | None = None) -> tuple[float, ...]:
+    def cost(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> tuple[float, ...]:
         """Cost of a part at a rank (None for dense), one value per bound: integers except for latency.
 
         It may depend on the `plan` of the parts before it; without one, these are dense.
@@ -86,7 +86,7 @@ class AllocationProblem:
             costs["latency"] = self.latency.seconds(name, rank)
         return tuple(costs[bound] for bound in self.bounds)
 
-    def spent(self, plan: Plan) -> tuple[float, ...]:
+    def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
         return tuple(map(math.fsum, zip(*(self.cost(name, rank, plan) for name, rank in plan.items()), strict=True)))
 
     @cached_property
@@ -115,7 +115,7 @@ class AllocationProblem:
             )
         return budget
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: Mapping[str, int | None]) -> bool:
         return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
 
     def share(self, name: str, rank: int | None) -> float:

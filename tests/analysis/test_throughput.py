@@ -6,11 +6,11 @@ import torch
 import facts
 from facts.analysis import Subject, Throughput
 from facts.analysis.throughput import make_variant
-from facts.parts.layers import select_layers
 from facts.cost.count import count_params
 from facts.cost.speed import speeds
 from facts.cost.timing import TimingPolicy
 from facts.modules.lowrank import LowRankLinear
+from facts.parts.layers import select_layers
 from tests.networks import UNIFORM, image_batches
 
 QUICK = TimingPolicy(num_turns=2, min_seconds=0)

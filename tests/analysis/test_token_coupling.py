@@ -8,9 +8,9 @@ from scipy.spatial.distance import cdist
 import facts
 from facts.analysis import Subject, TokenCoupling
 from facts.analysis.token_coupling import TokenStore, collect_tokens, cross_token_coupling, distance_correlations
-from facts.parts.layers import select_layers
 from facts.moments.batch import LayerBatch
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model
 from tests.oracles.samples import model_samples
 

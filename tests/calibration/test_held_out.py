@@ -9,8 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import facts
-from facts.calibration.data import as_batches
-from facts.calibration.data import divide, num_held_out
+from facts.calibration.data import as_batches, divide, num_held_out
 from facts.moments.losses import kl_divergence
 from tests.networks import image_batches, make_model
 

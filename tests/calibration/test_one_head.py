@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.parts import LayerPart, OutputUnit, ScoreUnit
+from facts.parts.attention import OutputUnit, ScoreUnit
+from facts.parts.layers import LayerPart
 
 
 class Attention(nn.Module):

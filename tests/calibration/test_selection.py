@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.parts.layers import reasons_to_skip
-from facts.parts.layers import select_layers
+from facts.parts.layers import reasons_to_skip, select_layers
 from tests.networks import UNIFORM
 
 

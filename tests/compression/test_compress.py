@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import facts
-from facts.parts.layers import select_layers
 from facts.estimators import ASVD, FACTS, GFWSVD
 from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.parts.layers import select_layers
 from facts.search import Uniform
 from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model, relative_error
 

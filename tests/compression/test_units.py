@@ -11,14 +11,15 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import facts
-from facts.calibration.units import NO_PRODUCTS, NOT_SEPARATE
 from facts.cost.count import count_params
-from facts.parts import HiddenUnit, LayerPart, OutputUnit, ScoreUnit
 from facts.estimators import FACTS
-from facts.modules.forms import FORMS
-from facts.modules.heads import Heads, PaddedHeads, Roles, put_heads
+from facts.modules.heads import PaddedHeads
 from facts.modules.modes import replaced_forwards
 from facts.modules.networks import run
+from facts.parts import part_at, put
+from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, Roles, ScoreUnit, put_heads
+from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
+from facts.parts.layers import LayerPart
 from facts.search import AllocationProblem
 from facts.search.methods.comcat import Mixture
 from facts.search.sensitivity.fisher import exact_profiles
@@ -113,8 +114,10 @@ def test_at_full_width_outputs_are_the_originals(name):
     calibration, images = problem.calibration, images_of(problem.calibration)
     assert {type(part) for part in problem.parts.values()} == FAMILIES[name][2]
     original = run(calibration.model, images)
-    assert relative_error(run(calibration.network, images), original) < EXACT
-    whole = problem.apply({name: part.largest() for name, part in problem.parts.items()}, problem.decompositions)
+    assert relative_error(run(calibration.rewritten, images), original) < EXACT
+    whole = problem.calibration.apply(
+        {name: part.largest for name, part in problem.parts.items()}, problem.decompositions
+    )
     assert relative_error(run(whole, images), original) < EXACT
 
 
@@ -124,21 +127,21 @@ def test_narrow_modules_compute_what_the_truncated_calls_do(name):
     """Each part at half of its width; the weights that are gone are those of the plan."""
     problem = problem_of(prepared(name))
     calibration, images = problem.calibration, images_of(problem.calibration)
-    plan = {name: max(1, part.largest() // 2) for name, part in problem.parts.items()}
-    narrow = problem.apply(plan, problem.decompositions)
+    plan = {name: max(1, part.largest // 2) for name, part in problem.parts.items()}
+    narrow = problem.calibration.apply(plan, problem.decompositions)
     sensitivity, calls = Sensitivity(problem), {}
     for part, rank in plan.items():
-        calls |= {call: sensitivity._truncated(call, rank) for call in problem.parts[part].calls}
-    with replaced_forwards({calibration.network.get_submodule(call): each.forward for call, each in calls.items()}):
-        expected = run(calibration.network, images)
+        calls |= {call: sensitivity._truncated(call, rank) for call in problem.parts[part].linears}
+    with replaced_forwards({calibration.rewritten.get_submodule(call): each.forward for call, each in calls.items()}):
+        expected = run(calibration.rewritten, images)
     assert relative_error(run(narrow, images), expected) < EXACT
     assert relative_error(expected, run(calibration.model, images)) > 1e-6
     units = {name: plan[name] for name in calibration.units}
-    alone = problem.apply(plan | dict.fromkeys(plan.keys() - units.keys()), problem.decompositions)
+    alone = problem.calibration.apply(plan | dict.fromkeys(plan.keys() - units.keys()), problem.decompositions)
     weights = sum(module.weight.numel() for module in alone.modules() if isinstance(module, nn.Linear))
     dense = sum(module.weight.numel() for module in calibration.model.modules() if isinstance(module, nn.Linear))
     parts = [(problem.parts[name], rank) for name, rank in units.items()]
-    assert dense - weights == sum(part.dense - part.num_weights(problem.form, rank) for part, rank in parts)
+    assert dense - weights == sum(part.dense - part.num_weights(rank) for part, rank in parts)
 
 
 @pytest.mark.parametrize("name", ["vit", "norm of hidden units", "grouped queries, rotated"])
@@ -153,8 +156,8 @@ def test_comcats_mixture_of_one_choice_is_that_choice(name):
             mixture.shares = torch.zeros_like(mixture.logits)
             mixture.shares[choice] = 1
         with replaced_forwards({call: own for mixture in mixtures for call, own in mixture.forwards().items()}):
-            found = run(problem.network, images)
-        assert relative_error(found, run(problem.apply(plan, problem.decompositions), images)) < EXACT
+            found = run(problem.calibration.rewritten, images)
+        assert relative_error(found, run(problem.calibration.apply(plan, problem.decompositions), images)) < EXACT
 
 
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext", "packed swiglu", "grouped queries, rotated"])
@@ -162,26 +165,26 @@ def test_comcats_mixture_of_one_choice_is_that_choice(name):
 def test_parts_are_timed_in_networks_that_run(name):
     """Each is put into a copy of the network at the ranks to be measured; the modules' times are divided whole."""
     calibration = prepared(name)
-    parts = {each: part.timed(FORMS["plain"], torch.float64) for each, part in calibration.parts.items()}
     for level in (0, 2):
         network = copy.deepcopy(calibration.model)
-        for part in parts.values():
-            part.put(network, part.ranks[level])
+        put(network, calibration.parts, {each: part.timed_ranks[level] for each, part in calibration.parts.items()})
         assert run(network, images_of(calibration)).isfinite().all()
         assert count_params(network) < calibration.cost.params
-    modules = {part.module for part in parts.values()}
-    assert all(sum(part.share for part in parts.values() if part.module == module) == 1 for module in modules)
+    shares = calibration.latency_table(2).shares
+    owners = {part.owner for part in calibration.parts.values()}
+    for owner in owners:
+        assert sum(shares[each] for each, part in calibration.parts.items() if part.owner == owner) == 1
 
 
 @pytest.mark.parametrize("name", ["vit", "convnext", "grouped queries, rotated"])
 def test_the_profile_is_that_of_the_slopes_of_each_samples_loss(name):
     """½ mean (∂/∂ε of the loss, with all calls of a unit moved by ε towards their rank)²."""
     problem = problem_of(prepared(name))
-    network, calls, sensitivity = problem.network, problem.calibration.calls, Sensitivity(problem)
+    network, calls, sensitivity = problem.calibration.rewritten, problem.calibration.linears, Sensitivity(problem)
     profiles = exact_profiles(problem, "given", seed=0)
     for name, part in problem.parts.items():
-        rank = part.largest() // 2
-        small = {call: sensitivity._truncated(call, rank) for call in part.calls}
+        rank = part.largest // 2
+        small = {call: sensitivity._truncated(call, rank) for call in part.linears}
         slopes = []
         for images, labels in problem.calibration.data:
             for image, label in zip(images, labels, strict=True):
@@ -233,10 +236,12 @@ def test_estimators_decompose_units(estimator):
 def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
     attention, x = make_vit().blocks[0].attn.eval(), torch.randn(2, 5, 16, dtype=torch.float64)
     roles = Roles.of(attention)
-    heads = Heads.of(attention, roles).empty(scores, outputs)
+    model = nn.ModuleDict({"attention": attention})
+    for kind, width in (("scores", scores), ("outputs", outputs)):
+        part_at(model, f"attention.{kind}").put(model, width)
+    heads = Heads.of(attention, roles)
     for tensor in (heads.queries, heads.keys, heads.values, heads.outputs, heads.query_bias, heads.output_bias):
-        tensor.normal_()
-    put_heads(attention, roles, heads)
+        tensor.normal_()  # in place: they are views
     assert isinstance(attention.qkv, nn.Linear if scores == outputs else PaddedHeads)
     s = torch.einsum("ntd,hrd,hre,nse->nhts", x, heads.queries, heads.keys, x) * heads.scale
     s += torch.einsum("hr,hre,nse->nhs", heads.query_bias, heads.keys, x)[:, :, None] * heads.scale

@@ -41,9 +41,9 @@ def built(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_gflops(name):
-    prepared = facts.prepare(built(name), input_shape=IMAGE)
+    prepared = facts.prepare(built(name), input_shape=IMAGE, form="plain")
     assert len(prepared.parts) == NUM_LAYERS.get(name, len(prepared.parts))
-    allocated = [compress_prepared(prepared, PELA(), Uniform(), Budget.of(ratio), "plain") for ratio in (0.6, 0.5, 0.4)]
+    allocated = [compress_prepared(prepared, PELA(), Uniform(), Budget.of(ratio)) for ratio in (0.6, 0.5, 0.4)]
     gflops = [result.summary.after.flops / 1e9 for result in allocated]
     assert tuple(f"{each:.2f}" for each in (prepared.flops / 1e9, *gflops)) == PUBLISHED[name]
     assert facts.count_cost(allocated[1].model, IMAGE).flops == allocated[1].summary.after.flops

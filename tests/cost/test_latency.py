@@ -9,10 +9,9 @@ from torch import nn
 import facts
 from facts.cost.latency import LatencyTable
 from facts.cost.timing import Timing, TimingPolicy
-from facts.parts import LayerPart
-from facts.modules.forms import FORMS
 from facts.modules.lowrank import LowRankLinear
 from facts.modules.pivoted import PivotedLinear
+from facts.parts import part_at, put
 from facts.search import Uniform
 from tests.networks import UNIFORM
 
@@ -64,9 +63,8 @@ def make_model():
 
 
 def make_table(model, inputs):
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    parts = {name: LayerPart.of(name, layer, 1).timed(FORMS["plain"], torch.float32) for name, layer in layers.items()}
-    return LatencyTable(model, parts, inputs)
+    parts = {name: part_at(model, name) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), inputs)
 
 
 def test_times_of_the_network_and_of_its_layers(clock):

@@ -18,7 +18,7 @@ from facts.parts.layers import EXCLUDED_NAMES
 from facts.parts.layers import select_layers
 from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.models.openmmlab import library_network
-from facts.modules.forms import FORMS
+from facts.modules.forms import PLAIN
 
 pytestmark = pytest.mark.external
 
@@ -68,9 +68,9 @@ def test_cost_at_full_size_is_the_paper_s(name, ratio, gflops, mparams):
     layers = select_layers(network, excluded_names=excluded).layers
     assert all(layer.startswith("backbone.") for layer in layers)
     for layer, dense in layers.items():
-        form = FORMS["plain"]
+        form = PLAIN
         rank = form.rank_of_ratio(dense.out_features, dense.in_features, ratio)
-        network.set_submodule(layer, form.stand_in(dense, rank))
+        network.set_submodule(layer, form.empty(dense, rank))
     costs.append(count_cost(network, (3, 512, 512)))
     assert [cost.flops / 1e9 for cost in costs] == pytest.approx(gflops, rel=0.001)  # the paper gives one decimal
     if mparams:
@@ -88,6 +88,6 @@ def test_attention_and_mlps_of_the_backbone_are_units(name):
     assert kinds == {ScoreUnit, OutputUnit, HiddenUnit}
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        expected, maps = network(images).maps, prepared.network(images).maps
+        expected, maps = network(images).maps, prepared.rewritten(images).maps
     for ours, theirs in zip(maps, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)  # float32, and heads as wide as the inputs

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.output.report.results import is_outdated
 from experiments.record import published_records
-from facts.compression.compress import default_parts
 from facts.compression.allocation import PAYS_BELOW, rounds_to
+from facts.compression.compress import default_parts
 from facts.estimators.base import PLAIN_SHARE_OF_UNITS, ROW_OF_UNITS
 from facts.utils.cache import content_key
 from tests.docs.pages import ROOT

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import facts
-from facts.parts.layers import select_layers
 from facts.estimators import ASVD, ESTIMATORS, FACTS, FWSVD, GFWSVD, KFACExpand, KFACReduce, Shampoo2
 from facts.moments import collect_moments
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_convnext, make_model, make_swin, relative_error
 from tests.oracles.factors import ORACLES
 from tests.oracles.samples import model_samples, tensor_samples

@@ -3,11 +3,11 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf_shrinkage
 
-from facts.parts.layers import select_layers
 from facts.estimators import FLAR
 from facts.moments import LiteralShrunkGram, collect_moments
 from facts.moments.batch import LayerBatch
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import relative_error
 from tests.oracles.samples import model_samples
 

@@ -4,9 +4,9 @@ import pytest
 from curvlinops import KFACLinearOperator
 from torch import nn
 
-from facts.parts.layers import select_layers
 from facts.estimators import KFACExpand, KFACReduce
 from facts.moments import collect_moments
+from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_convnext, make_vit, relative_error
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import facts
-from facts.parts.layers import select_layers
 from facts.estimators import FACTS
 from facts.estimators.base import see_data
 from facts.moments import collect_moments
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import LAYERS, image_batches, make_model, relative_error
 from tests.oracles.factors import clipped
 from tests.oracles.fisher import dense_token_local, rearranged

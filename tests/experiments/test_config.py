@@ -24,12 +24,12 @@ from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from experiments.runner import started
 from facts.analysis import Analysis
-from facts.parts.layers import select_layers
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning
 from facts.models import CausalLM, OpenMMLabModel
 from facts.moments.memory import MemoryPolicy
+from facts.parts.layers import select_layers
 from facts.search import SEARCHES
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -36,7 +36,7 @@ def test_pivoted_layers_are_trained_as_plain_factors_and_come_back():
 def test_pivots_are_permuted_after_training_only_if_they_were(precision):
     torch.manual_seed(0)
     left, right = torch.randn(200, 60), torch.randn(60, 120)
-    model = nn.Sequential(FORMS["pivoted"].layer(nn.Linear(120, 200), left, right, precision))
+    model = nn.Sequential(FORMS["pivoted"](precision).layer(nn.Linear(120, 200), left, right))
     permuted = model[0].order is not None
     assert permuted == (precision == torch.bfloat16)
     with plain_factors(model):

@@ -10,10 +10,8 @@ import torch.nn.functional as F
 import transformers
 
 import facts
-from facts.parts import apply_plan
 from facts.parts.layers import select_layers
 from facts.cost.count import count_cost
-from facts.modules.forms import FORMS
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import run
@@ -42,7 +40,7 @@ def test_all_components_together_are_the_dense_model(kind):
     calibration = facts.prepare(model, batches)
     decompositions = calibration.decompositions(facts.estimators.FACTS())
     whole = {name: len(d.energies) for name, d in decompositions.items()}
-    rebuilt = apply_plan(calibration.model, decompositions, whole, FORMS["plain"])
+    rebuilt = calibration.apply(whole, decompositions)
     expected, found = (run(each, batches[0][0]) for each in (model, rebuilt))
     assert torch.allclose(found, expected, atol=1e-3 * expected.abs().max().item())  # float32, through two blocks
 

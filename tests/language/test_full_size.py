@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from experiments.plan import needs_of
 from facts.cost.count import count_cost
 from facts.parts.layers import select_layers
-from facts.modules.forms import FORMS
+from facts.modules.forms import PLAIN
 
 pytestmark = pytest.mark.external
 
@@ -43,9 +43,9 @@ def test_layers_parameters_and_operations(qwen3):
     assert dense.flops == 2 * 2048 * (linear + EMBEDDINGS)  # the head shares their weights
 
     for name, layer in layers.items():
-        form = FORMS["plain"]
+        form = PLAIN
         rank = form.rank_of_ratio(layer.out_features, layer.in_features, 0.7)
-        qwen3.set_submodule(name, form.stand_in(layer, rank))
+        qwen3.set_submodule(name, form.empty(layer, rank))
     small = count_cost(qwen3, (1, 2048))
     kept = 28 * sum(int(m * n // (m + n) * 0.7) * (m + n) for m, n in PER_BLOCK.values())
     assert small.params == kept + EMBEDDINGS + NORMS

@@ -46,7 +46,7 @@ def test_multiplies_by_its_weight_for_any_leading_shape(layout, shape, bias):
 @every_layout
 def test_reads_trains_and_loads_like_a_linear_layer(layout):
     layer, other = make_layer(layout), make_layer(layout, bias=True)
-    form = FORMS["plain" if layout == "plain" else "pivoted"]
+    form = FORMS["plain" if layout == "plain" else "pivoted"]()
     matrices = [parameter for parameter in layer.parameters() if parameter.ndim == 2]
     assert (layer.in_features, layer.out_features, layer.rank) == (5, 7, 3)
     assert layer.num_weights == form.num_weights(7, 5, 3) == sum(matrix.numel() for matrix in matrices)
@@ -108,7 +108,7 @@ def test_equals_the_product_at_every_rank(d_out, d_in, rank, dtype):
 def test_low_precision_has_at_most_twice_the_error_of_plain_factors(dtype):
     left, right = factors(200, 120, 60)
     dense = nn.Linear(120, 200, dtype=dtype)
-    layer, plain = (FORMS[name].layer(dense, left, right) for name in ("pivoted", "plain"))
+    layer, plain = (FORMS[name]().layer(dense, left, right) for name in ("pivoted", "plain"))
     assert layer.basis.dtype == plain.left.dtype == dtype
     assert layer.order is not None  # the leading block is not that accurate
     errors = [relative_error(each.weight.double(), left @ right) for each in (layer, plain)]
@@ -118,12 +118,12 @@ def test_low_precision_has_at_most_twice_the_error_of_plain_factors(dtype):
 def test_autocast_asks_for_pivots_that_are_exact_in_its_type():
     left, right = factors(200, 120, 60)
     dense = nn.Linear(120, 200)
-    full, half = (FORMS["pivoted"].layer(dense, left, right, dtype) for dtype in (torch.float32, torch.bfloat16))
+    full, half = (FORMS["pivoted"](dtype).layer(dense, left, right) for dtype in (torch.float32, torch.bfloat16))
     assert full.order is None and half.order is not None
     assert full.basis.dtype == half.basis.dtype == torch.float32
     vectors = torch.randn(64, 120)
     exact = vectors.double() @ right.T @ left.T + dense.bias.double()
-    plain = FORMS["plain"].layer(dense, left, right)
+    plain = FORMS["plain"]().layer(dense, left, right)
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
         errors = [relative_error(layer(vectors).double(), exact) for layer in (plain, full, half)]
     assert errors[2] <= 2 * errors[0] < errors[1]
@@ -148,10 +148,10 @@ def test_dependent_rows_and_products_of_a_lower_rank(smallest):
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_stand_in_for_timing_is_laid_out_as_a_layer(name, dtype):
-    form, dense = FORMS[name], nn.Linear(24, 40, dtype=dtype)
-    stand_in, real = form.stand_in(dense, 10), form.layer(dense, *factors())
-    assert type(stand_in) is type(real) and stand_in.num_weights == real.num_weights
-    assert stand_in(torch.ones(2, 24, dtype=dtype)).isfinite().all()
+def test_an_empty_layer_is_laid_out_as_a_full_one(name, dtype):
+    form, dense = FORMS[name](), nn.Linear(24, 40, dtype=dtype)
+    empty, real = form.empty(dense, 10), form.layer(dense, *factors())
+    assert type(empty) is type(real) and empty.num_weights == real.num_weights
+    assert empty(torch.ones(2, 24, dtype=dtype)).isfinite().all()
     if name == "pivoted":
-        assert (stand_in.order is None) == (real.order is None)
+        assert (empty.order is None) == (real.order is None)

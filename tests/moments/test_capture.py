@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from facts.parts.layers import select_layers
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
 from facts.moments.capture import capturing
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import make_model
 
 

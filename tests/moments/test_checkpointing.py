@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from facts.parts.layers import select_layers
 from facts.moments import GradGram, GroupGradients, InputGram, MeanInputGram, SampleGradGrams, collect_moments
 from facts.moments.checkpointing import blocks_of
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import next_tokens, summed_cross_entropy
 from facts.moments.memory import MemoryPolicy
+from facts.parts.layers import select_layers
 from tests.live_bytes import LiveBytes
 from tests.networks import (
     InPlaceBlock,

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, GFWSVD
 from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.networks import Runs, image_batches, relative_error
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import facts
-from facts.parts.layers import select_layers
 from facts.moments import GradGram, collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
+from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model, relative_error
 
 SAMPLED = SampledLabels(summed_cross_entropy, seed=0)

@@ -8,11 +8,11 @@ from torch.utils._pytree import tree_leaves
 
 import facts
 from facts.calibration.prepare import Execution
-from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
 from facts.moments.collect import MomentPass
 from facts.moments.losses import summed_cross_entropy
 from facts.moments.memory import MemoryPolicy
+from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.networks import (

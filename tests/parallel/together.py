@@ -14,13 +14,13 @@ from hydra import compose, initialize_config_dir
 import facts
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
-from facts.parts.layers import select_layers
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
 from facts.moments import collect_moments
 from facts.moments.losses import SampledLabels, summed_cross_entropy
 from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.parts.layers import select_layers
 from facts.search import CoRSFisher
 from facts.utils import distributed
 from facts.utils.cache import Cache

@@ -18,8 +18,8 @@ import torch
 
 import facts
 from facts.calibration.distance import distance
-from facts.parts import apply_plan
 from facts.moments.losses import kl_divergence
+from facts.parts import apply_plan
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult
 from facts.search.sensitivity.measured import Sensitivity

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from experiments.rivals.search.lems import LEMSSearch
-from facts.parts import apply_plan
 from tests.oracles.truncation import discarded_energies
 from tests.search.test_searches import wide_problem
 
 
 def divergence(problem, plan, temperature):
     """The mean over samples of KL(p ‖ q) at a temperature, of a plan's network."""
-    network, total = apply_plan(problem.model, problem.decompositions, plan, problem.form), []
+    network, total = problem.calibration.apply(plan, problem.decompositions), []
     for x, _ in problem.sensitivity:
         p, q = (torch.log_softmax(each(x) / temperature, dim=-1) for each in (problem.model, network))
         total.append((p.exp() * (p - q)).sum(dim=-1))

@@ -14,7 +14,6 @@ from experiments.rivals.search.flora import (
     offered,
     within_budget,
 )
-from facts.parts import apply_plan
 from facts.modules.modes import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem, plain_problem
@@ -40,9 +39,7 @@ def test_a_supernet_runs_as_the_network_of_any_of_its_plans(fit_bias):
         plan = {name: rng.choice(ranks) for name, ranks in supernet.choices.items()}
         with replaced_forwards(supernet.forwards()), torch.no_grad():
             outputs, dense = supernet.outputs(images, plan), supernet.outputs(images, {})
-        torch.testing.assert_close(
-            outputs, apply_plan(problem.model, problem.decompositions, plan, problem.form)(images)
-        )
+        torch.testing.assert_close(outputs, problem.calibration.apply(plan, problem.decompositions)(images))
         torch.testing.assert_close(dense, original, rtol=0, atol=1e-14)
     assert problem.model(images).equal(original)
 

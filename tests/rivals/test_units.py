@@ -9,12 +9,12 @@ from sklearn.covariance import OAS
 from torch import nn
 
 import facts
-from experiments.rivals.attention import heads_of
 from experiments.rivals.search.a3 import A3Search, by_outputs
 from experiments.rivals.search.corp import CORPSearch, shrinkage, without_features, without_units
-from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
 from facts.estimators import SVDLLM
 from facts.modules.lowrank import LowRankLinear
+from facts.parts.attention import OutputUnit, ScoreUnit
+from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem
 from tests.networks import image_batches, make_vit, relative_error
 
@@ -35,14 +35,14 @@ def seen_by(module, network, problem):
 
 def inputs_of(problem, kind):
     """A call of the first unit of a kind, its layer, and its inputs `[T, n]`."""
-    call = first_unit(problem, kind).calls[0]
-    layer = problem.calibration.calls[call]
-    return call, layer, seen_by(layer, problem.network, problem)
+    call = first_unit(problem, kind).linears[0]
+    layer = problem.calibration.linears[call]
+    return call, layer, seen_by(layer, problem.calibration.rewritten, problem)
 
 
 def projected_of(problem, name):
     """Queries, keys or values of the first head of the first unit, `[T, d]`, and the bias that queries have."""
-    module, heads = heads_of(problem, first_unit(problem, ScoreUnit))
+    module, heads = first_unit(problem, ScoreUnit).heads(problem.model)
     projected = seen_by(module, problem.model, problem) @ getattr(heads, name)[0].T
     return projected + heads.query_bias[0] if name == "queries" else projected
 

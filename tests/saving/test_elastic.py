@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import facts
 from facts.models.weights import sha256
-from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
+from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
 from facts.saving.model_card import CARD
 from tests.networks import image_batches, make_causal_lm
 from tests.saving.setting import UNIT_BATCHES, compressed_units, from_timm, mini_mambavision

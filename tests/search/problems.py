@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 import facts
-from facts.calibration.prepare import Calibration
 from facts.calibration.decompositions import decompose_layers
-from facts.parts import LayerPart
+from facts.calibration.prepare import Calibration
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import ESTIMATORS, PELA
 from facts.modules.forms import FORMS
 from facts.moments import LayerMoments
+from facts.parts import part_at
 from facts.search import AllocationProblem
 from tests.networks import image_batches, make_model
 
@@ -35,19 +35,19 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
     )
 
 
-def plain_problem(model, decompositions=None, bounds=None, rows=None, **fields):
+def plain_problem(model, decompositions=None, bounds=None, rows=None, form="plain", **fields):
     """All linear layers of a network without data, decomposed by weight alone."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    calibration = uncalibrated(model, layers, rows or dict.fromkeys(layers, 1))
+    calibration = uncalibrated(model, rows or {}, form)
     if decompositions is None:
-        moments = dict.fromkeys(layers, LayerMoments({}))
-        decompositions = decompose_layers(layers, calibration.parts, PELA(), moments)
+        moments = dict.fromkeys(calibration.linears, LayerMoments({}))
+        decompositions = decompose_layers(calibration.linears, calibration.parts, PELA(), moments)
     return AllocationProblem(calibration, PELA(), decompositions, bounds or {"params": 0.5}, **fields)
 
 
-def uncalibrated(model, layers, rows):
-    parts = {name: LayerPart.of(name, layer, rows[name]) for name, layer in layers.items()}
-    return Calibration(model, model, layers, parts)
+def uncalibrated(model, rows, form="plain"):
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    parts = {name: replace(part_at(model, name), rows=rows.get(name, 1)) for name in names}
+    return Calibration(model, model, parts).in_form(FORMS[form]())
 
 
 def every_rank(problem: AllocationProblem) -> dict[str, list[int]]:
@@ -62,9 +62,15 @@ def truncated(problem: AllocationProblem, name: str, rank: int):
 
 def losing(losses, ratio=0.5, form="plain"):
     """A problem of square layers of 20 that lose so much at half of their full rank, and at every other below 20."""
-    model = nn.ModuleDict({name.replace(".", "_"): nn.Linear(20, 20) for name in losses})
-    layers = dict(zip(losses, model.values(), strict=True))
+    model = nn.Module()
+    for name in losses:
+        *owners, last = name.split(".")
+        holder = model
+        for owner in owners:
+            if not hasattr(holder, owner):
+                holder.add_module(owner, nn.Module())
+            holder = getattr(holder, owner)
+        holder.add_module(last, nn.Linear(20, 20))
     energies = {name: torch.tensor([0.0] * 19 + [loss**2], dtype=torch.float64) for name, loss in losses.items()}
     decompositions = {name: Decomposition(torch.eye(20), torch.eye(20), energies[name]) for name in losses}
-    calibration = uncalibrated(model, layers, dict.fromkeys(layers, 1))
-    return AllocationProblem(calibration, PELA(), decompositions, {"params": ratio}, FORMS[form])
+    return AllocationProblem(uncalibrated(model, {}, form), PELA(), decompositions, {"params": ratio})

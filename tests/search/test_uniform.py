@@ -7,7 +7,7 @@ from facts.modules.forms import FORMS
 from facts.search import Uniform
 from tests.search.problems import plain_problem
 
-PLAIN, PIVOTED = FORMS["plain"], FORMS["pivoted"]
+PLAIN, PIVOTED = FORMS["plain"](), FORMS["pivoted"]()
 sizes = st.integers(1, 5000)
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
-from facts.parts.layers import select_layers
 from facts.estimators import FACTS, GFWSVD
 from facts.moments import GroupGradients, collect_moments
+from facts.parts.layers import select_layers
 from facts.utils.cache import content_key
 from tests.networks import UNIFORM, EveryShape, compress_on_all, image_batches, make_model
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from experiments.rivals.attention import UnitSearch
-from facts.parts import HiddenUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.modules.lowrank import LinearLayer
+from facts.parts.attention import ScoreUnit
+from facts.parts.base import Part
+from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem, SearchResult
 from facts.search.methods.uniform import Uniform
 from facts.utils.options import options
@@ -30,7 +32,7 @@ class A3Search(UnitSearch, Uniform):
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         return SearchResult(dict(self.ranks(problem)), decompositions=self.decompositions(problem))
 
-    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+    def decomposed(self, unit: Part, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
         if isinstance(unit, HiddenUnit):
             return by_outputs(layer.weight.detach(), gram)
         factors = KroneckerFactors(A=gram, B=other if isinstance(unit, ScoreUnit) else None)

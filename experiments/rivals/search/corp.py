@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.rivals.attention import heads_of, key_and_value_grams, run_with_hooks
-from facts.parts import HiddenUnit, ScoreUnit
+from experiments.rivals.attention import key_and_value_grams, run_with_hooks
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.whitening import lift_spectrum
-from facts.modules.heads import Heads
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.moments import InputGram, InputSum
+from facts.parts.attention import Heads, ScoreUnit
+from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.utils.options import Positive, options
 
@@ -61,10 +61,12 @@ class CORPSearch(Search):
     ) -> dict[str, Decomposition]:
         """Make the decompositions; narrowed units have only the components that are kept."""
         calibration, made = problem.calibration, dict(problem.decompositions)
-        ranks = {call: rank for name, unit in calibration.units.items() if (rank := plan[name]) for call in unit.calls}
+        ranks = {
+            call: rank for name, unit in calibration.units.items() if (rank := plan[name]) for call in unit.linears
+        }
         moments = calibration.moments((InputGram(), InputSum()))
         for call, sums in self.sums(problem, ranks.keys()).items():
-            layer, found = calibration.calls[call], moments[call]
+            layer, found = calibration.linears[call], moments[call]
             size, count = layer.in_features, found.num_tokens  # moments may be of [x, 1], for a bias
             gram, total = found[InputGram()][0].double()[:size, :size], found[InputSum()][0].double()[:size]
             if isinstance(layer, LowRankLayer):
@@ -75,7 +77,7 @@ class CORPSearch(Search):
 
     def sums(self, problem: AllocationProblem, calls: Set[str]) -> dict[str, Tensor]:
         """Sum over tokens: q_j² k_j² for calls of score products, and how many have unit j active for MLPs."""
-        units = [unit for unit in problem.calibration.units.values() if not calls.isdisjoint(unit.calls)]
+        units = [unit for unit in problem.calibration.units.values() if not calls.isdisjoint(unit.linears)]
         sums: dict[str, Tensor] = {}
         hooks = {}
 
@@ -84,13 +86,13 @@ class CORPSearch(Search):
 
         for unit in units:
             if isinstance(unit, ScoreUnit):
-                module, heads = heads_of(problem, unit)
+                module, heads = unit.heads(problem.model)
                 hooks[module] = partial(add, unit.owner, partial(squared_products, heads))
             else:
-                hooks[problem.model.get_submodule(unit.calls[0])] = partial(add, unit.owner, self.active_units)
-            sums[unit.owner] = torch.zeros(len(unit.calls), unit.width, dtype=torch.float64, device=problem.device)
+                hooks[problem.model.get_submodule(unit.linears[0])] = partial(add, unit.owner, self.active_units)
+            sums[unit.owner] = torch.zeros(len(unit.linears), unit.largest, dtype=torch.float64, device=problem.device)
         run_with_hooks(problem, hooks, sums.values())
-        return {call: each for unit in units for call, each in zip(unit.calls, sums[unit.owner], strict=True)}
+        return {call: each for unit in units for call, each in zip(unit.linears, sums[unit.owner], strict=True)}
 
     def active_units(self, x: Tensor) -> Tensor:
         return (x.abs() > self.active * x.square().mean().sqrt())[:, None]

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from experiments.rivals.attention import UnitSearch
 from facts.calibration.distance import distance
-from facts.parts import HiddenUnit, ScoreUnit, Unit
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.modes import evaluating
 from facts.modules.networks import run
+from facts.parts.attention import ScoreUnit
+from facts.parts.base import Part
+from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem, Plan, SearchResult
 from facts.utils.batches import to_device
 from facts.utils.options import Count, Positive, Share, options
@@ -47,7 +49,7 @@ class MoDeGPTSearch(UnitSearch):
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         influence, decompositions = block_influence(problem), self.decompositions(problem)
         plans = [self.plan(problem, influence, temperature) for temperature in self.temperatures]
-        best = min(plans, key=lambda plan: error_of(problem, problem.apply(plan, decompositions)))
+        best = min(plans, key=lambda plan: error_of(problem, problem.calibration.apply(plan, decompositions)))
         return SearchResult(best, decompositions=decompositions)
 
     def plan(self, problem: AllocationProblem, influence: Mapping[str, float], temperature: float) -> Plan:
@@ -66,7 +68,7 @@ class MoDeGPTSearch(UnitSearch):
             low, high = (low, middle) if problem.fits(removing(middle)) else (middle, high)
         return removing(high)
 
-    def decomposed(self, unit: Unit, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
+    def decomposed(self, unit: Part, layer: LinearLayer, gram: Tensor, other: Tensor | None) -> Decomposition:
         if isinstance(unit, HiddenUnit):
             return by_leverage(layer.weight.detach(), gram, self.ridge)
         if isinstance(unit, ScoreUnit):
@@ -75,7 +77,7 @@ class MoDeGPTSearch(UnitSearch):
         return unit.decompose(layer, KroneckerFactors(A=other), 0.0, 0.0)
 
 
-def block_of(unit: Unit) -> str:
+def block_of(unit: Part) -> str:
     """The name of the block that holds a unit's module."""
     return unit.owner.rpartition(".")[0]
 

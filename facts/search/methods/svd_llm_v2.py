@@ -32,7 +32,7 @@ def _ranks(problem: AllocationProblem, ratio: float) -> dict[str, int]:
         losses = [energies.sum().sqrt().item() for energies in lost]
         weights = [1 / math.log(loss) for loss in losses] if min(losses) > 1 else [1.0] * len(names)
         d_out, d_in = problem.layers[names[0]].weight.shape
-        smallest = problem.form.num_weights(d_out, d_in, 1) / (d_out * d_in)
+        smallest = problem.parts[names[0]].num_weights(1) / (d_out * d_in)
         removed = _removed_shares(weights, 1 - ratio, max(0.0, 1 - smallest))
         # Rounded, so that sums in another order give the same rank.
         ranks |= {

@@ -91,7 +91,9 @@ class Sensitivity:
         calibration = self.problem.calibration
         network, precision = calibration.rewritten, calibration.execution.precision
         ranks = {linear: rank for name, rank in plan.items() for linear in self.problem.parts[name].linears}
-        forwards = {calibration.linears[name]: self._truncated(name, rank).forward for name, rank in ranks.items()}
+        forwards: dict[nn.Module, Callable] = {
+            calibration.linears[name]: self._truncated(name, rank).forward for name, rank in ranks.items()
+        }
         total = torch.zeros(2, dtype=torch.float64)
         with evaluating(network), autocast(self.problem.device, precision), self._reading(network) as read:
             for inputs, _ in shared(self.batches, "sensitivity", [total]):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from experiments.mini.train import mini_recipe
-from facts.parts.layers import select_layers
 from facts.modules.lowrank import LowRankLinear
+from facts.parts.layers import select_layers
 from facts.search.sensitivity.prefix import Prefix
 from tests.networks import make_convnext, make_model, make_swin
 
