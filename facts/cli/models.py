@@ -27,7 +27,7 @@ from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks.classification.preprocessing import data_config
+from facts.tasks.classification.base import data_config
 from facts.tasks.language.corpus import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {

@@ -109,8 +109,9 @@ Images = Annotated[
         DATA,
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
         "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
-        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a Hugging "
-        "Face data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
+        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a folder "
+        "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "
+        "data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from facts.models.feature_network import Features
-from facts.modules.modes import autocast
-from facts.tasks.base import Task, chosen_indices_of, settings_of
-from facts.tasks.numbered_batches import NumberedBatches
-from facts.utils.batches import shared
+from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
@@ -131,18 +128,18 @@ class DensePrediction(Task):
         dataset = self.dataset("val")
         return self._batches(model, dataset, range(len(dataset)), as_samples=True)
 
-    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        device, dataset, metric = next(model.parameters()).device, self.dataset("val"), self.metric()
+    def evaluate(
+        self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
+    ) -> Evaluation:
+        dataset, metric = self.dataset("val"), self.metric()
         metric.dataset_meta = dataset.metainfo
-        model.eval()
-        for image, samples in shared(self.evaluation(model), "evaluation"):
-            with torch.inference_mode():
-                with autocast(device, precision):
-                    features = model(image)
-                predictions = features.predictions(samples)
-            metric.process({}, [prediction.to_dict() for prediction in predictions])
+
+        def add(features: Features, samples: list[Any]) -> None:
+            metric.process({}, [prediction.to_dict() for prediction in features.predictions(samples)])
+
+        pass_over(self.evaluation(model), model, add, precision)
         with silence():
-            return self.renamed(metric.evaluate(len(dataset)))
+            return Evaluation(self.renamed(metric.evaluate(len(dataset))))
 
     def _batches(
         self, model: nn.Module, dataset: BaseDataset, indices: Sequence[int], seed: tuple = (), as_samples: bool = False

@@ -10,12 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from facts.modules.modes import autocast
-from facts.modules.networks import run
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
-from facts.tasks.base import ClassLogits
+from facts.tasks.base import ClassLogits, Evaluation, pass_over
 from facts.tasks.language.benchmarks import Accuracy, accuracies
-from facts.utils.batches import gathered, shared, to_device
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
 from facts.utils.random import seed_of
@@ -100,18 +97,18 @@ class Language(ClassLogits):
     def input_shape(self, model: nn.Module) -> tuple[int, ...]:
         return (1, self.sequence_length)
 
-    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
+    ) -> Evaluation:
         """Measure the perplexity, and accuracies in percent: per benchmark and their mean."""
         metrics = {"perplexity": perplexity(model, self.evaluation(model), precision)}
         if benchmarks := self.benchmarks():
-            own = list(shared(benchmarks))
             settings: dict[str, Any] = {"accuracy": self.accuracy, "benchmark_folder": self.benchmark_folder}
             settings |= {"num_questions": self.num_questions, "precision": precision}
-            answered = accuracies(model, tokenizer_of(model), own, self.num_answers_at_once, **settings) if own else {}
-            found = dict(gathered([*answered.items()]))
+            found = accuracies(model, tokenizer_of(model), benchmarks, self.num_answers_at_once, **settings)
             metrics["accuracy"] = sum(found.values()) / len(found)
             metrics |= {f"accuracy_{name}": value for name, value in found.items()}
-        return metrics
+        return Evaluation(metrics)
 
     def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
         """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""
@@ -158,13 +155,11 @@ def losses_of_windows(
     model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
     """The summed loss and the number of next tokens of each window `[N]`, in float64 and in the order of the data."""
-    device, own = next(model.parameters()).device, []
-    model.eval()
-    for batch in shared(batches, "perplexity"):
-        tokens, targets = to_device(batch, device)
-        with torch.inference_mode(), autocast(device, precision):
-            pairs = zip(run(model, tokens).split(1), targets.split(1), strict=True)
-            losses = torch.stack([summed_cross_entropy(*pair) for pair in pairs])
-        own.append(torch.stack([losses.double().cpu(), (batch[1] != NOTHING).sum(dim=1)]))
-    losses, counts = torch.cat(gathered(own), dim=1)
+
+    def measure(logits: Tensor, targets: Tensor) -> Tensor:
+        pairs = zip(logits.split(1), targets.split(1), strict=True)
+        losses = torch.stack([summed_cross_entropy(*pair) for pair in pairs])
+        return torch.stack([losses.double(), (targets != NOTHING).sum(dim=1)]).cpu()
+
+    losses, counts = torch.cat(pass_over(batches, model, measure, precision), dim=1)
     return losses, counts

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from facts.tasks.hub_data import HUB, fetched
 from facts.tasks.language.base import Language, Split
 from facts.tasks.language.benchmarks import find_benchmarks
 from facts.utils.cache import content_key
-from facts.utils.hub import answers
+from facts.utils.hub import HUB, answers, fetched
 from facts.utils.options import options
 
 
