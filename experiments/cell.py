@@ -22,8 +22,8 @@ from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
+from facts.moments.collect import MemoryPolicy
 from facts.moments.losses import Loss, SampledLabels
-from facts.moments.memory import MemoryPolicy
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks import Task

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
+from facts.moments.collect import DEFAULT_POLICY, MemoryPolicy
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def execution_of(
     import torch
 
     from facts.calibration.execution import Execution
-    from facts.moments.memory import MemoryPolicy
+    from facts.moments.collect import MemoryPolicy
 
     blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
     memory = MemoryPolicy(moments=moments, checkpoint_blocks=blocks[checkpoint_blocks], layers_at_once=layers_at_once)

@@ -29,7 +29,7 @@ from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning
 from facts.models import CausalLM, OpenMMLabModel
-from facts.moments.memory import MemoryPolicy
+from facts.moments.collect import MemoryPolicy
 from facts.search import SEARCHES
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -5,7 +5,7 @@ from torch import nn
 from facts.calibration.selection import select_layers
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
-from facts.moments.capture import capturing
+from facts.moments.data_pass import capturing
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import make_model
 
