@@ -10,8 +10,7 @@ from torch import nn
 from facts.modules.networks import is_encoder, reads_tokens
 from facts.tasks import ImageFolder
 from facts.tasks.classification.base import evaluate_features, num_classes
-from facts.tasks.language.base import Split, losses_of_windows
-from facts.tasks.language.corpus import Corpus
+from facts.tasks.language import Corpus, Split, losses_of_windows
 
 Data = ImageFolder | Corpus
 

@@ -28,7 +28,7 @@ from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
 from facts.tasks.classification.base import data_config
-from facts.tasks.language.corpus import Corpus
+from facts.tasks.language import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),

@@ -1,24 +1,34 @@
-"""Language modelling: parts shared by all texts."""
+"""Language modelling: the perplexity of a text, and accuracy on multiple-choice benchmarks of lm-eval."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from huggingface_hub import constants
 from pydantic import Field
 from torch import Tensor, nn
 
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
-from facts.tasks.language.benchmarks import Accuracy, accuracies
 from facts.utils.cache import content_key
+from facts.utils.extras import needing
+from facts.utils.hub import HUB, answers, fetched
 from facts.utils.options import Count, options
 from facts.utils.random import seed_of
+from facts.utils.silence import silence
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
 
 Batch = tuple[Tensor, Tensor]
 Split = Literal["training", "evaluation"]
+Accuracy = Literal["acc", "acc_norm"]
 
 
 @options
@@ -124,6 +134,75 @@ class Language(ClassLogits):
         return [(tokens, next_tokens(tokens)) for tokens in found.split(self.batch_size)]
 
 
+@options
+class Corpus(Language):
+    """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
+
+    Rows of a data set are joined by blank lines, as is usual for WikiText; a file is read unchanged, so perplexities
+    differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
+    """
+
+    training_text: str
+    evaluation_text: str
+    benchmark_names: tuple[str, ...] = ()
+    benchmark_folder: str | None = None
+
+    def inspect(self) -> str:
+        texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+        if not self.benchmark_names:
+            return texts
+        find_benchmarks(self.benchmark_names, self.benchmark_folder)
+        if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
+            raise ConnectionError(
+                "lm-eval's questions are at the hub, which does not answer: connect the machine once, set "
+                "HF_HUB_OFFLINE=1 if they were fetched before, or give benchmark_folder, or benchmark_names=[]"
+            )
+        return f"{texts}, {len(self.benchmark_names)} benchmarks"
+
+    def text(self, split: Split) -> str:
+        return read_text(self.training_text if split == "training" else self.evaluation_text)
+
+    def benchmarks(self) -> tuple[str, ...]:
+        return self.benchmark_names
+
+    @property
+    def benchmarks_key(self) -> str:
+        """Hash of the names, the files in the folder and lm-eval's version, but not of questions on the hub."""
+        folder = Path(self.benchmark_folder or "")
+        files = sorted(folder.rglob("*")) if self.benchmark_folder else []
+        files = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
+        contents = {path.relative_to(folder): path.read_bytes() for path in files}
+        return content_key(self.benchmark_names, contents, version("lm_eval") if self.benchmark_names else None)
+
+
+def read_text(source: str) -> str:
+    """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
+    if source.startswith(HUB):
+        return fetched_text(source)
+    return Path(source).expanduser().read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=2)
+def fetched_text(source: str) -> str:
+    """Join the rows of a data set on the hub. Raises `ConnectionError` if it cannot be fetched."""
+    parts = source.removeprefix(HUB).split("/")
+    if len(parts) != 4:
+        raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
+    *_, configuration, split = parts
+    rows = fetched(source, configuration, split, 'the text as a file: evaluation_text="wiki.test.raw"')
+    return "\n\n".join(rows["text"])
+
+
+def _found(source: str) -> str:
+    """Describe a text without fetching it. Raises an `OSError` if it cannot be found."""
+    if source.startswith(HUB):
+        return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")
+    return f"{path} ({path.stat().st_size:,} bytes)"
+
+
 def tokenizer_of(model: nn.Module) -> Any:
     """The network's tokenizer. Raises `ValueError` if it has none."""
     tokenizer = getattr(model, "tokenizer", None)
@@ -163,3 +242,64 @@ def losses_of_windows(
 
     losses, counts = torch.cat(pass_over(batches, model, measure, precision), dim=1)
     return losses, counts
+
+
+def accuracies(
+    model: nn.Module,
+    tokenizer: Any,
+    benchmarks: Sequence[str | Mapping[str, Any]],
+    batch_size: int,
+    *,
+    accuracy: Accuracy = "acc",
+    benchmark_folder: str | None = None,
+    num_questions: int | None = None,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, float]:
+    """Zero-shot accuracy in percent by benchmark, each given by name or as an lm-eval task configuration.
+
+    `accuracy` compares the likelihoods of the choices (`acc`), or divides them by the choices' lengths (`acc_norm`);
+    benchmarks without `acc_norm` (winogrande) keep `acc`. Names come from YAML files in `benchmark_folder` or lm-eval.
+    Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a benchmark
+    that is unknown or has no accuracy.
+    """
+    manager = find_benchmarks(benchmarks, benchmark_folder)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
+    with silence():
+        network = HFLM(
+            pretrained=model,
+            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a padding token
+            backend="causal",
+            batch_size=batch_size,
+            mixed_precision_dtype=None if precision == torch.float32 else precision,
+        )
+        found = simple_evaluate(
+            network,
+            tasks=list(benchmarks),
+            task_manager=manager,
+            limit=num_questions,
+            bootstrap_iters=0,
+            log_samples=False,
+            random_seed=None,
+            numpy_random_seed=None,
+            torch_random_seed=None,
+        )["results"]
+    if without := [name for name in names if "acc,none" not in found[name]]:
+        raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
+    return {name: 100 * found[name].get(f"{accuracy},none", found[name]["acc,none"]) for name in names}
+
+
+def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
+    """Task manager for these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
+    names = [task for task in benchmarks if isinstance(task, str)]
+    with needing("llm", f"the benchmark {', '.join(names) or 'of questions'}"):
+        from lm_eval.tasks import TaskManager
+    with silence():
+        manager = TaskManager(include_path=folder, include_defaults=bool(names) and folder is None)
+    known = set(manager.all_tasks)
+    if unknown := [name for name in names if name not in known]:
+        where = f"in {folder}, which describes {', '.join(sorted(known)) or 'none'}" if folder else "in lm-eval"
+        raise ValueError(f"no benchmark is called {', '.join(unknown)} {where}")
+    return manager
