@@ -15,7 +15,7 @@ from torch import nn
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
-from facts.models.from_torchvision import classifiers
+from facts.models.builders import classifiers
 from facts.models.from_transformers import (
     TransformersModel,
     import_transformers,

@@ -33,7 +33,7 @@ def networks_after(incomplete: str) -> list[str]:
         return [kind for kind in (TIMM, TORCHVISION, TRANSFORMERS) if kind.startswith(incomplete)]
     import timm
 
-    from facts.models.from_torchvision import classifiers
+    from facts.models.builders import classifiers
 
     known = {f"{TIMM}{tag}" for tag in (*timm.list_models(), *timm.list_pretrained())}
     known |= {f"{TORCHVISION}{name}" for name in classifiers()}

@@ -10,7 +10,7 @@ from torch import nn
 from facts.decomposition.apply import Plan
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
-from facts.models.transplant import untrained
+from facts.models.openmmlab import untrained
 from facts.result import CompressionResult
 from facts.tasks import Task
 from facts.utils.stopwatch import timed

@@ -1,6 +1,6 @@
 """Detection and segmentation with OpenMMLab: COCO and ADE20K, or other data in their layouts.
 
-Networks are those of `facts.models.feature_network`.
+Networks are those of `facts.models.openmmlab`.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from facts.models.feature_network import Features
+from facts.models.openmmlab import Features
 from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
