@@ -17,7 +17,7 @@ from small_networks import small_qwen
 import facts
 from experiments.mini.language import PythonReference
 from facts.models import CausalLM
-from facts.tasks.language.base import perplexity, tokenized, windows
+from facts.tasks.language import perplexity, tokenized, windows
 
 NUM_TEST = 100  # windows
 

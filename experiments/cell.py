@@ -20,8 +20,8 @@ from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
+from facts.moments.collect import MemoryPolicy
 from facts.moments.losses import Loss, SampledLabels
-from facts.moments.memory import MemoryPolicy
 from facts.parts import KINDS
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES

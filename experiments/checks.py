@@ -27,7 +27,6 @@ from experiments.instantiation import instantiate
 from experiments.plan import choices, needs_of
 from experiments.record import PACKAGES
 from experiments.runner import open_cell, trained
-from experiments.workers import workers_of
 from facts.models import OpenMMLabModel, Recipe
 from facts.models.weights import sha256
 from facts.modules.modes import autocast, evaluating
@@ -84,7 +83,7 @@ def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
         yield from needed_by(cell.known_config, seen)
     columns = [[cell.known_config for cell in column] for column in by_data(cells)]
     columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
-    on_device, on_disk = needs_of(columns, workers_of(config))
+    on_device, on_disk = needs_of(columns)
     yield memory(on_gpu and torch.cuda.is_available(), on_device)
     yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
     for kind, cell_config in {kind_of(each): each for each in chain(*columns) if config.deep}.items():

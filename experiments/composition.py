@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from experiments.config import CONF
 
-OWN = (Path(CONF), Path(__file__).with_name("rivals"))  # folders that Hydra searches
+OWN = (Path(CONF), Path(__file__).with_name("baselines"))  # folders that Hydra searches
 
 
 def given_overrides() -> list[Override]:

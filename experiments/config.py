@@ -29,7 +29,7 @@ class Profile:
 
 @dataclass
 class Hardware:
-    """`memory` has the fields of `facts.moments.memory.MemoryPolicy`, `timing` has those of `TimingPolicy`."""
+    """`memory` has the fields of `facts.moments.collect.MemoryPolicy`, `timing` has those of `TimingPolicy`."""
 
     device: str = MISSING
     precision: str = MISSING

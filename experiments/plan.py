@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import lru_cache
-from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -27,13 +26,11 @@ from experiments.grid import GridCell, by_data
 from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, published_records, read_records
 from experiments.runner import open_cell, run_cell
-from experiments.workers import workers_of
 from facts.cost.count import count_params, meta_input
 from facts.cost.probe import Probe
 from facts.modules.modes import frozen
 from facts.modules.networks import run
-from facts.moments import Moment
-from facts.moments.memory import MemoryPolicy
+from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.tasks import Task
 
@@ -69,7 +66,7 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
     for name, cells in parts.items():
         if cells:
             columns = ([cell.known_config for cell in column] for column in by_data(cells))
-            memory, disk = needs_of(columns, workers_of(config))
+            memory, disk = needs_of(columns)
             table.add_row(name, str(len(cells)), time_of(cells, times), decimal(memory), decimal(disk))
     if num_blocked := sum(state.startswith("blocked") for state in states.values()):
         console.print(f"{num_blocked:,} cells are blocked: python -m experiments.doctor says why.")
@@ -129,35 +126,25 @@ def seconds_of(config: DictConfig, times: dict[tuple[str, ...], list[float]]) ->
     return times.get(choices(config, NETWORK + METHOD)) or times.get(choices(config, NETWORK), [])
 
 
-def needs_of(columns: Iterable[list[DictConfig]], num_workers: int = 1) -> tuple[int, int]:
-    """Count the bytes that columns need on the device and on disk, without loading weights or images.
-
-    Columns run one after another, or as many at once as there are workers, each of which may hold temporary files.
-    """
-    needs = [(0, 0, 0), *map(_needs_of, columns)]
-    memory, kept, temporary = zip(*needs, strict=True)
-    return max(memory), sum(kept) + sum(nlargest(num_workers, temporary))
+def needs_of(columns: Iterable[list[DictConfig]]) -> tuple[int, int]:
+    """Count the bytes that columns need on the device and on disk, without loading weights or images."""
+    on_device, on_disk = zip((0, 0), *map(_needs_of, columns), strict=True)
+    return max(on_device), sum(on_disk)
 
 
-def _needs_of(configs: list[DictConfig]) -> tuple[int, int, int]:
-    """Bytes on the device, on disk permanently, and on disk temporarily."""
+def _needs_of(configs: list[DictConfig]) -> tuple[int, int]:
     first, profile = configs[0], configs[0].profile.name
     task, memory = instantiate(first.task[profile]), MemoryPolicy(**first.hardware.memory)
     layers, num_params, kept = sizes_of(as_json(first.model[profile]), task, memory, tuple(first.excluded_names))
     low_rank = [(instantiate(config.estimator), config.cache) for config in configs if config.estimator["_target_"]]
     cached = {estimator for estimator, cache in low_rank if cache}
     saved = {moment for estimator in cached for moment in estimator.moments if moment.is_kept}
-    streamed = {moment for estimator, _ in low_rank for moment in estimator.moments if moment.on_disk}
-    held = {moment for estimator, _ in low_rank for moment in estimator.moments if not moment.on_disk}
-
-    def num_values(moments: Iterable[Moment], layers: list[tuple[int, int]]) -> int:
-        return sum(moment.num_values(*layer, task.num_calibration) for layer in layers for moment in moments)
-
-    most = max(num_values(held, group) for group in memory.groups(layers))
+    held = {moment for estimator, _ in low_rank for moment in estimator.moments}
+    most = max(sum(moment.num_held(*layer) for layer in group for moment in held) for group in memory.groups(layers))
     decomposition = sum(min(layer) * (sum(layer) + 1) for layer in layers)
-    saved_values = num_values(saved, layers) + len(cached) * decomposition
+    saved_values = sum(moment.num_values(*layer) for layer in layers for moment in saved) + len(cached) * decomposition
     device = BYTES * (num_params + most) + task.batch_size * kept
-    return device, BYTES * saved_values, BYTES * num_values(streamed, layers)
+    return device, BYTES * saved_values
 
 
 @lru_cache

@@ -149,11 +149,11 @@ def measure(cell: Cell) -> dict[str, Any]:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
     with timed(seconds, "evaluation"):
-        judgement = cell.task.judge(model, cell.execution.precision)
+        evaluation = cell.task.evaluate(model, cell.execution.precision)
     assert product.cost.flops is not None  # the shape is known
     cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
-    metrics = {**judgement.metrics, **cost, **product.metrics}
-    outcomes = {metric: packed(values) for metric, values in judgement.outcomes.items()}
+    metrics = {**evaluation, **cost, **product.metrics}
+    outcomes = {metric: packed(values) for metric, values in evaluation.outcomes.items()}
     fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
         with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):

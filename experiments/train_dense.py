@@ -14,8 +14,7 @@ from experiments.config import CONF
 from experiments.runner import started
 from facts.finetuning import Finetuning, finetune
 from facts.models import OpenMMLabModel
-from facts.models.feature_network import FeatureNetwork
-from facts.models.transplant import untrained
+from facts.models.openmmlab import FeatureNetwork, untrained
 from facts.tasks import Task
 from facts.utils import distributed
 from facts.utils.files import replacing

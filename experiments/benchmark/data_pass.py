@@ -3,12 +3,10 @@
 import argparse
 import multiprocessing
 import resource
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -77,25 +75,23 @@ def passes(setting: Setting, names: Iterable[str] = PASSES) -> Iterator[dict[str
     """Yield passes over the same batch, to call repeatedly; their sums stay allocated, as in a run of many batches."""
     model, batch = setting.build()
     calls: dict[str, Callable[[], None]] = {PLAIN: partial(plain_pass, model, *batch, setting.dtype)}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in set(names) & set(DATA_PASSES):
-            parts, estimators = DATA_PASSES[name]
-            prepared = facts.prepare(model, [batch], parts=parts, held_out=())
-            methods = (prepared.suited(ESTIMATORS[each]()) for each in estimators)
-            moments = dict.fromkeys(moment for method in methods for moment in method.moments)
-            if prepared.append_one:
-                moments[InputSum()] = None
-            run = MomentPass(
-                prepared.rewritten,
-                prepared.linears,
-                list(moments),
-                summed_cross_entropy,
-                setting.dtype,
-                Path(folder),
-                append_one=prepared.append_one,
-            )
-            calls[name] = partial(run.accumulate, [batch])
-        yield {name: calls[name] for name in names}
+    for name in set(names) & set(DATA_PASSES):
+        parts, estimators = DATA_PASSES[name]
+        prepared = facts.prepare(model, [batch], parts=parts, held_out=())
+        methods = (prepared.suited(ESTIMATORS[each]()) for each in estimators)
+        moments = dict.fromkeys(moment for method in methods for moment in method.moments)
+        if prepared.append_one:
+            moments[InputSum()] = None
+        run = MomentPass(
+            prepared.rewritten,
+            prepared.linears,
+            list(moments),
+            summed_cross_entropy,
+            setting.dtype,
+            append_one=prepared.append_one,
+        )
+        calls[name] = partial(run.accumulate, [batch])
+    yield {name: calls[name] for name in names}
 
 
 def plain_pass(model: nn.Module, images: Tensor, labels: Tensor, precision: torch.dtype) -> None:

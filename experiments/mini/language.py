@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from facts.models.from_transformers import import_transformers
-from facts.tasks.language.base import Language, Split
+from facts.tasks.language import Language, Split
 from facts.utils.cache import content_key
 from facts.utils.options import options
 

@@ -15,9 +15,8 @@ from pycocotools import mask as rle
 
 from experiments.mini.coloured import SIDE, Split, draw_disc, draw_ground, photographed, split_indices
 from experiments.mini.digits import load_digits
-from facts.tasks.dense import base
-from facts.tasks.dense.ade20k import ADE20K
-from facts.tasks.dense.coco import Coco
+from facts.tasks.dense import ADE20K, Coco
+from facts.tasks.dense import Split as Part
 from facts.utils.files import locked
 from facts.utils.options import options
 
@@ -41,7 +40,7 @@ class DigitSegmentation(ADE20K):
     def __post_init__(self):
         write_ade20k(Path(self.root))
 
-    def files(self, split: base.Split, pipeline: list) -> BaseSegDataset:
+    def files(self, split: Part, pipeline: list) -> BaseSegDataset:
         folders = self._folders(split)
         return BaseSegDataset(img_suffix=".png", metainfo={"classes": CLASSES}, data_prefix=folders, pipeline=pipeline)
 

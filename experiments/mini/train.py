@@ -37,7 +37,7 @@ from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.models.from_transformers import write_processors
 from facts.tasks import Task
 from facts.tasks.classification.base import Batch, are_right, percentage
-from facts.tasks.language.base import Language
+from facts.tasks.language import Language
 
 FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
 WITHIN = "experiments/mini/checkpoints"  # the start of the weights' paths in recipes

@@ -38,7 +38,7 @@ class ChangeEnergies(Moment):
     def shapes(self, d_in, d_out):
         return (), ()
 
-    def init_state(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out):
         return like.new_zeros(2, dtype=torch.float64), self.changes[layer].to(like)
 
     def add(self, total, batch):

@@ -11,7 +11,7 @@ from facts.estimators import Estimator, KroneckerFactors
 from facts.estimators.base import see_data
 from facts.estimators.whitening import square_root
 from facts.moments import FisherProducts, LayerMoments
-from facts.moments.products import make_probes
+from facts.moments.gradients import make_probes
 from facts.utils.options import options
 
 MAX_VALUES = 2**30  # in the products held at once: 4 GiB in float32, and as much for their probes
@@ -51,7 +51,6 @@ class FisherSimilarity(Analysis):
                     terms[name] = probe_terms(products, probes, factors)
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}; leave it out") from error
-        subject.calibration.release(subject.estimator)
         mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
         return Findings(
             {"cosine": mean.value, "cosine_error": mean.standard_error},

@@ -124,7 +124,7 @@ def collect_tokens(
     """Fill a store for each layer in one forward and backward pass."""
     stores = {name: TokenStore() for name in layers}
     data_pass = DataPass(model, layers, lambda name, batch: stores[name].add(batch), loss, precision, needs_grads=True)
-    data_pass.run(with_progress(batches, "tokens"))
+    data_pass.run(batches, "tokens")
     return stores
 
 

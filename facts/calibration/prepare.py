@@ -1,6 +1,5 @@
 """Preparation of a network for compression: its parts, its data and its loss, in one object."""
 
-import itertools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,24 +36,23 @@ from facts.modules.forms import FORMS, PLAIN, Form, FormName, refuse_unknown_for
 from facts.modules.lowrank import LinearLayer
 from facts.modules.modes import autocast
 from facts.modules.networks import is_encoder, noise
-from facts.moments.collect import LayerMoments, collect_moments
-from facts.moments.features import SampledFeatures, scales_of
+from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
 from facts.moments.losses import (
     Loss,
     OutputError,
+    SampledFeatures,
     SampledLabels,
     SampledTargets,
     SquaredError,
     kl_divergence,
     on_given_labels,
+    scales_of,
     squared_error,
     summed_cross_entropy,
 )
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.statistics import InputSum, Moment
 from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten, with_convolutions
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, is_pattern, select_layers
-from facts.utils import distributed
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of
 from facts.utils.sources import shared_code
@@ -242,7 +240,7 @@ class Calibration:
         """Cache the moments that estimators need, collected together; skip estimators with cached decompositions."""
         suited = map(self.suited, estimators)
         waiting = [estimator for estimator in suited if not are_decomposed(self.cache, estimator)]
-        wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments)
+        wanted = dict.fromkeys(moment for estimator in waiting for moment in estimator.moments if moment.is_kept)
         for names in self.groups() if wanted else ():
             self.moments(wanted, names)
 
@@ -253,10 +251,7 @@ class Calibration:
         return Cache(self.cache.folder / content_key(list(names)))
 
     def decompositions(self, estimator: Estimator) -> dict[str, Decomposition]:
-        """Decompose every layer (moments, factors, SVD), one group of layers after another; or read the cache.
-
-        Other processes with the same work wait, since gradients are deleted after use.
-        """
+        """Decompose every layer (moments, factors, SVD), one group of layers after another; or read the cache."""
         if estimator.moments and self.data is None:
             name = type(estimator).__name__
             raise ValueError(f"{name} needs calibration data: an iterable of (inputs, targets) batches")
@@ -280,20 +275,10 @@ class Calibration:
             layers = {name: self.linears[name] for name in names}
             append_one = self.append_one if estimator.moments else frozenset()
             with stage("decomposition"):
-                # Processes wait for each other before the moments are freed: some lie in files of the main process.
-                decompositions |= distributed.on_all_ranks(
-                    partial(decompose_layers, layers, self.part_of, last, moments, append_one)
-                )
+                decompositions |= decompose_layers(layers, self.part_of, last, moments, append_one)
         with stage("decomposition"):
             save_decompositions(self.cache, estimator, decompositions)
-        self.release(estimator)
         return decompositions
-
-    def release(self, estimator: Estimator) -> None:
-        """Delete from the cache the moments that are too large to be kept after use."""
-        for moment, names in itertools.product(estimator.moments, self.groups()):
-            if not moment.is_kept and (cache := self._cache_of(names)):
-                moment.delete(cache)
 
     def latency_table(self, num_turns: int) -> LatencyTable:
         """Times of the parts on the first batch, measured on first use."""

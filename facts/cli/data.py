@@ -1,17 +1,16 @@
 """Data on the command line: their names, and the metrics measured on them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from facts.modules.networks import is_encoder, reads_tokens
-from facts.tasks.classification.encoder import judge_features
-from facts.tasks.classification.image_folder import ImageFolder, image_data
-from facts.tasks.classification.preprocessing import num_classes
-from facts.tasks.language.base import Split, losses_of_windows
-from facts.tasks.language.corpus import Corpus
+from facts.tasks import ImageFolder
+from facts.tasks.classification.base import evaluate_features, num_classes
+from facts.tasks.language import Corpus, Split, losses_of_windows
 
 Data = ImageFolder | Corpus
 
@@ -24,7 +23,9 @@ def data_of(
         raise ValueError("--data is empty: name a folder, a text file or a data set")
     options = {name: value for name, value in options.items() if value is not None}
     if not reads_tokens(model):
-        return image_data(data, **options)
+        images = ImageFolder(root=Path(data).expanduser(), **options)
+        images.inspect()
+        return images
     options.pop("num_workers", None)  # windows of tokens are in memory
     if not options.pop("whole", True):
         raise ValueError("--unseen is for images: all of a text is measured, so name one not used to calibrate")
@@ -92,9 +93,9 @@ def measured(task: Data, model: nn.Module, original: nn.Module, precision: torch
         losses, counts = losses_of_windows(model, task.evaluation(model), precision)
         outcomes = {"perplexity": losses / counts}
     elif is_encoder(model):
-        outcomes = judge_features(model, original, *task.for_features(model), precision)
+        outcomes = evaluate_features(model, original, *task.for_features(model), precision)
     else:
-        outcomes = {"top1": 100 * task.judge(model, precision).outcomes["top1"].double()}
+        outcomes = {"top1": 100 * task.evaluate(model, precision).outcomes["top1"].double()}
     found = {}
     for name, samples in outcomes.items():
         value, scale = samples.mean(), 1.0

@@ -36,7 +36,7 @@ def evaluate(
     the same folder, give `--unseen`: without `train` and `val`, half of the images calibrated it. Perplexity depends on
     the window length: give the same `--sequence-length` as for `facts compress`.
 
-    An encoder (of transformers, or with `--num-classes 0`) is judged on unseen images: by the relative squared error
+    An encoder (of transformers, or with `--num-classes 0`) is measured on unseen images: by the relative squared error
     and the cosine of its features to the original's (give its weights as `--weights` if they are not published); and,
     if the images have classes, by nearest neighbours and a linear classifier among the other images (scikit-learn).
     """

@@ -54,7 +54,7 @@ def models(part: str) -> dict[str, list[str]]:
     """Names of networks that contain `part`, and the tags of timm's published weights for each, the default first."""
     import timm
 
-    from facts.models.from_torchvision import classifiers
+    from facts.models.builders import classifiers
 
     found: dict[str, list[str]] = {name: [] for name in timm.list_models(f"*{part.removeprefix(TIMM)}*")}
     for full in timm.list_pretrained():

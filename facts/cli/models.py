@@ -15,7 +15,7 @@ from torch import nn
 from facts.cli.options import TIMM, TORCHVISION, TRANSFORMERS
 from facts.finetuning.recovery import HALVES
 from facts.models import CausalLM, ImageClassifier, ImageEncoder, Recipe, TimmModel, TorchvisionModel
-from facts.models.from_torchvision import classifiers
+from facts.models.builders import classifiers
 from facts.models.from_transformers import (
     TransformersModel,
     import_transformers,
@@ -27,8 +27,8 @@ from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks.classification.preprocessing import data_config
-from facts.tasks.language.corpus import Corpus
+from facts.tasks.classification.base import data_config
+from facts.tasks.language import Corpus
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {
     TIMM: (TimmModel, timm.models.is_model, timm.list_models),

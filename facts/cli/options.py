@@ -33,7 +33,7 @@ def networks_after(incomplete: str) -> list[str]:
         return [kind for kind in (TIMM, TORCHVISION, TRANSFORMERS) if kind.startswith(incomplete)]
     import timm
 
-    from facts.models.from_torchvision import classifiers
+    from facts.models.builders import classifiers
 
     known = {f"{TIMM}{tag}" for tag in (*timm.list_models(), *timm.list_pretrained())}
     known |= {f"{TORCHVISION}{name}" for name in classifiers()}
@@ -109,8 +109,9 @@ Images = Annotated[
         DATA,
         "Images: a folder of class folders, or one with [bold]train[/] and [bold]val[/] folders of them; without "
         "these, `facts compress` keeps half of the images for evaluation. Class folders are named after ImageNet's "
-        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a Hugging "
-        "Face data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
+        "synsets or the network's classes, or are in their order; otherwise the network draws the labels. Or a folder "
+        "with [bold]labels.csv[/], whose columns are `file` and `label`, the network's own index. Or a Hugging Face "
+        "data set: [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/] (the last two are optional), or a folder "
         "by `save_to_disk`.\n\nLanguage models: a text file, or [bold]hub:OWNER/DATASET/CONFIGURATION/SPLIT[/].",
         "--data",
         metavar="FOLDER|TEXT",
@@ -186,7 +187,7 @@ def execution_of(
     import torch
 
     from facts.calibration.prepare import Execution
-    from facts.moments.memory import MemoryPolicy
+    from facts.moments.collect import MemoryPolicy
 
     blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
     memory = MemoryPolicy(moments=moments, checkpoint_blocks=blocks[checkpoint_blocks], layers_at_once=layers_at_once)

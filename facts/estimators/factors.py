@@ -1,8 +1,5 @@
 """Factors of one layer from its tensors, without a model: for studies, tests and your own training loops."""
 
-import tempfile
-from pathlib import Path
-
 from torch import Tensor
 
 from facts.estimators import ESTIMATORS, Estimator, KroneckerFactors
@@ -33,15 +30,14 @@ def estimate_factors(
     batch = LayerBatch(
         split_samples(inputs, len(inputs), "inputs"), split_samples(output_grads, len(inputs), "output_grads")
     )
-    with tempfile.TemporaryDirectory() as folder:
 
-        def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
-            totals = {}
-            for moment in (Counts(), *moments):
-                total = moment.init_state("layer", batch.x, d_in, d_out, Path(folder) / moment.key)
-                moment.add(total, batch)
-                totals[moment] = moment.finalize(total)
-            return {"layer": LayerMoments(totals)}
+    def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
+        totals = {}
+        for moment in (Counts(), *moments):
+            total = moment.init_state("layer", batch.x, d_in, d_out)
+            moment.add(total, batch)
+            totals[moment] = moment.finalize(total)
+        return {"layer": LayerMoments(totals)}
 
-        estimator, moments = see_data(estimator, collect)
-        return estimator.factors(moments["layer"])
+    estimator, moments = see_data(estimator, collect)
+    return estimator.factors(moments["layer"])

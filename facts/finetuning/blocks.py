@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from facts.modules.heads import PaddedHeads
 from facts.modules.lowrank import LowRankLayer
 from facts.moments.batch import at_least_float32
-from facts.moments.checkpointing import blocks_of
+from facts.moments.data_pass import blocks_of
 from facts.moments.statistics import at_least_tiny
 
 

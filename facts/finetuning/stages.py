@@ -9,7 +9,7 @@ from torch import nn
 
 from facts.finetuning.recipe import Finetuning
 from facts.finetuning.training import finetune
-from facts.models.transplant import untrained
+from facts.models.openmmlab import untrained
 from facts.parts import Plan
 from facts.result import CompressionResult
 from facts.tasks import Task

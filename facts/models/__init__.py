@@ -1,7 +1,6 @@
 """Networks: timm's and torchvision's by name, OpenMMLab's and transformers' by configuration, and MambaVision."""
 
-from facts.models.builders import MambaVisionModel, Recipe, TimmModel
-from facts.models.from_torchvision import TorchvisionModel
+from facts.models.builders import MambaVisionModel, Recipe, TimmModel, TorchvisionModel
 from facts.models.from_transformers import CausalLM, ImageClassifier, ImageEncoder, ImageTextModel
 from facts.models.mambavision import MambaVision
 from facts.models.openmmlab import OpenMMLabModel

@@ -1,4 +1,7 @@
-"""Recipes: a few plain values from which a network is built, so that a saved folder can hold them as JSON."""
+"""Recipes: a few plain values from which a network is built, so that a saved folder can hold them as JSON.
+
+Those of timm, torchvision and MambaVision are here.
+"""
 
 import re
 import sys
@@ -9,13 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import timm
+import torch
 from pydantic import Field, field_validator
+from timm.layers import DropPath
 from torch import Tensor, nn
+from torchvision import models
 
 from facts.models.mambavision import VARIANTS, MambaVision
 from facts.models.weights import fetch, fetched, find_checkpoint, find_published, load_strictly, read_checkpoint, sha256
 from facts.utils.options import options
 
+NUM_CLASSES = 1000  # of all published weights of torchvision
+OTHERS = ("googlenet", "inception_v3", "mnasnet*", "regnet*", "vit_h_14")  # a name and tensors cannot rebuild these
 PRESCRIBED = {"input_size", "num_classes"}  # settings that may differ from timm's table of published weights
 
 
@@ -145,6 +153,67 @@ class TimmModel(Recipe):
 
 
 @options
+class TorchvisionModel(Recipe):
+    """A torchvision image classifier, given by its name, such as `resnet50`; `pretrained` loads its default weights.
+
+    Images are prepared as for the default weights, through a `pretrained_cfg` like timm's.
+    """
+
+    kind: ClassVar[str] = "torchvision"
+    tag: str
+
+    @property
+    def name(self) -> str:
+        return self.tag
+
+    @property
+    def repository(self) -> str:
+        return ""
+
+    @property
+    def published(self) -> Any:
+        return models.get_model_weights(self.tag).DEFAULT
+
+    def checkpoint(self) -> Path | None:
+        if self.weights != "pretrained":
+            return super().checkpoint()
+        path = Path(torch.hub.get_dir(), "checkpoints", Path(self.published.url).name)
+        return path if path.is_file() else None
+
+    def architecture(self) -> nn.Module:
+        return self._described(models.get_model(self.tag, weights=None, **self.arguments))
+
+    def build(self) -> nn.Module:
+        """Build the network; torchvision loads its own weights, since older files name tensors differently."""
+        if self.weights != "pretrained":
+            return super().build()
+        if self.arguments.get("num_classes", NUM_CLASSES) != NUM_CLASSES:
+            raise ValueError(f"the published weights of {self.tag} are for 1,000 classes: set weights to your own file")
+        try:
+            model = self._described(models.get_model(self.tag, weights=self.published, **self.arguments))
+        except (OSError, RuntimeError) as error:  # the latter if the file is damaged
+            message = f"the weights of {self.tag} could not be fetched from {self.published.url} ({error})"
+            raise FileNotFoundError(f"{message}: connect once, or set weights to a checkpoint file") from error
+        model.recipe = self  # type: ignore[assignment]
+        return model.eval()
+
+    def _described(self, model: nn.Module) -> nn.Module:
+        """Add the attributes by which timm's networks describe their images and classes."""
+        images = self.published.transforms()
+        (size,), (resized,) = images.crop_size, images.resize_size
+        how = {"crop_pct": size / resized, "interpolation": images.interpolation.value}
+        cfg = {"input_size": (3, size, size), **how, "mean": tuple(images.mean), "std": tuple(images.std)}
+        vars(model).update(pretrained_cfg=cfg, num_classes=self.arguments.get("num_classes", NUM_CLASSES))
+        return model
+
+    def refuse_foreign(self) -> None:
+        super().refuse_foreign()
+        loading = any(name.startswith(("weights", "pretrained")) for name in self.arguments)
+        if loading or self.tag not in classifiers():
+            raise ValueError(f"torchvision's {self.tag} is not a known classifier, or would load something")
+
+
+@options
 class MambaVisionModel(Recipe):
     """This package's MambaVision, given by the name of its size."""
 
@@ -167,6 +236,46 @@ class MambaVisionModel(Recipe):
         if not all(name.startswith("model.") for name in tensors):
             return tensors
         return {name.removeprefix("model.").replace(".g_", ".gamma_"): tensor for name, tensor in tensors.items()}
+
+
+def differing_options(model: nn.Module, plain: nn.Module) -> dict[str, Any]:
+    """Find the options of `timm.create_model` in which a network differs from the plain one of the same name."""
+    usual = _options_of(plain)
+    return {name: value for name, value in _options_of(model).items() if value not in (None, usual[name])}
+
+
+def _options_of(model: nn.Module) -> dict[str, Any]:
+    """Common options as timm's networks record them; None for an option that a network does not record."""
+    first = dict(model.named_parameters()).get(f"{model.pretrained_cfg.get('first_conv')}.weight")
+    embedding = getattr(model, "patch_embed", getattr(model, "stem", None))
+    image = getattr(embedding, "img_size", None)
+    pool = getattr(model, "global_pool", None)
+    return {
+        "in_chans": None if first is None else first.shape[1],
+        "img_size": list(image) if isinstance(image, tuple) else None,
+        "global_pool": pool if isinstance(pool, str) else getattr(pool, "pool_type", None),
+        "drop_rate": getattr(model, "drop_rate", _dropout(model, "head_drop")),
+        "proj_drop_rate": _dropout(model, "proj_drop"),
+        "attn_drop_rate": _dropout(model, "attn_drop"),
+        "drop_path_rate": max(
+            (_rate(path.drop_prob) for path in model.modules() if isinstance(path, DropPath)), default=None
+        ),
+    }
+
+
+def _dropout(model: nn.Module, name: str) -> float | None:
+    """Rate of the first `nn.Dropout` with this name; all blocks have the same."""
+    found = (module for path, module in model.named_modules() if path.rpartition(".")[2] == name)
+    return next((_rate(module.p) for module in found if isinstance(module, nn.Dropout)), None)
+
+
+def _rate(probability: float) -> float:
+    """Undo timm's rounding to float32: 0.1 rather than 0.10000000149."""
+    return round(probability, 6)
+
+
+def classifiers() -> list[str]:
+    return models.list_models(module=models, exclude=OTHERS)
 
 
 def refuse_references(values: Any, where: str) -> None:

@@ -1,7 +1,7 @@
 """Temporary modes of a network: evaluation, frozen parameters, autocast, other forward functions."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -42,6 +42,19 @@ def frozen(model: nn.Module) -> Iterator[None]:
         finally:
             for parameter in trainable:
                 parameter.requires_grad_(True)
+
+
+@contextmanager
+def hooked(
+    after: Iterable[tuple[nn.Module, Callable]] = (), before: Iterable[tuple[nn.Module, Callable]] = ()
+) -> Iterator[None]:
+    """Register forward hooks, and pre-hooks, which get keyword arguments too, on modules within the block."""
+    with ExitStack() as stack:
+        for module, hook in after:
+            stack.callback(module.register_forward_hook(hook).remove)
+        for module, hook in before:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        yield
 
 
 @contextmanager

@@ -1,13 +1,11 @@
-"""Moments of every layer, from one data pass or from the cache."""
+"""Moments of every layer, from one data pass or from the cache, within the memory of the device."""
 
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +13,68 @@ from torch.utils._pytree import tree_map_only
 
 from facts.modules.lowrank import LinearLayer
 from facts.moments.batch import LayerBatch, at_least_float32
-from facts.moments.data_pass import DataPass
+from facts.moments.data_pass import DataPass, blocks_of, least
 from facts.moments.losses import Loss, summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
-from facts.moments.statistics import Counts, Moment, file_name
-from facts.utils.batches import shared, within_memory
+from facts.moments.statistics import Counts, Moment
+from facts.utils.batches import within_memory
 from facts.utils.cache import Cache
-from facts.utils.files import ScratchFolder
-from facts.utils.stopwatch import waiting
+from facts.utils.options import Count, options
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHARE_OF_MOMENTS = 0.5  # of the free memory; the rest is for the passes
+
+
+@options
+class MemoryPolicy:
+    """Placement of moments, number of layers at a time, and memory of a pass.
+
+    `moments` are on the `device`, in main memory (`host`), or with `auto` on the device up to half of its free memory.
+    With `halve_batches`, a pass that runs out of memory starts again with each batch in two parts, then in four, and so
+    on; sums that a method defines per batch then cover smaller batches. With `checkpoint_blocks`, a pass with gradients
+    recomputes the activations within blocks instead of keeping them, which takes a fifth longer; `auto` does so on a
+    CPU. A data pass covers `layers_at_once` layers, which are decomposed before the next pass; None covers all.
+    """
+
+    moments: Literal["auto", "device", "host"] = "auto"
+    halve_batches: bool = True
+    checkpoint_blocks: bool | Literal["auto"] = False
+    layers_at_once: Count | None = None
+
+    def blocks(self, model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+        """The blocks that a pass with gradients runs twice. Raises `ValueError` if no layer is in a block."""
+        if not self.checkpoint_blocks:
+            return []
+        layers = list(layers)
+        by_itself = self.checkpoint_blocks == "auto"
+        if by_itself and next(model.parameters()).device.type != "cpu":
+            return []
+        blocks = blocks_of(model, layers)
+        if not blocks and not by_itself:
+            raise ValueError(
+                f"{type(model).__name__} has no blocks to checkpoint: none of its {len(layers)} layers is in an "
+                "entry of an nn.ModuleList or nn.Sequential; leave MemoryPolicy(checkpoint_blocks=False)"
+            )
+        return blocks
+
+    def groups(self, layers: Iterable[T]) -> list[list[T]]:
+        """Divide the layers, in order, into groups whose moments are in memory at the same time."""
+        layers = list(layers)
+        size = self.layers_at_once or len(layers) or 1
+        return [layers[start : start + size] for start in range(0, len(layers), size)]
+
+    def room_for_moments(self, device: torch.device) -> float:
+        """Bytes of the device that moments may take."""
+        free = math.inf
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info(device)[0]
+        return {"host": 0, "auto": SHARE_OF_MOMENTS * free, "device": math.inf}[self.moments]
+
+
+DEFAULT_POLICY = MemoryPolicy()
 
 
 @dataclass
@@ -33,7 +83,6 @@ class LayerMoments:
 
     totals: dict[Moment, Any]
     device: torch.device | None = None  # where moments are read; some are kept in main memory until then
-    scratch: ScratchFolder | None = None  # lives as long as the moments, some of which are stored in it
 
     def __getitem__(self, moment: Moment) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), self.totals[moment])
@@ -65,14 +114,12 @@ def collect_moments(
     `calibration` yields `(inputs, targets)`; `loss(outputs, targets)` is the sum of the samples' losses.
     `precision` is the autocast type of the model's passes; sums are float32 or better. Inputs of the layers in
     `append_one` become `[x, 1]`, which adds 1 to d_in. `cache` must belong to this model, layers, data, loss and
-    precision; processes that share it take turns. Under `torchrun` each process takes its share of the batches, and
-    every process gets all moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
+    precision; processes that share it take turns. Processes started by torchrun divide the batches, and each gets all
+    moments. Raises `ValueError` for NaN or infinity in a layer and for a layer that never ran.
     """
     device = next(model.parameters()).device
     all_layers, layers = layers, {name: layer for name, layer in layers.items() if only is None or name in only}
     wanted = dict.fromkeys([Counts(), *moments])
-    scratch = None if cache else ScratchFolder()
-    folder = cache.folder if cache else scratch.path  # type: ignore[union-attr]
     known = _cached(wanted, cache, layers, device)
     if known.keys() < wanted.keys():
         with cache.locked("data_pass") if cache else nullcontext():
@@ -83,17 +130,16 @@ def collect_moments(
                 log.info("data pass for %d moments of %d layers", len(missing), len(layers))
 
                 def collect(num_parts: int) -> dict[Moment, dict[str, Any]]:
-                    room = memory.room_for_moments(device)
-                    data_pass = MomentPass(
-                        model, layers, missing, loss, precision, folder, room, num_parts, blocks, append_one
+                    room = least(memory.room_for_moments(device))
+                    return MomentPass(model, layers, missing, loss, precision, room, num_parts, blocks, append_one).run(
+                        calibration
                     )
-                    return data_pass.run(calibration)
 
                 known |= within_memory(collect, memory.halve_batches)
             if cache:
-                for moment in missing:
+                for moment in (moment for moment in missing if moment.is_kept):
                     moment.save(cache, known[moment])
-    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device, scratch) for name in layers}
+    return {name: LayerMoments({moment: known[moment][name] for moment in wanted}, device) for name in layers}
 
 
 def _cached(
@@ -115,33 +161,36 @@ class MomentPass:
     moments: list[Moment]
     loss: Loss
     precision: torch.dtype
-    folder: Path
     room: float = math.inf
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
     append_one: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        self.num_samples = 0
         self.elsewhere: set[tuple[Moment, str]] = set()
         self.totals = {moment: {name: self._place(moment, name) for name in self.layers} for moment in self.moments}
 
     def run(self, calibration: Iterable[tuple[Any, Any]]) -> dict[Moment, dict[str, Any]]:
         """Run the pass; return the finished moments, by moment and layer."""
-        sums = (moment.reducible(total) for moment, totals in self.totals.items() for total in totals.values())
-        self.accumulate(waiting(shared(calibration, "calibration")), chain.from_iterable(sums))
+        self.accumulate(calibration)
         return {
             moment: {name: moment.finalize(totals.pop(name)) for name in self.layers}
             for moment, totals in self.totals.items()
         }
 
-    def accumulate(self, batches: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> None:
-        """Add batches to the totals; then add up `sums` over the processes."""
+    def accumulate(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        """Add batches to the totals, over all processes."""
         needs_grads = any(moment.needs_grads for moment in self.moments)
         data_pass = DataPass(
             self.model, self.layers, self._add, self.loss, self.precision, needs_grads, self.num_parts, self.blocks
         )
-        self.num_samples = data_pass.run(batches, self.num_samples, sums)
+        sums = (
+            tensor
+            for moment, totals in self.totals.items()
+            for total in totals.values()
+            for tensor in moment.reducible(total, data_pass.next_sample)
+        )
+        data_pass.run(batches, "calibration", sums)
 
     def _add(self, name: str, batch: LayerBatch) -> None:
         if name in self.append_one:
@@ -150,7 +199,8 @@ class MomentPass:
             if (moment, name) in self.elsewhere:
                 part = self._init_state(moment, name, batch.x.device)
                 moment.add(part, batch)
-                for total, addend in zip(moment.reducible(totals[name]), moment.reducible(part), strict=True):
+                sums = (moment.reducible(total, batch.num_samples) for total in (totals[name], part))
+                for total, addend in zip(*sums, strict=True):
                     total += addend.to(total.device)
             else:
                 moment.add(totals[name], batch)
@@ -168,7 +218,7 @@ class MomentPass:
     def _init_state(self, moment: Moment, name: str, device: torch.device) -> Any:
         weight = next(self.layers[name].parameters())
         like = at_least_float32(weight[:0].detach()).to(device)
-        return moment.init_state(name, like, *self._widths(name), self.folder / file_name(moment, name))
+        return moment.init_state(name, like, *self._widths(name))
 
     def _widths(self, name: str) -> tuple[int, int]:
         layer = self.layers[name]

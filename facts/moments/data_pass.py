@@ -1,19 +1,32 @@
-"""Pass of calibration batches through a network: forward and, if gradients are needed, backward."""
+"""The data pass: batches through a network, and every linear's inputs and output gradients out of it.
 
-from collections.abc import Callable, Iterable, Mapping
+Hooks note the inputs of each call of a linear in the forward pass, and its output gradient in the backward pass. Once
+all calls of a linear are complete, it is handed over and its tensors are freed. A checkpointed block keeps no
+activations: it runs again in the backward pass, and the inputs of its linears are noted then.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from facts.modules.lowrank import LinearLayer
-from facts.modules.modes import autocast, without_autocast
+from facts.modules.modes import autocast, frozen, hooked, replaced_forwards, without_autocast
 from facts.modules.networks import run
-from facts.moments.batch import LayerBatch
-from facts.moments.capture import Capture, capturing
+from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
-from facts.utils.batches import batch_size, gathered, in_parts, numbered, to_device
+from facts.utils import distributed
+from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.progress import with_progress
+from facts.utils.stopwatch import waiting
 
 
 @dataclass
@@ -32,36 +45,58 @@ class DataPass:
     needs_grads: bool
     num_parts: int = 1
     blocks: Iterable[nn.Module] = ()
-    first_sample: int = field(default=0, init=False)
+    next_sample: int = field(default=0, init=False)  # its position in the data
     finite: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
-    def run(self, own: Iterable[tuple[Any, Any]], first_sample: int = 0, sums: Iterable[Tensor] = ()) -> int:
-        """Run this process's share of the batches; then add up `sums` over processes.
+    def run(
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        what: str,
+        sums: Iterable[Tensor] | None = None,
+        first_sample: int = 0,
+    ) -> int:
+        """Run the batches, and show their number as the progress of `what`.
 
-        `first_sample` is the position in the data of the first sample over all processes. Returns the position after
-        the last one. Raises `ValueError` if the data are empty, a layer never runs, or its values are not finite.
+        With `sums`, which `add` fills, each process that torchrun started runs its share of the batches, and the sums
+        are then added up over the processes, in place. `first_sample` is the position of the first sample in the data;
+        returns that after the last one. Raises `ValueError` if the data are empty, a layer never runs, or its values
+        are not finite.
         """
-        seen, exact = 0, without_autocast(next(self.model.parameters()).device)
+        with nullcontext() if sums is not None else distributed.alone():
+            return distributed.on_all_ranks(partial(self._run, batches, what, sums or (), first_sample))
+
+    def _run(self, batches: Iterable[Any], what: str, sums: Iterable[Tensor], position: int) -> int:
+        rank, num_processes, start = distributed.rank(), distributed.size(), position
+        own = waiting(with_progress(distributed.shard(batches), what))
+        exact = without_autocast(next(self.model.parameters()).device)
         with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
-            for number, position, batch in numbered(own, sums):
-                loss = self.loss
-                if isinstance(loss, SampledTargets):
-                    loss = loss.drawn(loss.seed, number)
-                self.first_sample = first_sample + position
-                seen += batch_size(batch[0])
-                for part in in_parts(batch, self.num_parts):
-                    capture.start_batch(batch_size(part[0]))
-                    self._pass(capture, loss, part)
-                    self._check_finite(number)
-                    self.first_sample += capture.num_samples
-        if not (seen := sum(gathered([seen]))):
+            for turn in count():
+                batch = next(own, None)
+                sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
+                if batch is not None:
+                    self.next_sample = position + sum(sizes[:rank])
+                    self._batch(capture, batch, turn * num_processes + rank)
+                if not any(sizes):  # a process without batches left waits for the others
+                    break
+                position += sum(sizes)
+        if position == start:
             raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
-        ran = set().union(*gathered([capture.ever_ran]))
+        ran = set().union(*distributed.all_gather(capture.ever_ran))
         if silent := [name for name in self.layers if name not in ran]:
             raise ValueError(f"layers that never ran on the calibration data: {', '.join(silent)}; leave them out")
-        return first_sample + seen
+        self.next_sample = position
+        distributed.all_reduce(sums)
+        return position
 
-    def _pass(self, capture: Capture, loss: Loss, batch: tuple[Any, Any]) -> None:
+    def _batch(self, capture: "Capture", batch: tuple[Any, Any], number: int) -> None:
+        loss = self.loss.drawn(self.loss.seed, number) if isinstance(self.loss, SampledTargets) else self.loss
+        for part in in_parts(batch, self.num_parts):
+            capture.start_batch(batch_size(part[0]))
+            self._pass(capture, loss, part)
+            self._check_finite(number)
+            self.next_sample += capture.num_samples
+
+    def _pass(self, capture: "Capture", loss: Loss, batch: tuple[Any, Any]) -> None:
         device = next(self.model.parameters()).device
         inputs, targets = to_device(batch, device)
         with torch.set_grad_enabled(self.needs_grads):
@@ -78,7 +113,7 @@ class DataPass:
                 capture.finish_batch()
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
-        batch = LayerBatch(x, g, self.first_sample)
+        batch = LayerBatch(x, g, self.next_sample)
         # Kept on the device and read once per batch: a check here would synchronise the device at every layer.
         self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))
         self.add(name, batch)
@@ -97,3 +132,200 @@ class DataPass:
                     f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
                     "check the data and the weights, or use precision float32"
                 )
+
+
+def least(value: float) -> float:
+    """The least of the processes' values."""
+    return min(distributed.all_gather(value))
+
+
+@dataclass
+class _Call:
+    """One call of a layer in a forward pass; its gradient arrives later, as do the inputs in a checkpointed block."""
+
+    output_shape: torch.Size
+    inputs: Tensor | None = None
+    inputs_version: int = 0
+    output_grad: Tensor | None = None
+
+
+class _BlockCall:
+    """One call of a checkpointed block: first with the given arguments, then `again` with the kept ones.
+
+    `awaited` holds the calls of captured layers whose inputs come with the second run, by layer and in order.
+    """
+
+    def __init__(self, block: nn.Module, forward: Callable, arguments: tuple[tuple, dict[str, Any]], copy: bool):
+        self.block, self.forward, self.again = block, forward, False
+        self.given: tuple[tuple, dict[str, Any]] | None = arguments
+        self.kept: tuple[tuple, dict[str, Any]] | None = tree_map_only(Tensor, partial(_kept, copy=copy), arguments)
+        self.versions = [tensor._version for tensor in self.tensors()]
+        self.awaited: defaultdict[str, deque[_Call]] = defaultdict(deque)
+
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)]
+
+    def run(self) -> Any:
+        if self.given is not None:
+            arguments, self.given = self.given, None
+        else:  # on copies, since the block may change its arguments
+            arguments, self.kept, self.again = tree_map_only(Tensor, Tensor.clone, self.kept), None, True
+        args, kwargs = arguments
+        return self.forward(*args, **kwargs)
+
+
+def _kept(tensor: Tensor, copy: bool) -> Tensor:
+    """Detach a tensor from its graph; it starts a new graph if it required gradients."""
+    kept = tensor.detach()
+    return (kept.clone() if copy else kept).requires_grad_(tensor.requires_grad)
+
+
+class Capture:
+    """Hooks on layers of one model that hand over `(layer, inputs [N, T, d_in], output_grads [N, T, d_out])`.
+
+    A layer that is called several times in a forward pass is handed over once, with its tokens joined: as soon as
+    its gradients are complete or, without gradients (the second tensor is None), at the end of the batch.
+    """
+
+    def __init__(self, consume: Callable[[str, Tensor, Tensor | None], None], with_grads: bool):
+        self.consume, self.with_grads = consume, with_grads
+        self.num_samples = 0
+        self.calls: dict[str, list[_Call]] = {}
+        self.block_calls: list[_BlockCall] = []
+        self.running: _BlockCall | None = None
+        self.copied: set[str | nn.Module] = set()  # layers and blocks whose inputs the network changes in place
+        self.ever_ran: set[str] = set()
+
+    def start_batch(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.calls.clear()
+        self.block_calls.clear()
+
+    def inputs_have_changed(self) -> bool:
+        """Check whether the network changed an input of a layer or a block in place; from now on, copy that input."""
+        layers = {
+            name
+            for name, calls in self.calls.items()
+            if any(call.inputs is not None and call.inputs._version != call.inputs_version for call in calls)
+        }
+        blocks = {call.block for call in self.block_calls if [t._version for t in call.tensors()] != call.versions}
+        self.copied |= layers | blocks
+        return bool(layers or blocks)
+
+    def finish_batch(self) -> None:
+        """Hand over the remaining layers: all or, with gradients, those with a call that did not affect the loss.
+
+        Such a call has a gradient of zero. Raises `ValueError` for a layer if none of its calls affected the loss.
+        Blocks may run again here, so the autocast type must be that of the forward pass.
+        """
+        with torch.no_grad():
+            for call in self.block_calls:
+                if not call.again:
+                    self._run_block(call)
+        for name, calls in list(self.calls.items()):
+            if self.with_grads and all(call.output_grad is None for call in calls):
+                raise ValueError(f"layer {name} ran, but the loss does not depend on it; leave it out of the layers")
+            self._hand_over(name)
+
+    def note_call(self, name: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Forward hook of a layer."""
+        self.ever_ran.add(name)
+        inputs, block = args[0].detach(), self.running
+        if self.with_grads and not output.requires_grad:  # the first layers: nothing before them needs a graph
+            output = output.detach().requires_grad_().clone()
+        if block and block.again:
+            call = block.awaited[name].popleft()
+            call.inputs = inputs.clone()  # the block may still change them
+            self._hand_over_if_complete(name)
+            return output
+        call = _Call(output.shape)
+        self.calls.setdefault(name, []).append(call)
+        if block:
+            block.awaited[name].append(call)
+        else:
+            call.inputs = inputs.clone() if name in self.copied else inputs
+            call.inputs_version = call.inputs._version
+        if self.with_grads:
+            output.register_hook(partial(self._note_grad, name, call))
+        return output
+
+    def _note_grad(self, name: str, call: _Call, grad: Tensor) -> None:
+        call.output_grad = grad.detach()
+        self._hand_over_if_complete(name)
+
+    def checkpointed(self, block: nn.Module) -> Callable:
+        """Make a replacement for the forward function of a block: the backward pass runs it again."""
+        own = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            call = _BlockCall(block, own, (args, kwargs), copy=block in self.copied)
+            with set_checkpoint_early_stop(False):  # the rerun must reach all hooks, not stop at the last saved tensor
+                output = checkpoint(partial(self._run_block, call), use_reentrant=False, preserve_rng_state=False)
+            if call.awaited or any(tensor.requires_grad for tensor in call.tensors()):  # else the graph begins later
+                self.block_calls.append(call)
+            return output
+
+        return forward
+
+    def _run_block(self, call: _BlockCall) -> Any:
+        self.running = call
+        try:
+            return call.run()
+        finally:
+            self.running = None
+
+    def _hand_over_if_complete(self, name: str) -> None:
+        if all(call.inputs is not None and call.output_grad is not None for call in self.calls[name]):
+            self._hand_over(name)
+
+    def _hand_over(self, name: str) -> None:
+        inputs, grads = [], []
+        for call in self.calls.pop(name):
+            assert call.inputs is not None
+            inputs.append(split_samples(call.inputs, self.num_samples, name))
+            if self.with_grads:
+                grad = call.inputs.new_zeros(call.output_shape) if call.output_grad is None else call.output_grad
+                grads.append(split_samples(grad, self.num_samples, name))
+            call.inputs = call.output_grad = None  # free the memory: hooks of the graph still refer to the call
+        x, *g = (each[0] if len(each) == 1 else torch.cat(each, dim=1) for each in (inputs, grads) if each)
+        with torch.autocast(x.device.type, enabled=False):  # a block may be running again under autocast
+            self.consume(name, x, g[0] if g else None)
+
+
+@contextmanager
+def capturing(
+    model: nn.Module,
+    layers: Mapping[str, LinearLayer],
+    consume: Callable[[str, Tensor, Tensor | None], None],
+    with_grads: bool = True,
+    blocks: Iterable[nn.Module] = (),
+) -> Iterator[Capture]:
+    """Feed `consume` from every pass through `model` inside the `with` block; the model is restored afterwards.
+
+    `blocks` are checkpointed if there is a backward pass.
+    """
+    capture = Capture(consume, with_grads)
+    forwards = {block: capture.checkpointed(block) for block in blocks} if with_grads else {}
+    hooks = [(layer, partial(capture.note_call, name)) for name, layer in layers.items()]
+    with frozen(model), replaced_forwards(forwards), hooked(hooks):
+        yield capture
+
+
+def blocks_of(model: nn.Module, layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Find the blocks that contain the layers, leaving out blocks nested in other blocks.
+
+    A layer's block is the nearest module around it that is an entry of an `nn.ModuleList` or `nn.Sequential`.
+    """
+    layers = set(layers)
+    places = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers]
+    blocks = dict.fromkeys(block for place in places if (block := _block_around(model, place)))
+    within = {module for block in blocks for module in block.modules() if module is not block}
+    return [block for block in blocks if block not in within]
+
+
+def _block_around(model: nn.Module, name: str) -> nn.Module | None:
+    path = name.split(".")
+    for depth in range(len(path) - 1, 0, -1):
+        if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList | nn.Sequential):
+            return model.get_submodule(".".join(path[:depth]))
+    return None

@@ -1,19 +1,23 @@
 """Losses for the backward pass, and distances between the outputs of two networks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from facts.utils.batches import described
+from facts.modules.modes import autocast, evaluating
+from facts.modules.networks import run
+from facts.utils.batches import batch_size, described, to_device
 from facts.utils.cache import content_key
 
 NOTHING = -100  # the label that cross-entropy ignores
+NUM_SAMPLES = 512  # on which the scales of features are measured
+LEAST_SCALE = 1e-3  # of the root mean square of all features: one that hardly varies would otherwise dominate
 KL_VALUES = 2**26  # in a chunk of logits: half a gigabyte per network in float64
 
 Loss = Callable[[Any, Any], Tensor]
@@ -103,6 +107,57 @@ class SampledLabels(SampledTargets):
         probabilities = outputs.detach().double().softmax(dim=-1).flatten(0, -2).cpu()
         labels = torch.multinomial(probabilities, 1, generator=self.generator).view(outputs.shape[:-1])
         return self.loss(outputs, labels.to(outputs.device))
+
+
+class SampledFeatures(SampledTargets):
+    """Σ over samples of Σ ε f(x) / scale, with a fresh ε of unit variance for each sample and feature.
+
+    The mean of g gᵀ over ε is the Gauss-Newton matrix Jᵀ M J, where M holds 1 / scale² of each feature. All tensors of
+    the outputs count equally, each as the mean over its values. `scales` has one tensor `[D]` for each.
+    """
+
+    def __init__(self, scales: Collection[Tensor], names: Collection[str] = (), seed: int = 0, batch_number: int = 0):
+        self.scales, self.names = tuple(scales), tuple(names)
+        super().__init__(f"features {content_key(*self.scales, self.names)} sampled", __name__, seed, batch_number)
+
+    def drawn(self, seed: int, batch_number: int = 0) -> Self:
+        return type(self)(self.scales, self.names, seed, batch_number)
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        tensors = tensors_of(outputs, self.names)
+        losses = []
+        for values, scale in zip(map(features_last, tensors), self.scales, strict=True):
+            noise = torch.randn(values.shape, generator=self.generator).to(values)
+            count = len(tensors) * values[0].numel()
+            losses.append((noise / scale.to(values) * values).sum() / count**0.5)
+        return torch.stack(losses).sum()
+
+
+def features_last(values: Tensor) -> Tensor:
+    """Turn maps `[N, D, H, W]` into `[N, H, W, D]`; other outputs, `[N, D]` or `[N, T, D]`, have features last."""
+    return values.movedim(1, -1) if values.ndim == 4 else values
+
+
+def scales_of(
+    model: nn.Module, batches: Iterable[tuple[Any, Any]], names: Collection[str], precision: torch.dtype
+) -> list[Tensor]:
+    """Standard deviations `[D]` of the output features over samples and positions, measured on the first samples."""
+    device, sums, left = next(model.parameters()).device, list[Tensor](), NUM_SAMPLES
+    with torch.no_grad(), evaluating(model), autocast(device, precision):
+        for inputs, _ in batches:
+            tensors = tensors_of(run(model, to_device(inputs, device)), names)
+            rows = [features_last(values).flatten(0, -2).double() for values in tensors]
+            own = [torch.stack([torch.ones_like(row[0]) * len(row), row.sum(0), row.square().sum(0)]) for row in rows]
+            sums = [total + new for total, new in zip(sums, own, strict=True)] if sums else own
+            left -= batch_size(inputs)
+            if left <= 0:
+                break
+    scales = []
+    for count, total, squares in sums:
+        scale = (squares / count - (total / count).square()).clamp(min=0).sqrt()
+        least = LEAST_SCALE * (squares / count).mean().sqrt()
+        scales.append(scale.clamp(min=least.clamp(min=torch.finfo(torch.float64).tiny)))
+    return scales
 
 
 def on_given_labels(loss: Loss) -> Loss:

@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,12 +25,8 @@ class Moment(ABC):
     """A sum over batches whose size does not grow with their number. Moments with equal fields are collected once."""
 
     needs_grads: ClassVar[bool] = True
-    is_kept: ClassVar[bool] = True  # whether it stays in the cache once the layers are decomposed
+    is_kept: ClassVar[bool] = True  # whether the cache keeps it
     can_offload: ClassVar[bool] = True  # whether it may accumulate in main memory instead of on the device
-
-    @property
-    def on_disk(self) -> bool:
-        return False
 
     @property
     def key(self) -> str:
@@ -42,24 +37,24 @@ class Moment(ABC):
     def shapes(self, d_in: int, d_out: int) -> tuple[tuple[int, ...], ...]:
         """Shapes of the tensors that make up the sum."""
 
-    def num_values(self, d_in: int, d_out: int, num_samples: int) -> int:
-        """Number of values in the sum over `num_samples` samples."""
+    def num_values(self, d_in: int, d_out: int) -> int:
+        """Number of values in the sum."""
         return sum(math.prod(shape) for shape in self.shapes(d_in, d_out))
 
     def num_held(self, d_in: int, d_out: int) -> int:
-        """Number of values in memory while the sum accumulates."""
-        return self.num_values(d_in, d_out, num_samples=0)
+        """Number of values on the device while the sum accumulates."""
+        return self.num_values(d_in, d_out)
 
-    def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int, file: Path) -> Any:
-        """Make an empty sum for a layer, with the type and device of `like`; a large moment may write to `file`."""
+    def init_state(self, layer: str, like: Tensor, d_in: int, d_out: int) -> Any:
+        """Make an empty sum for a layer, with the type and device of `like`."""
         return tuple(like.new_zeros(shape) for shape in self.shapes(d_in, d_out))
 
     @abstractmethod
     def add(self, total: Any, batch: LayerBatch) -> None:
         """Add one batch, in place."""
 
-    def reducible(self, total: Any) -> tuple[Tensor, ...]:
-        """The tensors of a total that accumulate; adding them up joins totals over different parts of the data."""
+    def reducible(self, total: Any, num_samples: int) -> tuple[Tensor, ...]:
+        """The tensors of a total that accumulate; adding them up joins totals over parts of `num_samples` samples."""
         return total
 
     def finalize(self, total: Any) -> Any:
@@ -68,9 +63,6 @@ class Moment(ABC):
 
     def save(self, cache: Cache, totals: dict[str, Any]) -> None:
         cache.save(self.key, {f"{name}/{i}": t for name, total in totals.items() for i, t in enumerate(total)})
-
-    def delete(self, cache: Cache) -> None:
-        cache.delete(self.key)
 
     def load(self, cache: Cache, layers: Iterable[str], device: torch.device) -> dict[str, Any] | None:
         """Load saved sums into main memory, to be read on `device` later; None if there are none."""
@@ -81,11 +73,6 @@ class Moment(ABC):
         return {name: tuple(tensors[f"{name}/{i}"] for i in range(num_tensors)) for name in layers}
 
 
-def file_name(moment: Moment, layer: str) -> str:
-    """Name, without a suffix, of the file in which a layer's sum accumulates on disk."""
-    return f"{moment.key}-{content_key(layer)}"
-
-
 class Counts(Moment):
     """Numbers of samples and of tokens `[2]`."""
 
@@ -94,7 +81,7 @@ class Counts(Moment):
     def shapes(self, d_in, d_out):
         return ((2,),)
 
-    def init_state(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out):
         return (like.new_zeros(2, dtype=torch.float64),)  # float32 is exact for whole numbers only up to 2^24
 
     def add(self, total, batch):
@@ -194,8 +181,8 @@ class ScaledGradMoment(ClippedGradMoment):
     An extra scalar accumulates that trace.
     """
 
-    def init_state(self, layer, like, d_in, d_out, file):
-        return *super().init_state(layer, like, d_in, d_out, file), like.new_zeros(())
+    def init_state(self, layer, like, d_in, d_out):
+        return *super().init_state(layer, like, d_in, d_out), like.new_zeros(())
 
     def finalize(self, total):
         *matrices, trace = total
@@ -334,7 +321,7 @@ class TokenPowerStep(ClippedGradMoment):
     def shapes(self, d_in, d_out):
         return (d_in, d_in), (d_out, d_out), ()
 
-    def init_state(self, layer, like, d_in, d_out, file):
+    def init_state(self, layer, like, d_in, d_out):
         A, B = (factor.to(like) for factor in self.previous[layer])
         return like.new_zeros(d_in, d_in), like.new_zeros(d_out, d_out), A, B
 
@@ -351,7 +338,7 @@ class TokenPowerStep(ClippedGradMoment):
     def num_held(self, d_in, d_out):
         return 2 * (d_in**2 + d_out**2)
 
-    def reducible(self, total):
+    def reducible(self, total, num_samples):
         return total[:2]
 
     def finalize(self, total):

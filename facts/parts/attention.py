@@ -206,6 +206,10 @@ class HeadsUnit(Unit):
         return attention.get_submodule(roles.inputs[0]), Heads.of(attention, roles)
 
     @abstractmethod
+    def read_basis(self, heads: Heads) -> Tensor:
+        """Orthonormal basis `[G, d, D]` of the keys or values that the product reads of other tokens."""
+
+    @abstractmethod
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         """Narrow the heads to a rank."""
 
@@ -217,6 +221,9 @@ class HeadsUnit(Unit):
 @dataclass(frozen=True)
 class ScoreUnit(HeadsUnit):
     """The products of queries and keys in all heads of an attention, whose output products are also a unit."""
+
+    def read_basis(self, heads: Heads) -> Tensor:
+        return score_cores(heads)[0].keys
 
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         framed, _ = score_cores(heads)
@@ -234,6 +241,9 @@ class ScoreUnit(HeadsUnit):
 @dataclass(frozen=True)
 class OutputUnit(HeadsUnit):
     """The products of values and outputs in all heads; the output bias absorbs the mean of what is lost."""
+
+    def read_basis(self, heads: Heads) -> Tensor:
+        return output_cores(heads)[0].values
 
     def narrowed(self, heads: Heads, decompositions: list[Decomposition], rank: int) -> Heads:
         framed, cores = output_cores(heads)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Recipe, TimmModel
-from facts.models.timm_options import differing_options
+from facts.models.builders import differing_options
 from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
 from facts.parts import emptied

@@ -1,7 +1,6 @@
 """Tasks: calibration data, losses and metrics for one kind of network each."""
 
-from facts.tasks.base import Task
-from facts.tasks.classification.image_folder import ImageDataset, ImageFolder
-from facts.tasks.classification.imagenet import ImageNet
+from facts.tasks.base import Evaluation, Task
+from facts.tasks.classification.images import ImageFolder, ImageNet
 
-__all__ = ["ImageDataset", "ImageFolder", "ImageNet", "Task"]
+__all__ = ["Evaluation", "ImageFolder", "ImageNet", "Task"]

@@ -1,15 +1,23 @@
-"""The interface of a task."""
+"""The interface of a task, and what tasks share: batches by number, and passes over the evaluation data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from facts.modules.modes import autocast, evaluating
+from facts.modules.networks import run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
+from facts.utils.batches import to_device
 from facts.utils.options import options
+from facts.utils.progress import with_progress
+
+T = TypeVar("T")
 
 
 class Batches(Protocol):
@@ -20,12 +28,12 @@ class Batches(Protocol):
     def __getitem__(self, part: slice) -> "Batches": ...
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Metrics by name; for metrics that are a share of samples, also `outcomes [N]`: whether each counts."""
+class Evaluation(dict[str, float]):
+    """Metrics by name; for those that are a share of samples, also `outcomes [N]`: whether each sample counts."""
 
-    metrics: dict[str, float]
-    outcomes: dict[str, Tensor] = field(default_factory=dict)
+    def __init__(self, metrics: Mapping[str, float], outcomes: Mapping[str, Tensor] | None = None):
+        super().__init__(metrics)
+        self.outcomes = dict(outcomes or {})
 
 
 @options
@@ -79,12 +87,13 @@ class Task(ABC):
         """Shape of one input with its batch axis, for counting cost."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, precision: torch.dtype = torch.float32) -> dict[str, float]:
-        """Measure the task's metrics by name, on the model's device and with autocast to `precision`."""
+    def evaluate(
+        self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
+    ) -> Evaluation:
+        """Measure the task's metrics, on the model's device and with autocast to `precision`.
 
-    def judge(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Judgement:
-        """Measure the same metrics, with the outcomes behind them."""
-        return Judgement(self.evaluate(model, precision))
+        A task may compare the network with the `original` too.
+        """
 
 
 @options
@@ -115,3 +124,66 @@ def chosen_indices_of(task: Any) -> dict[str, list[int]]:
         raise ValueError(f"{message}; num_sensitivity + num_calibration needs {needed}")
     order = torch.randperm(available, generator=torch.Generator().manual_seed(task.seed)).tolist()
     return {"sensitivity": order[:first], "calibration": order[first:needed]}
+
+
+def pass_over(
+    batches: Iterable[Any], model: nn.Module, measure: Callable[[Any, Any], T], precision: torch.dtype = torch.float32
+) -> list[T]:
+    """Call `measure(outputs, targets)` for each batch, in evaluation mode on the model's device; shows progress.
+
+    A batch of inputs alone has targets of None.
+    """
+    device, found = next(model.parameters()).device, []
+    with evaluating(model), torch.inference_mode(), autocast(device, precision):
+        for batch in with_progress(batches, "evaluation"):
+            inputs, targets = to_device(batch if isinstance(batch, tuple | list) else (batch, None), device)
+            found.append(measure(run(model, inputs), targets))
+    return found
+
+
+@dataclass(frozen=True)
+class NumberedBatches:
+    """Batches at `numbers` of a dataset whose items are batches; a slice has the same batches and reads no others.
+
+    Batches depend only on their number, in every process and after any interruption. `finish` turns an item into
+    `(inputs, targets)` in the main process, or into None to skip the batch. Workers persist, since searches read the
+    same batches repeatedly.
+    """
+
+    items: Dataset
+    finish: Callable[[Any], Any]
+    content_key: str
+    num_workers: int
+    numbers: range
+    pin_memory: bool = False
+    shares: dict[tuple[int, int], "NumberedBatches"] = field(default_factory=dict)
+
+    @cached_property
+    def loader(self) -> DataLoader:
+        return DataLoader(
+            self.items,
+            batch_size=None,  # an item is already a batch
+            sampler=self.numbers,
+            num_workers=self.num_workers,
+            collate_fn=_unchanged,
+            pin_memory=self.pin_memory and torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+            generator=torch.Generator(),  # otherwise the loader draws from the global generator
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, part: slice) -> "NumberedBatches":
+        return replace(self, numbers=self.numbers[part], shares={})
+
+    def shard(self, rank: int, size: int) -> "NumberedBatches":
+        """Every `size`-th batch from number `rank` on; the others are not read."""
+        return self.shares.setdefault((rank, size), self[rank::size])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch in map(self.finish, self.loader) if batch is not None)
+
+
+def _unchanged(item: Any) -> Any:
+    return item

@@ -4,7 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import count, zip_longest
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -88,24 +88,6 @@ def gathered(own: list[T]) -> list[T]:
 def first_of(batches: Iterable[T]) -> T | None:
     """Read the first batch, on the main process for all; None if there is none."""
     return distributed.on_main_rank(lambda: next(waiting(batches), None))
-
-
-def numbered(own: Iterable[tuple[Any, Any]], sums: Iterable[Tensor] = ()) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-    """Number the batches of this process's share; after the last one, add up `sums` over all processes, in place.
-
-    Yields the number of each batch, the position of its first sample in the data, and the batch.
-    """
-    iterator, first_sample = iter(own), 0
-    for turn in count():
-        batch = next(iterator, None)
-        sizes = distributed.all_gather(0 if batch is None else batch_size(batch[0]))
-        if batch is not None:
-            before = sum(sizes[: distributed.rank()])
-            yield turn * len(sizes) + distributed.rank(), first_sample + before, batch
-        if not any(sizes):  # finished processes wait for the others
-            break
-        first_sample += sum(sizes)
-    distributed.all_reduce(sums)
 
 
 def described(value: Any) -> str:

@@ -6,9 +6,8 @@ import torch
 import facts
 from facts.analysis import CrossMoments, FisherSimilarity, Subject
 from facts.analysis.base import groups_within
-from facts.estimators import ESTIMATORS, FACTS, GFWSVD
+from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import raise_shrinkage, shrink
-from facts.moments.gradients import SUFFIX
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model
 from tests.oracles.factors import ORACLES
@@ -103,13 +102,3 @@ def test_a_layer_without_gradients_is_named():
         FisherSimilarity(num_probes=2).run(wanted)
     nothing = dict.fromkeys(("operator", "operator_error", "input_side", "grad_side"), 0.0)
     assert CrossMoments(num_probes=2).run(wanted).values["ignored"] == nothing
-
-
-def test_gradients_are_deleted_once_they_have_served(data, tmp_path):
-    model, calibration, held_out, *_ = data
-    prepared = facts.prepare(model, calibration, held_out=(), execution=facts.Execution(cache=tmp_path))
-    of_gfwsvd = Subject(calibration=prepared, held_out=prepared.on(held_out), estimator=GFWSVD(group_size=1))
-    prepared.moments(of_gfwsvd.estimator.moments)
-    assert list(tmp_path.rglob(f"*{SUFFIX}"))
-    assert FisherSimilarity(num_probes=4).run(of_gfwsvd).metrics["cosine"] > 0
-    assert not list(tmp_path.rglob(f"*{SUFFIX}"))

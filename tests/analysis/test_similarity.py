@@ -7,7 +7,7 @@ import facts
 from facts.analysis.similarity import cosine, norm_ratio, probe_terms
 from facts.moments import FisherProducts
 from facts.moments.batch import LayerBatch
-from facts.moments.products import make_probes
+from facts.moments.gradients import make_probes
 from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine
 from tests.oracles.samples import tensor_samples
 
@@ -27,7 +27,7 @@ def random_layer(seed):
 
 def products_of(x, g, num_probes, seed):
     moment = FisherProducts(num_probes, seed)
-    total = moment.init_state("layer", x, x.shape[-1], g.shape[-1], None)
+    total = moment.init_state("layer", x, x.shape[-1], g.shape[-1])
     moment.add(total, LayerBatch(x, g))
     return moment.finalize(total)[0]
 

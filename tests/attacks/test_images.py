@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from facts.tasks.classification.pictures import decode
+from facts.tasks.classification.images import decode
 
 pytestmark = [pytest.mark.attack, pytest.mark.system]
 

@@ -10,8 +10,7 @@ from torch import nn
 import facts
 from facts.calibration.outputs import output_kind
 from facts.cost.probe import Probe
-from facts.moments.features import SampledFeatures, features_last, scales_of
-from facts.moments.losses import SquaredError, kl_divergence, squared_error
+from facts.moments.losses import SampledFeatures, SquaredError, features_last, kl_divergence, scales_of, squared_error
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"image_size": 16, "patch_size": 8}

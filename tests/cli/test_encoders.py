@@ -1,4 +1,4 @@
-"""Networks of timm without their classifier: compressed from images, and judged by their features."""
+"""Networks of timm without their classifier: compressed from images, and compared by their features."""
 
 import json
 from dataclasses import replace
@@ -11,8 +11,8 @@ from torch.nn.functional import cosine_similarity, normalize
 
 import facts
 from facts.models import TimmModel
-from facts.tasks.classification.encoder import NUM_NEIGHBORS, TEMPERATURE, features_of, judge_features
-from facts.tasks.classification.image_folder import ImageFolder
+from facts.tasks import ImageFolder
+from facts.tasks.classification.base import NUM_NEIGHBORS, TEMPERATURE, evaluate_features, features_of
 from tests.cli.conftest import saved
 from tests.cli.pictures import write_images
 
@@ -26,7 +26,7 @@ def encoder(tmp_path):
     return "timm/test_vit", "--num-classes", 0, "--weights", tmp_path / "own.safetensors"
 
 
-def test_it_is_compressed_saved_and_judged(run, encoder, photos, tmp_path):
+def test_it_is_compressed_saved_and_evaluated(run, encoder, photos, tmp_path):
     folder, data = tmp_path / "half", ("--data", photos, "--num-workers", 0)
     printed = run("compress", *encoder, *data, "--search", "uniform", "--ratio", 0.6, "--out", folder).output
     description = saved(folder)
@@ -84,16 +84,16 @@ def test_nearest_neighbours_against_a_sum_of_weights(photos):
     """And a probe that separates what is separable: the features of images that it was fitted to."""
     model = timm.create_model("test_vit", num_classes=0).eval()
     reference, evaluation = ImageFolder(root=photos, num_workers=0, batch_size=4).for_features(model)
-    (known, classes), (features, labels) = (features_of(model, each, torch.float32) for each in (reference, evaluation))
+    (known, classes), (features, labels) = (features_of(model, each) for each in (reference, evaluation))
     assert len(known) == len(features) == 6 < NUM_NEIGHBORS
     votes = torch.zeros(6, 3, dtype=torch.float64)
     weights = (normalize(features) @ normalize(known).T / TEMPERATURE).exp()
     votes.index_add_(1, classes, weights)
-    right = judge_features(model, model, reference, evaluation)["nearest_top1"]
+    right = evaluate_features(model, model, reference, evaluation)["nearest_top1"]
     assert torch.equal(right, 100.0 * (votes.argmax(1) == labels).double())
-    assert judge_features(model, model, reference, reference)["probe_top1"].mean() == 100
+    assert evaluate_features(model, model, reference, reference)["probe_top1"].mean() == 100
     one = [(images, torch.zeros_like(labels)) for images, labels in reference]  # of one class
-    assert judge_features(model, model, one, one).keys() == {"relative_error", "cosine"}
+    assert evaluate_features(model, model, one, one).keys() == {"relative_error", "cosine"}
 
 
 def test_images_without_classes_give_distances_alone(run, encoder, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from facts.cli import models
-from facts.tasks import ImageDataset, ImageFolder
+from facts.tasks import ImageFolder
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT, saved
 from tests.networks import make_image_classifier
@@ -96,8 +96,8 @@ class TestDataSets:
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # not asked
         assert "top1" in run("evaluate", *VIT, "--data", "hub:a/b/plain/train").stdout
-        assert len(ImageDataset(root="hub:a/b/plain/train").validation_images) == 6
-        assert len(ImageDataset(root="hub:a/b").validation_images) == 5
+        assert len(ImageFolder(root="hub:a/b/plain/train").validation_images) == 6
+        assert len(ImageFolder(root="hub:a/b").validation_images) == 5
 
     def test_refusals(self, run, dataset, tmp_path, monkeypatch):
         datasets.Dataset.from_dict({"text": ["a"], "label": [0]}).save_to_disk(tmp_path / "texts")
@@ -105,7 +105,7 @@ class TestDataSets:
         coarse = datasets.ClassLabel(names=["x", "y"])
         both = dataset.add_column("coarse", [0, 1] * (len(dataset) // 2)).cast_column("coarse", coarse)
         both.save_to_disk(tmp_path / "both")
-        assert ImageDataset(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
+        assert ImageFolder(root=tmp_path / "both").classes == ["cat", "dog", "fox"]
         both.rename_column("label", "fine").save_to_disk(tmp_path / "columns")
 
         def load_dataset(*arguments, **options):

@@ -10,7 +10,7 @@ import pytest
 import facts
 from experiments.mini.train import mini_recipe
 from facts.finetuning import Finetuning, finetune
-from facts.tasks.dense.coco import Coco
+from facts.tasks.dense import Coco
 
 ROOT = Path(__file__).parents[3] / "shared" / "data" / "coco_tiny"
 pytestmark = [pytest.mark.external, pytest.mark.skipif(not ROOT.exists(), reason=f"no photos in {ROOT}")]

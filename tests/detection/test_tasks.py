@@ -12,8 +12,8 @@ from mmengine.structures import InstanceData
 from pycocotools.coco import COCO
 from torch.nn import functional as F
 
-from facts.tasks.dense.ade20k import ADE20K
-from facts.tasks.dense.coco import Coco
+from facts.tasks.dense import ADE20K
+from facts.tasks.dense import Coco
 
 pytestmark = pytest.mark.external
 

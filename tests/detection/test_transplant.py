@@ -13,7 +13,7 @@ from torch import nn
 from experiments.mini.train import mini_recipe
 from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
-from facts.models.transplant import untrained
+from facts.models.openmmlab import untrained
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 

@@ -48,7 +48,6 @@ VARIANTS = {
     },
     "gfwsvd groups of 1": (GFWSVD(group_size=1), ORACLES["gfwsvd"], {"group_size": 1}),
     "gfwsvd groups of 3": (GFWSVD(group_size=3), ORACLES["gfwsvd"], {"group_size": 3}),
-    "gfwsvd on the device": (GFWSVD(group_size=3, store="device"), ORACLES["gfwsvd"], {"group_size": 3}),
     "asvd max": (ASVD(statistic="max"), ORACLES["asvd"], {"statistic": "max"}),
     "asvd alpha": (ASVD(alpha=1.0), ORACLES["asvd"], {"alpha": 1.0}),
     "fwsvd exponent": (FWSVD(exponent=0.5), ORACLES["fwsvd"], {"exponent": 0.5}),

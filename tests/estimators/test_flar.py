@@ -33,7 +33,7 @@ def test_ledoit_wolf_amount_is_scikit_learns(model, batches, stretch):
 def literal(x):
     batch = LayerBatch(x, None)
     moment = LiteralShrunkGram()
-    total = moment.init_state("layer", batch.x, x.shape[-1], 1, None)
+    total = moment.init_state("layer", batch.x, x.shape[-1], 1)
     moment.add(total, batch)
     return moment.finalize(total)[0]
 

@@ -110,7 +110,10 @@ def test_no_two_ablations_have_the_same_name(ablation):
         (["axis=ratio", "values=0.5"], r"values must be a list such as values=\[0,0\.3,0\.7\], .* got 0\.5"),
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings \(ratio, seed\), got \[0\.4\]"),
         (["axis=ratio"], "the experiment ablation, which needs both"),
-        (["axis=ratio", "values=[0.5]", "experiment.name=rivals"], "rivals is another table, which this one would"),
+        (
+            ["axis=ratio", "values=[0.5]", "experiment.name=baselines"],
+            "baselines is another table, which this one would",
+        ),
     ],
 )
 def test_an_axis_or_a_value_that_cannot_be_is_refused_in_one_line(ablation, overrides, message):

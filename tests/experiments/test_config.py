@@ -28,7 +28,7 @@ from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning
 from facts.models import CausalLM, OpenMMLabModel
-from facts.moments.memory import MemoryPolicy
+from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.search import SEARCHES
 
@@ -147,7 +147,7 @@ def test_every_other_choice_composes_and_resolves(cell_config, group):
             "profile=paper",
             "ratio=${seed}",
         ],
-        ["experiment=rivals", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
+        ["experiment=baselines", "+experiment.rows.Mine=['ratio=0.5']", "~experiment.rows.ASVD", "finetuning=recovery"],
     ],
 )
 def test_choices_that_are_made_once_give_what_hydra_gives(composing, overrides):

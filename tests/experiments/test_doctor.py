@@ -42,7 +42,7 @@ def test_packages_that_a_cell_needs(cell_config, without_module):
 
 
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
-    monkeypatch.setattr("experiments.checks.needs_of", lambda columns, num_workers: (2 * 10**18, 10**18))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (2 * 10**18, 10**18))
     monkeypatch.setattr(type(wandb.api), "api_key", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = found(cell_config("hardware=cuda", "tracking=online"))
@@ -57,7 +57,7 @@ def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch)
 
 
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.checks.needs_of", lambda columns, num_workers: (0, 0))
+    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
     paper = ["profile=paper", f"imagenet={tmp_path}"]
     findings = found(
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),

@@ -62,7 +62,7 @@ GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("name: mine", "name: rivals", r"results go under the name, which must be the file's: mine, not rivals"),
+        ("name: mine", "name: baselines", r"results go under the name, which must be the file's: mine, not baselines"),
         ("columns: {Net: []}", "", r" has no columns, and would produce nothing"),
         ("metrics: {top1: Top-1}", "", r" has no metrics, and would produce nothing"),
         ("top1", "topp1", r"no cell has the metric topp1; there are gflops\|.*\|top1"),
@@ -189,10 +189,10 @@ def command_line(composing, monkeypatch):
 def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(command_line):
     main = [experiment.name for experiment in chosen_experiments(command_line())]
     assert main[:3] == ["classification_50", "classification_40", "classification_60"]
-    assert not {"rivals", "pivoted"} & {*main} and "beyond" in main
+    assert not {"baselines", "pivoted"} & {*main} and "beyond" in main
     every = [experiment.name for experiment in chosen_experiments(command_line("experiment=all"))]
     ablations = {path.stem for path in (Path(CONF) / "experiment").glob("ablation_*.yaml")}
-    assert every[: len(main)] == main and {"rivals", "search_methods", *ablations} < {*every}
+    assert every[: len(main)] == main and {"baselines", "search_methods", *ablations} < {*every}
     assert "ablation" not in every and "ablation_labels" in ablations
     assert len(set(every)) == len(every)
     named = chosen_experiments(command_line("experiment=[llm,throughput]"))

@@ -13,8 +13,8 @@ from experiments.mini.language import CHOICES, KINDS, PythonReference, new_token
 from facts.models import CausalLM
 from facts.moments.losses import NOTHING
 from facts.modules.networks import run
-from facts.tasks.language.base import losses_of_windows, perplexity
-from facts.tasks.language.corpus import Corpus
+from facts.tasks.language import losses_of_windows, perplexity
+from facts.tasks.language import Corpus
 from facts.utils import hub
 from tests.language.architectures import build
 

@@ -21,7 +21,7 @@ def test_both_routes_give_the_same(moment, num_samples, tokens, n, m, through_to
     for route in (True, False):
         batch = LayerBatch(x, g)
         batch.tokens_are_cheaper = route
-        total = moment.init_state("layer", x, n, m, None)
+        total = moment.init_state("layer", x, n, m)
         moment.add(total, batch)
         totals.append(moment.finalize(total))
     for left, right in zip(*totals, strict=True):

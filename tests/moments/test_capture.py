@@ -4,7 +4,7 @@ from torch import nn
 
 from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.batch import split_samples
-from facts.moments.capture import capturing
+from facts.moments.data_pass import capturing
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from tests.networks import make_model

@@ -3,9 +3,8 @@ import torch
 from torch import nn
 
 from facts.estimators import ESTIMATORS, GFWSVD
-from facts.moments import GradGram, GroupGradients, InputGram, collect_moments
+from facts.moments import GradGram, InputGram, collect_moments
 from facts.moments.losses import summed_cross_entropy
-from facts.parts.layers import select_layers
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
 from tests.networks import Runs, image_batches, relative_error
 
@@ -53,15 +52,3 @@ def test_a_call_without_influence_has_gradient_zero():
     outputs = model.layer(x).detach().requires_grad_()
     (g,) = torch.autograd.grad(summed_cross_entropy(outputs.mean(dim=1), labels), outputs)
     assert relative_error(moments[GradGram()][0], g.flatten(0, 1).T @ g.flatten(0, 1)) < EXACT
-
-
-def test_temporary_gradients_live_as_long_as_the_moments(model, batches):
-    moment = GroupGradients(group_size=2)
-    moments = collect_moments(model, select_layers(model).layers, batches, [moment])
-    path = moments["tokens"][moment].path
-    assert path.stat().st_size == 4 * 10 * 12 * 8  # 4 groups of [10, 12] in float64
-    kept = moments["tokens"]
-    del moments
-    assert path.exists()
-    del kept
-    assert not path.exists()

@@ -9,9 +9,8 @@ from torch.utils._pytree import tree_leaves
 import facts
 from facts.calibration.prepare import Execution
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD, PELA
-from facts.moments.collect import MomentPass
+from facts.moments.collect import MemoryPolicy, MomentPass
 from facts.moments.losses import summed_cross_entropy
-from facts.moments.memory import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
@@ -60,13 +59,11 @@ def test_moments_in_main_memory_are_those_on_the_device():
     assert_same_factors(*(factors_of(make_model(), BATCHES, EVERY, memory=policy) for policy in policies))
 
 
-def test_the_device_is_filled_up_to_the_room_there_is(tmp_path):
+def test_the_device_is_filled_up_to_the_room_there_is():
     layers = select_layers(model := make_model()).layers
     sizes = {name: 8 * layer.out_features**2 for name, layer in layers.items()}
     room = sizes["grid"] + sizes["windows"]
-    data_pass = MomentPass(
-        model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, tmp_path, room
-    )
+    data_pass = MomentPass(model, layers, list(FACTS().moments[1:]), summed_cross_entropy, torch.float32, room)
     kept = {name for name in layers if all(name != other for _, other in data_pass.elsewhere)}
     assert kept == {"grid", "windows"}
 
@@ -90,14 +87,12 @@ def no_collector():
 
 
 @pytest.mark.parametrize(("make", "checkpoint"), [(make_model, False), (make_sharing, True), (make_in_place, True)])
-def test_a_pass_that_is_over_keeps_no_memory(tmp_path, no_collector, make, checkpoint):
+def test_a_pass_that_is_over_keeps_no_memory(no_collector, make, checkpoint):
     """On a GPU its moments would be in the next pass's way."""
     model = make()
     layers = select_layers(model).layers
     blocks = MemoryPolicy(checkpoint_blocks=checkpoint).blocks(model, layers.values())
-    data_pass = MomentPass(
-        model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32, tmp_path, blocks=blocks
-    )
+    data_pass = MomentPass(model, layers, list(FACTS().moments), summed_cross_entropy, torch.float32, blocks=blocks)
     data_pass.run(image_batches([3, 2]))
     gone = weakref.ref(data_pass)
     del data_pass

@@ -18,8 +18,8 @@ from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
 from facts.moments import collect_moments
+from facts.moments.collect import DEFAULT_POLICY, MemoryPolicy
 from facts.moments.losses import SampledLabels, summed_cross_entropy
-from facts.moments.memory import DEFAULT_POLICY, MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.search import CoRSFisher
 from facts.utils import distributed
@@ -34,7 +34,6 @@ ACCUMULATE = (1, 3)
 SEVERAL = {
     **{name: estimator() for name, estimator in ESTIMATORS.items()},
     "gfwsvd in groups": GFWSVD(group_size=2),
-    "gfwsvd on the device": GFWSVD(group_size=2, store="device"),
     "facts, three iterations": FACTS(num_iterations=3),
 }
 
@@ -42,7 +41,7 @@ SEVERAL = {
 class Uneven(MemoryPolicy):
     """One process has room for few moments, the others for all."""
 
-    def room_of(self, free):
+    def room_for_moments(self, device):
         return math.inf if distributed.rank() else 8 * 12**2
 
 
@@ -55,7 +54,6 @@ def factors_of_all(folder: Path | None, memory=DEFAULT_POLICY) -> dict[str, dict
     for name, estimator in SEVERAL.items():
         last, moments = see_data(estimator, collect)
         factors[name] = {layer: last.factors(values) for layer, values in moments.items()}
-        distributed.all_gather(None)  # a store without a cache lies with the main process
     return {name: {layer: (f.A, f.B) for layer, f in layers.items()} for name, layers in factors.items()}
 
 

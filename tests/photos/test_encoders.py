@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 import facts
-from facts.tasks.classification.encoder import judge_features
+from facts.tasks.classification.base import evaluate_features
 from tests.photos.data import NETWORKS, Table, load_all, load_network
 
 pytestmark = pytest.mark.external
@@ -39,7 +39,7 @@ def test_encoders_are_compressed_without_labels(network, tmp_path):
         original = load_network(network)
         for each in (compressed, original):
             each.reset_classifier(0)
-        found = judge_features(compressed, original, reference, validation)
+        found = evaluate_features(compressed, original, reference, validation)
         table.add(network, ratio, parts, outputs, *(values.mean().item() for values in found.values()))
 
     if table.lacks(network, 1.0):

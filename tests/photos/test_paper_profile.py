@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 
 from experiments.config import CONF
 from experiments.runner import open_cell, run_cell
-from facts.tasks.classification import imagenet
-from facts.tasks.classification.imagenet import find_images
+from facts.tasks.classification import images
+from facts.tasks.classification.files import find_imagenet
 from tests.photos.data import PHOTOS, weights_of
 
 pytestmark = pytest.mark.external
@@ -36,14 +36,14 @@ def root(tmp_path_factory):
 
 
 def few_to_judge_by(root, split):
-    images = find_images(root, split)
-    return images.selected(range(0, len(images), 16)) if split == "val" else images
+    found = find_imagenet(root, split)
+    return found.selected(range(0, len(found), 16)) if split == "val" else found
 
 
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
     """A function that runs a cell with overrides, judged by every sixteenth photo, and returns its record."""
-    monkeypatch.setattr(imagenet, "find_images", few_to_judge_by)
+    monkeypatch.setattr(images, "find_imagenet", few_to_judge_by)
     overrides = ["profile=paper", "tracking=off", f"imagenet={root}", f"results={tmp_path}"]
     overrides += [f"task.paper.{field}={value}" for field, value in SIZES.items()]
     overrides += ["model.paper.tag=vit_tiny_patch16_224", f"model.paper.weights={weights_of('vit_tiny')}"]

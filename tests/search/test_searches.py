@@ -1,4 +1,4 @@
-"""What holds for every search, rivals included, and the own rule of each of the package's."""
+"""What holds for every search, baselines included, and the own rule of each of the package's."""
 
 import itertools
 import math
@@ -24,12 +24,12 @@ from facts.search import (
     interpolate_profile,
 )
 from facts.search.sensitivity.measured import Sensitivity
+from tests.baselines.methods import BASELINES
 from tests.networks import LAYERS, image_batches, make_model
-from tests.rivals.methods import RIVALS
 from tests.search.problems import losing, make_problem, plain_problem
 
 QUICK = {"comcat": ComCatSearch(num_epochs=4, learning_rate=0.1)}
-EVERY = {**{name: search() for name, search in SEARCHES.items()}, **QUICK, **RIVALS}
+EVERY = {**{name: search() for name, search in SEARCHES.items()}, **QUICK, **BASELINES}
 
 every_search = pytest.mark.parametrize("name", EVERY)
 

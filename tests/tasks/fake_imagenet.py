@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from facts.tasks.classification.imagenet import synsets
+from facts.tasks.classification.files import synsets
 
 TRAIN_NUMBERS = (9, 120, 20)  # as text they are in another order than as numbers
 NUM_VAL = 2000

@@ -7,8 +7,8 @@ import pytest
 import timm
 import torch
 
-from facts.tasks.classification.image_folder import ImageFolder
-from facts.tasks.classification.imagenet import synsets
+from facts.tasks import ImageFolder
+from facts.tasks.classification.files import synsets
 from tests.cli.pictures import write_images
 
 SYNSETS = (synsets()[7], synsets()[400])
@@ -102,6 +102,50 @@ class TestLabels:
         assert [tuple(images.shape) for images in batches.shard(1, 2)] == [(2, 3, 160, 160)]
         with pytest.raises(ValueError, match="3 class folders, and the network 1000 classes"):
             photos.evaluation(model)
+
+
+class TestTables:
+    @pytest.fixture
+    def root(self, tmp_path):
+        """Two parts, whose images are listed in no order, with labels of the network; one image is not listed."""
+        for part in ("calibration", "validation"):
+            write_images(tmp_path, (part,), number=3)
+        rows = ["calibration/1.png,7", "validation/0.png,2", "calibration/0.png,0", "validation/2.png,9"]
+        (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows, ""]))
+        return tmp_path
+
+    def test_images_and_labels_are_those_listed_in_this_order(self, root):
+        photos, model = task(root), network(10)
+        assert photos.training_images.names == ["calibration/1.png", "calibration/0.png"]
+        assert [labels.tolist() for _, labels in photos.evaluation(model)] == [[2, 9]]
+        assert photos.evaluate(model)["top1"] in (0, 50, 100)
+        with pytest.raises(ValueError, match="has 10 class folders, and the network 9 classes"):
+            photos.evaluation(network(9))
+        before = photos.content_key(model)
+        (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",9", ",8"))
+        assert task(root).content_key(model) != before
+
+    def test_without_parts_they_are_divided(self, root):
+        text = (root / "labels.csv").read_text()
+        for part, other in (("calibration", "a"), ("validation", "b")):
+            (root / part).rename(root / other)
+            text = text.replace(part, other)
+        (root / "labels.csv").write_text(text)
+        photos = task(root)
+        assert (len(photos.training_images), len(photos.validation_images)) == (2, 2)
+
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ("calibration/9.png,0", "labels.csv names 1 files that are not there: calibration/9.png"),
+            ("calibration/2.png", "needs columns `file` and `label`, of whole numbers"),
+            ("calibration/2.png,-1", "needs rows with labels from 0 on"),
+        ],
+    )
+    def test_refusals(self, root, row, message):
+        (root / "labels.csv").write_text(f"file,label\n{row}\n")
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            task(root).inspect()
 
 
 def test_errors(tmp_path, caplog):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from facts.tasks.classification.imagenet import find_images, synsets
+from facts.tasks.classification.files import find_imagenet, synsets
 from tests.tasks.fake_imagenet import parquet_row, write_shard
 
 FIRST = "n01440764"
@@ -128,21 +128,21 @@ class TestLayouts:
         for split in ("train", "validation"):
             write_shard(tmp_path / "data" / f"{split}-0.parquet", [row])
         with pytest.raises(ValueError, match=message):
-            find_images(tmp_path, "train")
+            find_imagenet(tmp_path, "train")
 
     def test_without_images_it_says_what_unpacks_the_tar_files(self, tmp_path):
         (tmp_path / "train").mkdir()
         with pytest.raises(FileNotFoundError, match=rf"no ImageNet at {tmp_path}: .*torchvision\.datasets\.ImageNet"):
-            find_images(tmp_path, "train")
+            find_imagenet(tmp_path, "train")
 
     def test_missing_and_unknown_class_folders_are_named_and_counted(self, copied):
         for name in synsets()[:4]:
             shutil.rmtree(copied / "train" / name)
         with pytest.raises(ValueError, match=rf"train holds no image .* 4 of them: {FIRST}, \w+, \w+, \.\.\.; classes"):
-            find_images(copied, "train")
+            find_imagenet(copied, "train")
         (copied / "val" / FIRST).rename(copied / "val" / "tench")
         with pytest.raises(ValueError, match=r"val holds classes that are not in ImageNet-1k, 1 of them: tench;"):
-            find_images(copied, "val")
+            find_imagenet(copied, "val")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
-from facts.estimators import FACTS, GFWSVD
-from facts.moments import GroupGradients, collect_moments
+from facts.estimators import FACTS
+from facts.moments import GradGram, collect_moments
 from facts.parts.layers import select_layers
 from facts.utils.cache import content_key
 from tests.networks import UNIFORM, EveryShape, compress_on_all, image_batches, make_model
@@ -80,16 +80,6 @@ class TestCompress:
         assert weights(first).equal(weights(second)) and weights(first).equal(weights(plain))
         assert first.summary.repaired == second.summary.repaired
 
-    def test_gradients_are_deleted_when_all_layers_are_decomposed(self, model, batches, folder):
-        calibration = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder))
-        calibration.collect([GFWSVD()])
-        assert list(folder.rglob("*.gradients"))
-        calibration.decompositions(GFWSVD())
-        assert not list(folder.rglob("*.gradients")) and not list(folder.rglob("GroupGradients-*"))
-        Counting.calls = 0
-        calibration.collect([GFWSVD()])  # there is nothing left to decompose
-        assert Counting.calls == 0
-
     def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
         cache = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder)).cache
         under_way = Event()
@@ -101,8 +91,8 @@ class TestCompress:
                 yield batch
 
         def collect(network, data):
-            moments = collect_moments(network, select_layers(network).layers, data, [GroupGradients(2)], cache=cache)
-            return torch.cat(list(moments["tokens"][GroupGradients(2)].chunks()))
+            moments = collect_moments(network, select_layers(network).layers, data, [GradGram()], cache=cache)
+            return moments["tokens"][GradGram()][0]
 
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(collect, copy.deepcopy(model), slowly())
@@ -158,32 +148,6 @@ class TestDamage:
         assert weights(first).equal(weights(second))
         assert f"{path} is damaged" in caplog.text
         assert values_of(path) == values
-
-    def test_changed_gradients_are_collected_again(self, model, batches, folder, caplog):
-        first, _ = passes(model, batches, estimator="gfwsvd")
-        facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder)).collect([GFWSVD()])
-        path = next(folder.rglob("*.gradients"))
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        second, num = passes(model, batches, estimator="gfwsvd", cache=folder)
-        assert num == 1 + 3 and weights(first).equal(weights(second))
-        assert f"the gradients in {path} are damaged" in caplog.text
-
-    def test_a_pass_that_was_cut_short_leaves_nothing_to_trust(self, model, batches, folder):
-        """Gradients of the first two batches lie on disk, without an index; the next pass starts anew."""
-        estimator = GFWSVD(group_size=1)
-
-        def broken():
-            yield from batches[:2]
-            raise OSError("the third batch cannot be read")
-
-        calibration = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder))
-        with pytest.raises(OSError, match="the third batch"):
-            collect_moments(model, calibration.layers, broken(), estimator.moments, cache=calibration.cache)
-        assert list(folder.rglob("*.gradients"))
-        result, num = passes(model, batches, estimator=estimator, cache=folder)
-        assert num == 1 + 3
-        assert weights(result).equal(weights(compress_on_all(model, batches, estimator=estimator, **UNIFORM)))
 
 
 class TestKeys:

@@ -6,7 +6,6 @@ B = its output side
 
 import logging
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,25 +13,24 @@ from torch import Tensor
 from facts.estimators.base import KroneckerFactors, TwoSidedEstimator
 from facts.estimators.whitening import raise_shrinkage
 from facts.moments import GroupGradients, LayerMoments
-from facts.moments.gradients import GradientStore
 from facts.moments.statistics import at_least_tiny
 from facts.utils.options import Count, NotNegative, Share, options
 
 log = logging.getLogger(__name__)
 
 MAX_STEPS = 1000
+CHUNK_BYTES = 2**28  # of gradients that are laid out at a time
 
 
 @options
 class GFWSVD(TwoSidedEstimator):
     """The leading singular pair of V ↦ mean_k D_k V D_kᵀ, D_k the mean weight gradient of `group_size` samples.
 
-    Gradients are kept in `store`. A factor that is not positive definite is shrunk by 0.2, 0.3, ... until it is (as in
-    the original). The iteration ends when a step changes the direction of A by no more than `tolerance`.
+    A factor that is not positive definite is shrunk by 0.2, 0.3, ... until it is (as in the original). The iteration
+    ends when a step changes the direction of A by no more than `tolerance`.
     """
 
     group_size: Count = 64
-    store: Literal["disk", "device"] = "disk"
     tolerance: NotNegative = 1e-8
     shrinkage_row: Share = 0.0
     shrinkage_col: Share = 0.0
@@ -42,20 +40,20 @@ class GFWSVD(TwoSidedEstimator):
 
     @property
     def moments(self):
-        return (GroupGradients(self.group_size, self.store),)
+        return (GroupGradients(self.group_size),)
 
     def factors(self, moments: LayerMoments) -> KroneckerFactors:
-        A, B = nearest_kronecker_product(moments[self.moments[0]], self.tolerance)
+        A, B = nearest_kronecker_product(moments[self.moments[0]][0], self.tolerance)
         return KroneckerFactors(A=A, B=B, repair=raise_shrinkage)
 
 
-def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Find `(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64.
+def nearest_kronecker_product(gradients: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Find `(A [n, n], B [m, m])` that minimise ‖mean_k vec(D_k) vec(D_k)ᵀ - A ⊗ B‖_F, in float64, for D `[K, m, n]`.
 
     Power iteration from the identity: B ← mean_k D_k A D_kᵀ, A ← mean_k D_kᵀ B D_k. Both have equal norms.
     """
-    (m, n), stacked = gradients.shape, gradients.on_device()
-    chunks = stacked.split(gradients.per_chunk)
+    m, n = gradients.shape[1:]
+    chunks = gradients.split(max(1, CHUNK_BYTES // (m * n * gradients.element_size())))
 
     def side_by_side(transposed: bool) -> Iterator[Tensor]:
         """Lay out each chunk's gradients as one matrix `[m, k n]`, or their transposes as `[n, k m]`."""
@@ -68,9 +66,9 @@ def nearest_kronecker_product(gradients: GradientStore, tolerance: float) -> tup
         """The mean of D_k M D_kᵀ, or of D_kᵀ M D_k."""
         laid_out = kept.get(transposed) or side_by_side(transposed)
         products = ((D.view(-1, len(matrix)) @ matrix).view(D.shape) @ D.T for D in laid_out)
-        return sum(products, matrix.new_zeros(())) / gradients.num_gradients
+        return sum(products, matrix.new_zeros(())) / len(gradients)
 
-    A = torch.eye(n, dtype=torch.float64, device=stacked.device) / n**0.5
+    A = torch.eye(n, dtype=torch.float64, device=gradients.device) / n**0.5
     for _ in range(MAX_STEPS):
         B = _unit(mean(A, transposed=False))
         next_A = mean(B, transposed=True)

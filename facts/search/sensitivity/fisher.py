@@ -16,7 +16,7 @@ from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss, on_drawn_targets, on_given_labels
 from facts.search.problem import AllocationProblem
-from facts.utils.batches import shared, within_memory
+from facts.utils.batches import within_memory
 from facts.utils.cache import calibration_key, content_key
 
 Labels = Literal["sampled", "given"]
@@ -70,7 +70,7 @@ def _measured(
 
     blocks = execution.memory.blocks(calibration.rewritten, linears.values())
     data_pass = DataPass(calibration.rewritten, linears, add, loss, execution.precision, True, num_parts, blocks)
-    num_samples = data_pass.run(shared(batches, "Fisher profile"), sums=totals.values())
+    num_samples = data_pass.run(batches, "Fisher profile", totals.values())
     return {name: total.cpu() / num_samples for name, total in totals.items()}
 
 

@@ -1,47 +1,70 @@
-"""Image classification on photos: how they are chosen, transformed and batched."""
+"""Image classification on photos: how they are decoded, transformed, batched and labelled; ImageNet, and your own."""
 
+import logging
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import timm.data
 import torch
 from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 
-from facts.tasks.base import settings_of
-from facts.tasks.classification.base import Classification, balanced
-from facts.tasks.classification.image_files import ImageFiles
-from facts.tasks.classification.pictures import Decodable, DecodedBatches
-from facts.tasks.classification.preprocessing import data_config, num_classes, preprocessing_key, processed_for
-from facts.tasks.numbered_batches import NumberedBatches
+from facts.tasks.base import NumberedBatches, chosen_indices_of, settings_of
+from facts.tasks.classification.base import (
+    Batch,
+    Classification,
+    balanced,
+    data_config,
+    labels_by_name,
+    num_classes,
+    preprocessing_key,
+    processed_for,
+)
+from facts.tasks.classification.files import (
+    EVALUATION,
+    TRAINING,
+    Found,
+    ImageFiles,
+    find_imagenet,
+    find_images,
+    first_few,
+    synsets,
+)
 from facts.utils.cache import content_key
 from facts.utils.options import Count, options
 from facts.utils.processors import loader_workers
-from facts.utils.random import seed_of
+from facts.utils.random import seed_of, seeded
 
 Augmentation = Literal["none", "train"]
-Transform = Literal["paper", "timm"]
-TrainingAugmentation = Literal["crop", "deit"]
+Transform = Literal["paper", "crop", "timm"]
 
 # DeiT's defaults, like Mixup's below, except mmax9: at magnitude 10 timm has Pillow posterize images to 0 bits.
 DEIT_TRANSFORM: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-mmax9-inc1", "re_prob": 0.25, "re_mode": "pixel"}
 
 NUM_REFERENCE = 10_000  # a linear probe of 1,000 classes then takes a minute or two
+LONGEST = 100  # times the shorter side; resizing a longer strip by its shorter side would take gigabytes
+log = logging.getLogger(__name__)
 
 
 @options
 class Images(Classification):
     """Images at `root`, some of them for calibration and training, others for evaluation.
 
-    `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for another input size; `timm` uses
-    the checkpoint's evaluation transform or, for a transformers model, its image processor. `augmentation: train`
-    calibrates with timm's training transform instead. `training_augmentation` is for finetuning, which uses all
-    training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or CutMix; `crop`
-    crops, flips and jitters colours.
+    `transform: paper` resizes to 256 (bicubic) and crops to 224, or in proportion for another input size; `crop` only
+    crops; `timm` uses the checkpoint's evaluation transform or, for a transformers model, its image processor.
+    `augmentation: train` calibrates with timm's training transform instead. `training_augmentation` is for finetuning,
+    which uses all training images: `deit` crops, flips, applies RandAugment, erases, and mixes images by Mixup or
+    CutMix; `crop` crops, flips and jitters colours.
 
     The loader runs `num_workers` processes (default: one per processor, up to 16).
     """
@@ -50,7 +73,7 @@ class Images(Classification):
     num_sensitivity: Count = 512
     transform: Transform = "timm"
     augmentation: Augmentation = "none"
-    training_augmentation: TrainingAugmentation = "deit"
+    training_augmentation: Literal["crop", "deit"] = "deit"
     num_workers: Annotated[int, Field(ge=0)] | None = None
     seed: int = 0
 
@@ -67,19 +90,19 @@ class Images(Classification):
     @property
     @abstractmethod
     def classes(self) -> Sequence[str]:
-        """Names of the classes."""
+        """Names of the classes; the images' labels are positions among them."""
+
+    def labels(self, model: nn.Module) -> list[int] | None:
+        """The network's label `[C]` for each class; None if these are not the network's classes."""
+        return [*range(len(self.classes))]
 
     @abstractmethod
     def chosen_indices(self) -> dict[str, list[int]]:
         """Indices of the training images for `sensitivity` and for `calibration`, in order."""
 
-    def labelled(self, images: ImageFiles, model: nn.Module) -> ImageFiles | None:
-        """The images with the network's labels; None if it has other classes."""
-        return images
-
     def content_key(self, model: nn.Module) -> str:
         files = (self.training_images.content_key, self.validation_images.content_key)
-        return content_key(*files, settings_of(self), preprocessing_key(model))
+        return content_key(*files, self.labels(model), settings_of(self), preprocessing_key(model))
 
     def calibration(self, model: nn.Module) -> NumberedBatches:
         return self._batches(model, self.training_images, self.chosen_indices()["calibration"], self.augmentation)
@@ -89,15 +112,15 @@ class Images(Classification):
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> NumberedBatches:
         """All training images. Raises `ValueError` if their classes are not the network's."""
-        files = self._with_labels(self.training_images, model)
-        order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed_of(seed, epoch))).tolist()
+        self._need_labels(model)
+        images = self.training_images
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed_of(seed, epoch))).tolist()
         deit = self.training_augmentation == "deit"
         mixup = timm.data.Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, num_classes=num_classes(model)) if deit else None
         settings = {**data_config(model), **(DEIT_TRANSFORM if deit else {})}
         transform = timm.data.create_transform(**settings, is_training=True)
-        how = transform, self.batch_size, (seed, epoch), mixup
-        items = DecodedBatches(files.selected(order), *how, for_training=True)
-        return self._loaded(items, content_key(self.content_key(model), seed, epoch))
+        key = content_key(self.content_key(model), seed, epoch)
+        return self._loaded(model, images.selected(order), transform, key, (seed, epoch), mixup, for_training=True)
 
     def analysis(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
         images = self.validation_images
@@ -108,7 +131,7 @@ class Images(Classification):
 
     def evaluation(self, model: nn.Module) -> NumberedBatches:
         """All evaluation images. Raises `ValueError` if their classes are not the network's."""
-        self._with_labels(self.validation_images, model)
+        self._need_labels(model)
         return self._batches(model, self.validation_images)
 
     def for_features(self, model: nn.Module) -> tuple[NumberedBatches, NumberedBatches]:
@@ -122,12 +145,10 @@ class Images(Classification):
         chosen = self.chosen_indices()
         return {use: {"indices": at, "names": self.training_images.selected(at).names} for use, at in chosen.items()}
 
-    def _with_labels(self, images: ImageFiles, model: nn.Module) -> ImageFiles:
-        labelled = self.labelled(images, model)
-        if labelled is None:
+    def _need_labels(self, model: nn.Module) -> None:
+        if self.labels(model) is None:
             found = f"{self.root} has {len(self.classes)} class folders, and the network {num_classes(model)} classes"
             raise ValueError(f"these images need labels: {found}. Give a folder for each class, named by synset or not")
-        return labelled
 
     def _batches(
         self,
@@ -137,16 +158,25 @@ class Images(Classification):
         augmentation: Augmentation = "none",
     ) -> NumberedBatches:
         """Batches of the images at `indices` (default: all), without labels if their classes are not the network's."""
-        labelled = self.labelled(images, model)
-        images = labelled or images
-        how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)
-        key = content_key(images.content_key, indices, *how)
         files = images if indices is None else images.selected(indices)
-        transform = self._transform(model, augmentation)
-        return self._loaded(DecodedBatches(files, transform, self.batch_size, (self.seed,)), key, labelled is not None)
+        how = (self.transform, augmentation, preprocessing_key(model), self.batch_size, self.seed)
+        key = content_key(files.content_key, self.labels(model), *how)
+        return self._loaded(model, files, self._transform(model, augmentation), key, (self.seed,))
 
-    def _loaded(self, items: DecodedBatches, key: str, with_labels: bool = True) -> NumberedBatches:
-        finish, num_workers = Decodable(len(items.files), with_labels), loader_workers(self.num_workers)
+    def _loaded(
+        self,
+        model: nn.Module,
+        files: ImageFiles,
+        transform: Callable[[Image.Image], Tensor],
+        key: str,
+        seed: tuple[int, ...],
+        mixup: timm.data.Mixup | None = None,
+        for_training: bool = False,
+    ) -> NumberedBatches:
+        labels = self.labels(model)
+        files = files if labels is None else replace(files, labels=np.array(labels)[files.labels])
+        items = DecodedBatches(files, transform, self.batch_size, seed, mixup, for_training)
+        finish, num_workers = Decodable(len(files), labels is not None), loader_workers(self.num_workers)
         return NumberedBatches(items, finish, key, num_workers, range(len(items)), pin_memory=True)
 
     def _transform(self, model: nn.Module, augmentation: Augmentation) -> Callable[[Image.Image], Tensor]:
@@ -157,5 +187,203 @@ class Images(Classification):
         if self.transform == "timm":
             return processed_for(model) or timm.data.create_transform(**config, is_training=False)
         size, scaled = config["input_size"][-1], transforms.Normalize(config["mean"], config["std"])
-        resize = transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC)
-        return transforms.Compose([resize, transforms.CenterCrop(size), transforms.ToTensor(), scaled])
+        steps = [transforms.CenterCrop(size), transforms.ToTensor(), scaled]
+        if self.transform == "paper":
+            steps.insert(0, transforms.Resize(size * 256 // 224, transforms.InterpolationMode.BICUBIC))
+        return transforms.Compose(steps)
+
+
+@options
+class ImageNet(Images):
+    """ImageNet-1k in `root`: class folders in `train/` and `val/`, into which torchvision unpacks the tar files.
+
+    `root` can also be a Hugging Face data set: Parquet files, the output of `save_to_disk`, or
+    `hub:ILSVRC/imagenet-1k`. A label is the index of the class among the sorted synsets. The training images, sorted by
+    synset and file name, are shuffled by `seed`: the first `num_sensitivity` are for rank searches, the next
+    `num_calibration` for the factors (paper, section 5.1).
+    """
+
+    num_calibration: Count = 16384
+    transform: Transform = "paper"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return synsets()
+
+    @cached_property
+    def training_images(self) -> ImageFiles:
+        return find_imagenet(self.root, "train")
+
+    @cached_property
+    def validation_images(self) -> ImageFiles:
+        return find_imagenet(self.root, "val")
+
+    def inspect(self) -> str:
+        self.chosen_indices()
+        training, validation = len(self.training_images), len(self.validation_images)
+        return f"{training:,} training and {validation:,} validation images of 1,000 classes at {self.root}"
+
+    def chosen_indices(self) -> dict[str, list[int]]:
+        """Indices of the training images for each use. Raises `ValueError` if there are too few."""
+        return chosen_indices_of(self)
+
+
+@options
+class ImageFolder(Images):
+    """Images in `root/<class>/`; or in `root/train/<class>/` and, for evaluation, in `val`, `validation` or `test`.
+
+    The part for training may be called `calibration` too. A file `labels.csv` in `root`, with columns `file` and
+    `label`, can list the images, whose labels are then the network's own. `root` can also be a Hugging Face data set:
+    `hub:OWNER/DATASET`, optionally with `/CONFIGURATION` and `/SPLIT`, Parquet files, or the output of `save_to_disk`;
+    its columns are found by their types, `Image` and `ClassLabel`.
+
+    Unless both parts exist, half of the images are held out for evaluation, the same half for every `seed`; with
+    `whole`, all images serve both purposes. A folder named like a part is a class if it has no subfolders but other
+    folders next to it. Folders without images are ignored. A label is the index of the class, of folders in sorted
+    order; or among ImageNet's synsets, if the network has 1,000 classes and all classes are named by synset; or the
+    label of that name in a transformers model that has all the names. If the numbers of classes differ, images have no
+    labels and evaluation is not possible. `num_calibration` and `num_sensitivity` are upper bounds; searches compare
+    outputs on images that are also used for the factors.
+    """
+
+    num_calibration: Count = 512
+    whole: bool = False
+
+    @property
+    def training_images(self) -> ImageFiles:
+        return self._splits[0]
+
+    @property
+    def validation_images(self) -> ImageFiles:
+        return self._splits[1]
+
+    @property
+    def classes(self) -> list[str]:
+        return self._found.classes
+
+    def labels(self, model: nn.Module) -> list[int] | None:
+        total, by_name = num_classes(model), labels_by_name(model)
+        if self._found.numbered and len(self.classes) <= total:
+            return [*range(len(self.classes))]
+        if self.classes and total == len(synsets()) and set(self.classes) <= set(synsets()):
+            return [synsets().index(name) for name in self.classes]
+        if self.classes and by_name.keys() >= set(self.classes):
+            return [by_name[name] for name in self.classes]
+        # An encoder has no classes: labels are positions.
+        return [*range(len(self.classes))] if self.classes and total in (0, len(self.classes)) else None
+
+    def inspect(self) -> str:
+        used = f"{len(self.training_images):,} images to calibrate on, {len(self.validation_images):,} to evaluate on"
+        return f"{used}, {len(self.classes)} classes at {self.root}"
+
+    def chosen_indices(self) -> dict[str, list[int]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.randperm(len(self.training_images), generator=generator).tolist()
+        return {"sensitivity": order[: self.num_sensitivity], "calibration": order[: self.num_calibration]}
+
+    @cached_property
+    def _found(self) -> Found:
+        return find_images(self.root)
+
+    @cached_property
+    def _splits(self) -> list[ImageFiles]:
+        """The images for calibration and for evaluation. Raises `ValueError` if there are none, or without labels."""
+        parts = self._found.parts
+        names = [name for name in (*TRAINING, *EVALUATION) if name in parts] if len(parts) > 1 else [*parts]
+        if not names or not len(parts[names[0]]):
+            raise ValueError(f"{self.root} has the splits {', '.join(parts)}, and no images in train: name a split")
+        training, *others = (parts[name] for name in names)
+        if (training.labels < 0).any():
+            raise ValueError(f"{self.root} has images without labels: remove these rows, or the column of classes")
+        evaluation = [each for each in others if len(each) and (each.labels >= 0).all()][:1]
+        if evaluation or self.whole:
+            return [training, *(evaluation or [training])]
+        order = torch.randperm(len(training), generator=torch.Generator().manual_seed(0))
+        return [training.selected(half.sort().values.tolist()) for half in order.tensor_split(2)]
+
+
+def decode(data: bytes) -> Image.Image:
+    """Decode an image to RGB; 16-bit greyscale keeps its shades.
+
+    Raises `ValueError` for a broken file, too many pixels for Pillow, a strip more than 100 times as long as it is
+    wide, and pixels of unknown range (floating point or 32 bits).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image: Image.Image = Image.open(BytesIO(data))
+        if max(image.size) > LONGEST * min(image.size):
+            raise ValueError(f"{image.width} x {image.height} pixels are a strip")
+        if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # these have 16 bits
+            raise ValueError("the range of its pixels is not known")
+        if image.mode.startswith("I"):  # Pillow's own conversion turns all but the darkest pixels white
+            image = image.convert("I").point(lambda value: value / 257).convert("L")
+        return image.convert("RGB")
+    except Exception as error:  # Pillow's errors differ by format
+        raise ValueError(f"no usable image: {error}") from error
+
+
+@dataclass(frozen=True)
+class DecodedBatches(Dataset):
+    """Batches of transformed images and their labels, each with the names of images that could not be decoded.
+
+    Random transforms and `mixup` depend on `seed` and the batch number. With `for_training`, a smaller last batch is
+    dropped, and a batch in which no image can be decoded raises `ValueError`, since steps are counted in batches.
+    """
+
+    files: ImageFiles
+    transform: Callable[[Image.Image], Tensor]
+    batch_size: int
+    seed: tuple[int, ...]
+    mixup: timm.data.Mixup | None = None
+    for_training: bool = False
+
+    def __len__(self) -> int:
+        total = len(self.files)
+        return total // self.batch_size if self.for_training else -(-total // self.batch_size)
+
+    def __getitem__(self, number: int) -> tuple[Batch | None, list[str]]:
+        indices = range(len(self.files))[number * self.batch_size :][: self.batch_size]
+        samples, corrupt = [], []
+        with seeded(*self.seed, number):
+            for index in indices:
+                data = self.files.read(index)
+                try:
+                    image = decode(data)
+                except ValueError:
+                    corrupt.append(self.files.names[index])
+                else:
+                    samples.append((self.transform(image), int(self.files.labels[index])))
+            if not samples and self.for_training:
+                message = f"no image of a training batch can be decoded: {first_few(corrupt)}"
+                raise ValueError(f"{message}; fetch them again, or raise batch_size")
+            return self._mixed(default_collate(samples)) if samples else None, corrupt
+
+    def _mixed(self, batch: Any) -> Batch:
+        """Mix the images in pairs, if there is a `mixup`; an image without a partner is dropped."""
+        images, labels = batch
+        even = len(images) // 2 * 2
+        return self.mixup(images[:even], labels[:even]) if self.mixup else (images, labels)
+
+
+@dataclass(frozen=True)
+class Decodable:
+    """Pass on the batches of `DecodedBatches` over `total` images, without labels unless `with_labels`.
+
+    Each image that cannot be decoded is logged once. Raises `ValueError` if there are several of them and they
+    exceed a thousandth of all images; each process counts its own.
+    """
+
+    total: int
+    with_labels: bool = True
+    corrupt: set[str] = field(default_factory=set)
+
+    def __call__(self, item: tuple[Batch | None, list[str]]) -> Batch | Tensor | None:
+        batch, corrupt = item
+        for name in set(corrupt) - self.corrupt:
+            self.corrupt.add(name)
+            log.warning("%s cannot be decoded and is left out (%d so far)", name, len(self.corrupt))
+        if len(self.corrupt) > max(1, self.total / 1000):
+            message = f"{len(self.corrupt)} of {self.total} images cannot be decoded: {first_few(self.corrupt)}"
+            raise ValueError(f"{message}; at most one in a thousand may be left out; fetch them again")
+        return batch if self.with_labels or batch is None else batch[0]

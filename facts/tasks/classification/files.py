@@ -1,0 +1,306 @@
+"""Encoded images and their labels: in class folders, listed in a CSV file, or in rows of a Hugging Face data set."""
+
+import csv
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from timm.data import ImageNetInfo
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from facts.utils.cache import content_key
+from facts.utils.extras import needing
+from facts.utils.hub import HUB, fetched
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+TRAINING, EVALUATION = ("train", "calibration"), ("val", "validation", "test")  # names of parts
+TABLE = "labels.csv"
+SAVED = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
+SHARDS = ("*.parquet", "data/*.parquet")
+UNPACK = "import torchvision; [torchvision.datasets.ImageNet({!r}, split) for split in ('train', 'val')]"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles(ABC):
+    """Encoded images with names and `labels` [N], which can be pickled and read from several processes."""
+
+    names: list[str]
+    labels: np.ndarray
+
+    @abstractmethod
+    def read(self, index: int) -> bytes:
+        """Read one encoded image; a missing one gives empty bytes, which fail to decode."""
+
+    @property
+    @abstractmethod
+    def content_key(self) -> str:
+        """Hash that identifies the images and their labels."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def selected(self, indices: Sequence[int]) -> Self:
+        """The images at `indices`, in that order."""
+        return replace(self, names=[self.names[index] for index in indices], labels=self.labels[indices])
+
+
+@dataclass(frozen=True, eq=False)
+class Files(ImageFiles):
+    """Files below `folder`, identified by name and, if they `may_change`, by size and modification time."""
+
+    folder: Path
+    may_change: bool = True
+
+    def read(self, index: int) -> bytes:
+        return (self.folder / self.names[index]).read_bytes()
+
+    @property
+    def content_key(self) -> str:
+        states = [(self.folder / name).stat() for name in self.names] if self.may_change else []
+        key = "\n".join(self.names), self.labels.tobytes(), [(s.st_size, s.st_mtime_ns) for s in states]
+        return content_key(*key)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(ImageFiles):
+    """Encoded images in the only column of a data set, at the rows `places` [N]."""
+
+    rows: "Dataset"
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, data: "Dataset", split: str, source: object) -> Self:
+        """Take images and labels from the columns of these types; labels are zeros without a column of classes."""
+        from datasets import Image
+
+        image, label = columns_of(data, source)
+        return cls(
+            names=[f"{split}/{row}" for row in range(len(data))],
+            labels=np.array(data.with_format(None)[label] if label else [0] * len(data), dtype=np.int64),
+            rows=data.with_format(None).select_columns(image).cast_column(image, Image(decode=False)),
+            places=np.arange(len(data)),
+        )
+
+    def read(self, index: int) -> bytes:
+        (image,) = self.rows[int(self.places[index])].values()
+        if image is None:
+            return b""
+        return image["bytes"] or Path(image["path"]).read_bytes()
+
+    def paths(self) -> list[str | None]:
+        """Path of each image, if stored; read from the whole table, so no rows may have been selected before."""
+        from pyarrow.compute import struct_field
+
+        (column,) = self.rows.column_names
+        paths = struct_field(self.rows.data[column], "path").to_pylist()
+        return [paths[place] for place in self.places]
+
+    @property
+    def content_key(self) -> str:
+        return content_key(self.rows._fingerprint, self.places.tolist(), self.labels.tolist())
+
+    def selected(self, indices: Sequence[int]) -> Self:
+        return replace(super().selected(indices), places=self.places[indices])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The images of each part of a folder or data set, by its name. A label is a position in `classes`.
+
+    If they are `numbered`, positions are the network's own labels.
+    """
+
+    parts: Mapping[str, ImageFiles]
+    classes: list[str]
+    numbered: bool = False
+
+
+def find_images(source: Path) -> Found:
+    """Find the images in a folder or data set. Raises `ValueError` or an `OSError` if there are none."""
+    if is_dataset(source):
+        data = splits_of(source)
+        label = columns_of(first := next(iter(data.values())), source)[1]
+        classes = list(first.features[label].names) if label else []
+        return Found({name: Rows.of(split, name, source) for name, split in data.items()}, classes)
+    if not source.is_dir():
+        raise FileNotFoundError(f"no folder {source}: give one that holds a folder of images for each class")
+    return _listed(source) if (source / TABLE).is_file() else _in_folders(source)
+
+
+def _in_folders(root: Path) -> Found:
+    """Find images in class folders; without any, in the parts of `root` or in `root` itself."""
+    found = {path.name: path for path in _folders_in(root)}
+    others = found.keys() - {*TRAINING, *EVALUATION}
+    found = {name: path for name, path in found.items() if not others or _folders_in(path)}
+    chosen = [next((name for name in names if name in found), None) for names in (TRAINING, EVALUATION)]
+    folders = [found[name] for name in chosen if name] or [root]
+    named = (path for folder in folders for path in _folders_in(folder))
+    classes = sorted({path.name for path in named if any(map(_is_image, path.iterdir()))})
+    parts = {folder.name: _within(root, folder, classes) for folder in folders}
+    if empty := [folder for folder in folders if not len(parts[folder.name])]:
+        raise ValueError(f"{empty[0]} holds no images ({', '.join(IMG_EXTENSIONS)}), nor do folders in it")
+    return Found(parts, classes)
+
+
+def _within(root: Path, folder: Path, classes: Sequence[str]) -> Files:
+    """Find the images in the class folders of a part of `root`; without classes, in the part itself.
+
+    Paths that are not regular files are skipped with a warning, since reading a pipe may never end.
+    """
+    pattern, positions = ("*/*", {name: label for label, name in enumerate(classes)}) if classes else ("*", {})
+    found = [path for path in folder.glob(pattern) if _is_image(path)]
+    found = sorted(path for path in found if not classes or path.parent.name in positions)
+    paths = [path for path in found if path.is_file()]
+    if left_out := {*found} - {*paths}:
+        text = "%d of %d images are left out, repair or remove these broken links, folders or pipes: %s"
+        log.warning(text, len(left_out), len(found), first_few(map(str, left_out)))
+    labels = np.array([positions.get(path.parent.name, 0) for path in paths], dtype=np.int64)
+    return Files([str(path.relative_to(root)) for path in paths], labels, root)
+
+
+def _listed(root: Path) -> Found:
+    """Read `labels.csv`: a `file` in `root` and its `label` in each row, in this order.
+
+    Files below folders that are named like parts make these parts. Raises `ValueError` for rows without a label, and
+    `FileNotFoundError` for files that are not there.
+    """
+    with (root / TABLE).open(newline="", encoding="utf-8-sig") as file:
+        rows = [*csv.DictReader(file)]
+    try:
+        names, labels = [row["file"] for row in rows], np.array([int(row["label"]) for row in rows], dtype=np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{root / TABLE} needs columns `file` and `label`, of whole numbers: {error!r}") from error
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise FileNotFoundError(f"{root / TABLE} names {len(missing)} files that are not there: {first_few(missing)}")
+    if not names or labels.min() < 0:
+        raise ValueError(f"{root / TABLE} needs rows with labels from 0 on")
+    files, places = Files(names, labels, root), dict[str, list[int]]()
+    for place, name in enumerate(names):
+        places.setdefault(name.partition("/")[0], []).append(place)
+    parts = {name: files.selected(places[name]) for name in (*TRAINING, *EVALUATION) if name in places}
+    return Found(parts or {root.name: files}, [str(label) for label in range(labels.max() + 1)], numbered=True)
+
+
+def is_dataset(source: Path | str) -> bool:
+    """Check whether `source` is a name on the hub, a folder of Parquet files, or one written by `save_to_disk`."""
+    folder = Path(source).expanduser()
+    return str(source).startswith(HUB) or any(any(folder.glob(pattern)) for pattern in (*SAVED, *SHARDS))
+
+
+def splits_of(source: Path) -> "dict[str, Dataset]":
+    """Open the splits of a data set by name; an unnamed one is `train`.
+
+    Raises `ValueError` for a malformed name, `OSError` if the data set cannot be read.
+    """
+    name, split = str(source), None
+    if name.startswith(HUB):
+        parts = name.removeprefix(HUB).split("/")
+        if not 2 <= len(parts) <= 4:
+            raise ValueError(f"images at the hub are {HUB}OWNER/DATASET/CONFIGURATION/SPLIT, got {name!r}")
+        configuration, split = (*parts[2:], None, None)[:2]
+        data = fetched(name, configuration, split, "a folder of images")
+    else:
+        with needing("llm", f"the data set {source}"):
+            from datasets import load_dataset, load_from_disk
+        folder = source.expanduser()
+        saved = any((folder / file).is_file() for file in SAVED)
+        data = load_from_disk(folder) if saved else load_dataset(str(folder))
+    return dict(data) if isinstance(data, dict) else {split or TRAINING[0]: data}
+
+
+def columns_of(data: "Dataset", source: object) -> tuple[str, str | None]:
+    """Find the image column and the class column, if any. Raises `ValueError` without exactly one of images."""
+    from datasets import ClassLabel, Image
+
+    images, labels = (
+        [name for name, feature in data.features.items() if isinstance(feature, kind)] for kind in (Image, ClassLabel)
+    )
+    if len(images) != 1:
+        found = f"{source} has {len(images)} columns of images among {', '.join(data.features)}"
+        raise ValueError(f"{found}: give a data set with one (cast_column, remove_columns), and save_to_disk")
+    named = [name for name in labels if name in ("label", "labels")] if len(labels) > 1 else labels
+    if labels and len(named) != 1:
+        raise ValueError(f"{source} has several columns of classes, none of them called label: keep one and save it")
+    return images[0], named[0] if named else None
+
+
+def find_imagenet(root: Path, split: Literal["train", "val"]) -> ImageFiles:
+    """Find the images of a split of ImageNet-1k, sorted by `<synset>/<file>`; a label is a synset's position.
+
+    Raises `FileNotFoundError` if there is no ImageNet, and `ValueError` if its classes differ.
+    """
+    if is_dataset(root):
+        return _rows_of_imagenet(root, {"train": "train", "val": "validation"}[split])
+    if not all((root / name).is_dir() for name in ("train", "val")):
+        raise FileNotFoundError(
+            f"no ImageNet at {root}: set root to class folders in train/ and val/, or to Hugging Face's Parquet files. "
+            f'Unpack the original tar files in place: python -c "{UNPACK.format(str(root))}"'
+        )
+    folder = root / split
+    names = sorted(f"{path.parent.name}/{path.name}" for path in folder.glob("[!.]*/*") if _is_image(path))
+    return Files(names, _labels_of_imagenet(names, folder), folder, may_change=False)  # a million files
+
+
+def _rows_of_imagenet(root: Path, split: str) -> Rows:
+    splits = splits_of(root)
+    if split not in splits:
+        raise ValueError(f"{root} has the splits {', '.join(splits)}, and none called {split}")
+    rows = Rows.of(splits[split], split, root)
+    names = [_name(path, label, row) for row, (path, label) in enumerate(zip(rows.paths(), rows.labels, strict=True))]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    names = [names[index] for index in order]
+    return replace(rows.selected(order), names=names, labels=_labels_of_imagenet(names, root))
+
+
+def _name(path: str | None, label: int, row: int) -> str:
+    """Make `<synset>/<file>`, dropping the synset that the hub appends to file names."""
+    synset = synsets()[label] if label in range(len(synsets())) else f"label {label}"
+    if others := set(re.findall(r"n\d{8}", path or "")) - {synset}:
+        message = f"{path} has the label {label}, which is {synset} and not {first_few(others)}"
+        raise ValueError(f"{message}: labels must be positions among the sorted synsets")
+    return f"{synset}/{re.sub(rf'_{synset}(?=[.])', '', Path(path).name) if path else row}"
+
+
+def _labels_of_imagenet(names: Sequence[str], source: object) -> np.ndarray:
+    """Label of each `<synset>/<file>`. Raises `ValueError` if a class is missing or unknown."""
+    labels = {synset: label for label, synset in enumerate(synsets())}
+    found = [name.split("/")[0] for name in names]
+    for classes, fault in (
+        ({*found} - labels.keys(), "classes that are not in ImageNet-1k"),
+        (labels.keys() - {*found}, "no image of classes of ImageNet-1k"),
+    ):
+        if classes:
+            message = f"{source} holds {fault}, {len(classes)} of them: {first_few(classes)}"
+            raise ValueError(f"{message}; classes are named by their synsets")
+    return np.array([labels[synset] for synset in found])
+
+
+@cache
+def synsets() -> tuple[str, ...]:
+    """Synsets of ImageNet-1k, sorted: the label of a class is its index."""
+    return tuple(sorted(ImageNetInfo("imagenet-1k").label_names()))
+
+
+def first_few(names: Iterable[str]) -> str:
+    """The first three in sorted order, with an ellipsis if there are more."""
+    first, *more = sorted(names)
+    return ", ".join([first, *more[:2]]) + (", ..." if more[2:] else "")
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Subfolders that are not hidden."""
+    return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMG_EXTENSIONS

@@ -1,1 +1,0 @@
-"""Detection and segmentation with OpenMMLab."""

@@ -1,0 +1,305 @@
+"""Language modelling: the perplexity of a text, and accuracy on multiple-choice benchmarks of lm-eval."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from huggingface_hub import constants
+from pydantic import Field
+from torch import Tensor, nn
+
+from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
+from facts.tasks.base import ClassLogits, Evaluation, pass_over
+from facts.utils.cache import content_key
+from facts.utils.extras import needing
+from facts.utils.hub import HUB, answers, fetched
+from facts.utils.options import Count, options
+from facts.utils.random import seed_of
+from facts.utils.silence import silence
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+Batch = tuple[Tensor, Tensor]
+Split = Literal["training", "evaluation"]
+Accuracy = Literal["acc", "acc_norm"]
+
+
+@options
+class Language(ClassLogits):
+    """Perplexity of a text and accuracy on lm-eval benchmarks, calibrated on the next-token loss.
+
+    Texts are cut into non-overlapping windows of `sequence_length` tokens; the remainder is dropped. Training windows
+    are shuffled by `seed`: the first `num_sensitivity` are for searches, the next `num_calibration` for the factors
+    (paper, supplement: 256 of 2,048 tokens). Analyses use windows of `analysis_length` tokens of the evaluation text:
+    `num_factors` for the factors, `num_held_out` for the comparison. Benchmarks use `num_questions` each (default: all)
+    and score `num_answers_at_once` per batch; `accuracy` is `acc`, or `acc_norm`, which divides by answer lengths.
+    """
+
+    sequence_length: Annotated[int, Field(ge=2)] = 2048
+    num_calibration: Count = 256
+    num_sensitivity: Count = 16
+    analysis_length: Annotated[int, Field(ge=2)] = 128
+    num_factors: Count = 128
+    num_held_out: Count = 128
+    batch_size: Count = 1
+    num_questions: Count | None = None
+    num_answers_at_once: Count = 16
+    accuracy: Accuracy = "acc"
+    seed: int = 0
+
+    @abstractmethod
+    def text(self, split: Split) -> str:
+        """The whole text of a split."""
+
+    @abstractmethod
+    def benchmarks(self) -> Sequence[str | Mapping[str, Any]]:
+        """Tasks of lm-eval, by name or by configuration."""
+
+    @property
+    def benchmark_folder(self) -> str | None:
+        """Folder with the configurations of your own benchmarks; None for lm-eval's."""
+        return None
+
+    @property
+    @abstractmethod
+    def benchmarks_key(self) -> str:
+        """Hash of the questions, as far as they are known."""
+
+    def tokens(self, split: Split, model: nn.Module) -> Tensor:
+        """The tokens `[L]` of a text."""
+        return tokenized(self.text(split), tokenizer_of(model))
+
+    def content_key(self, model: nn.Module) -> str:
+        settings = {field.name: getattr(self, field.name) for field in fields(Language)}
+        return content_key(
+            settings, self.tokens("training", model), self.tokens("evaluation", model), self.benchmarks_key
+        )
+
+    def calibration(self, model: nn.Module) -> list[Batch]:
+        return self._parts("training", model, self.sequence_length, "num_sensitivity", "num_calibration")[1]
+
+    def sensitivity(self, model: nn.Module) -> list[Batch]:
+        return self._parts("training", model, self.sequence_length, "num_sensitivity", "num_calibration")[0]
+
+    def training(self, model: nn.Module, epoch: int, seed: int = 0) -> list[Batch]:
+        """Windows of the training text from an offset that differs between epochs, the same number in each."""
+        generator = torch.Generator().manual_seed(seed_of(seed, epoch))
+        tokens, length = self.tokens("training", model), self.sequence_length
+        num_starts = max(1, min(length, len(tokens) - length + 1))
+        start = torch.randint(num_starts, (), generator=generator)
+        found = windows(tokens[start:], length)[: (len(tokens) - num_starts + 1) // length]
+        whole = len(found) // self.batch_size * self.batch_size  # a smaller last batch is left out
+        return self._batches(found[torch.randperm(len(found), generator=generator)[:whole]])
+
+    def analysis(self, model: nn.Module) -> tuple[list[Batch], list[Batch]]:
+        return self._parts("evaluation", model, self.analysis_length, "num_factors", "num_held_out")
+
+    def evaluation(self, model: nn.Module) -> list[Batch]:
+        return self._batches(windows(self.tokens("evaluation", model), self.sequence_length))
+
+    def input_shape(self, model: nn.Module) -> tuple[int, ...]:
+        return (1, self.sequence_length)
+
+    def evaluate(
+        self, model: nn.Module, precision: torch.dtype = torch.float32, original: nn.Module | None = None
+    ) -> Evaluation:
+        """Measure the perplexity, and accuracies in percent: per benchmark and their mean."""
+        metrics = {"perplexity": perplexity(model, self.evaluation(model), precision)}
+        if benchmarks := self.benchmarks():
+            settings: dict[str, Any] = {"accuracy": self.accuracy, "benchmark_folder": self.benchmark_folder}
+            settings |= {"num_questions": self.num_questions, "precision": precision}
+            found = accuracies(model, tokenizer_of(model), benchmarks, self.num_answers_at_once, **settings)
+            metrics["accuracy"] = sum(found.values()) / len(found)
+            metrics |= {f"accuracy_{name}": value for name, value in found.items()}
+        return Evaluation(metrics)
+
+    def _parts(self, split: Split, model: nn.Module, length: int, *names: str) -> tuple[list[Batch], list[Batch]]:
+        """Draw two disjoint sets of windows, sized by the fields `names`. Raises `ValueError` for too few windows."""
+        sizes, found = [getattr(self, name) for name in names], windows(self.tokens(split, model), length)
+        if len(found) < sum(sizes):
+            needed = f"{' + '.join(names)} needs {sum(sizes)} windows of {length} tokens"
+            raise ValueError(f"{needed}; the {split} text has {len(found)}")
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
+        first, second = found[order[: sum(sizes)]].split(sizes)
+        return self._batches(first), self._batches(second)
+
+    def _batches(self, found: Tensor) -> list[Batch]:
+        return [(tokens, next_tokens(tokens)) for tokens in found.split(self.batch_size)]
+
+
+@options
+class Corpus(Language):
+    """A text for calibration and one for evaluation, each a file or `hub:OWNER/DATASET/CONFIGURATION/SPLIT`.
+
+    Rows of a data set are joined by blank lines, as is usual for WikiText; a file is read unchanged, so perplexities
+    differ. `benchmark_names` are lm-eval's, or names in the YAML files of `benchmark_folder`.
+    """
+
+    training_text: str
+    evaluation_text: str
+    benchmark_names: tuple[str, ...] = ()
+    benchmark_folder: str | None = None
+
+    def inspect(self) -> str:
+        texts = ", ".join(_found(source) for source in (self.training_text, self.evaluation_text))
+        if not self.benchmark_names:
+            return texts
+        find_benchmarks(self.benchmark_names, self.benchmark_folder)
+        if self.benchmark_folder is None and not (constants.HF_HUB_OFFLINE or answers()):
+            raise ConnectionError(
+                "lm-eval's questions are at the hub, which does not answer: connect the machine once, set "
+                "HF_HUB_OFFLINE=1 if they were fetched before, or give benchmark_folder, or benchmark_names=[]"
+            )
+        return f"{texts}, {len(self.benchmark_names)} benchmarks"
+
+    def text(self, split: Split) -> str:
+        return read_text(self.training_text if split == "training" else self.evaluation_text)
+
+    def benchmarks(self) -> tuple[str, ...]:
+        return self.benchmark_names
+
+    @property
+    def benchmarks_key(self) -> str:
+        """Hash of the names, the files in the folder and lm-eval's version, but not of questions on the hub."""
+        folder = Path(self.benchmark_folder or "")
+        files = sorted(folder.rglob("*")) if self.benchmark_folder else []
+        files = [path for path in files if path.is_file() and path.parent.name != "__pycache__"]
+        contents = {path.relative_to(folder): path.read_bytes() for path in files}
+        return content_key(self.benchmark_names, contents, version("lm_eval") if self.benchmark_names else None)
+
+
+def read_text(source: str) -> str:
+    """Read a file or a data set on the hub. Raises an `OSError` if there is none, `ValueError` for a bad name."""
+    if source.startswith(HUB):
+        return fetched_text(source)
+    return Path(source).expanduser().read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=2)
+def fetched_text(source: str) -> str:
+    """Join the rows of a data set on the hub. Raises `ConnectionError` if it cannot be fetched."""
+    parts = source.removeprefix(HUB).split("/")
+    if len(parts) != 4:
+        raise ValueError(f"a text at the hub is hub:OWNER/DATASET/CONFIGURATION/SPLIT, got {source!r}")
+    *_, configuration, split = parts
+    rows = fetched(source, configuration, split, 'the text as a file: evaluation_text="wiki.test.raw"')
+    return "\n\n".join(rows["text"])
+
+
+def _found(source: str) -> str:
+    """Describe a text without fetching it. Raises an `OSError` if it cannot be found."""
+    if source.startswith(HUB):
+        return f"{source} ({'at the hub' if answers() else f'{len(read_text(source)):,} characters'})"
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no text {path}: give a file or {HUB}OWNER/DATASET/CONFIGURATION/SPLIT")
+    return f"{path} ({path.stat().st_size:,} bytes)"
+
+
+def tokenizer_of(model: nn.Module) -> Any:
+    """The network's tokenizer. Raises `ValueError` if it has none."""
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise ValueError(f"{type(model).__name__} has no tokenizer: set model.tokenizer to its transformers tokenizer")
+    return tokenizer
+
+
+@lru_cache(maxsize=4)
+def tokenized(text: str, tokenizer: Any) -> Tensor:
+    """Tokens `[L]` of a text, including any that the tokenizer adds at its start and end."""
+    return torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+
+
+def windows(tokens: Tensor, length: int) -> Tensor:
+    """Cut tokens `[L]` into windows `[N, length]` and drop the remainder. Raises `ValueError` if none fits."""
+    if len(tokens) < length:
+        raise ValueError(f"a text of {len(tokens)} tokens does not fill a window of {length}: lower the length")
+    return tokens[: len(tokens) // length * length].view(-1, length)
+
+
+def perplexity(model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32) -> float:
+    """exp of the mean loss over all next tokens; the first token of a window is not predicted."""
+    losses, counts = losses_of_windows(model, batches, precision)
+    return (losses.sum() / counts.sum()).exp().item()
+
+
+def losses_of_windows(
+    model: nn.Module, batches: Iterable[Batch], precision: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """The summed loss and the number of next tokens of each window `[N]`, in float64 and in the order of the data."""
+
+    def measure(logits: Tensor, targets: Tensor) -> Tensor:
+        pairs = zip(logits.split(1), targets.split(1), strict=True)
+        losses = torch.stack([summed_cross_entropy(*pair) for pair in pairs])
+        return torch.stack([losses.double(), (targets != NOTHING).sum(dim=1)]).cpu()
+
+    losses, counts = torch.cat(pass_over(batches, model, measure, precision), dim=1)
+    return losses, counts
+
+
+def accuracies(
+    model: nn.Module,
+    tokenizer: Any,
+    benchmarks: Sequence[str | Mapping[str, Any]],
+    batch_size: int,
+    *,
+    accuracy: Accuracy = "acc",
+    benchmark_folder: str | None = None,
+    num_questions: int | None = None,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, float]:
+    """Zero-shot accuracy in percent by benchmark, each given by name or as an lm-eval task configuration.
+
+    `accuracy` compares the likelihoods of the choices (`acc`), or divides them by the choices' lengths (`acc_norm`);
+    benchmarks without `acc_norm` (winogrande) keep `acc`. Names come from YAML files in `benchmark_folder` or lm-eval.
+    Raises `ImportError` without lm-eval, `ConnectionError` if questions cannot be fetched, `ValueError` for a benchmark
+    that is unknown or has no accuracy.
+    """
+    manager = find_benchmarks(benchmarks, benchmark_folder)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    names = [task if isinstance(task, str) else task["task"] for task in benchmarks]
+    with silence():
+        network = HFLM(
+            pretrained=model,
+            tokenizer=copy.deepcopy(tokenizer),  # lm-eval would give it a padding token
+            backend="causal",
+            batch_size=batch_size,
+            mixed_precision_dtype=None if precision == torch.float32 else precision,
+        )
+        found = simple_evaluate(
+            network,
+            tasks=list(benchmarks),
+            task_manager=manager,
+            limit=num_questions,
+            bootstrap_iters=0,
+            log_samples=False,
+            random_seed=None,
+            numpy_random_seed=None,
+            torch_random_seed=None,
+        )["results"]
+    if without := [name for name in names if "acc,none" not in found[name]]:
+        raise ValueError(f"lm-eval reports no accuracy for {', '.join(without)}: name multiple-choice benchmarks")
+    return {name: 100 * found[name].get(f"{accuracy},none", found[name]["acc,none"]) for name in names}
+
+
+def find_benchmarks(benchmarks: Sequence[str | Mapping[str, Any]], folder: str | None = None) -> "TaskManager":
+    """Task manager for these benchmarks. Raises `ImportError` without lm-eval, `ValueError` if one is unknown."""
+    names = [task for task in benchmarks if isinstance(task, str)]
+    with needing("llm", f"the benchmark {', '.join(names) or 'of questions'}"):
+        from lm_eval.tasks import TaskManager
+    with silence():
+        manager = TaskManager(include_path=folder, include_defaults=bool(names) and folder is None)
+    known = set(manager.all_tasks)
+    if unknown := [name for name in names if name not in known]:
+        where = f"in {folder}, which describes {', '.join(sorted(known)) or 'none'}" if folder else "in lm-eval"
+        raise ValueError(f"no benchmark is called {', '.join(unknown)} {where}")
+    return manager

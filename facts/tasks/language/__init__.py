@@ -1,1 +1,0 @@
-"""Language modelling and its benchmarks."""
