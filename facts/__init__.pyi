@@ -6,7 +6,7 @@ from . import moments as moments
 from . import pruning as pruning
 from . import search as search
 from . import tasks as tasks
-from .calibration.execution import Execution as Execution
+from .calibration.prepare import Execution as Execution
 from .calibration.prepare import Calibration as Calibration
 from .calibration.prepare import prepare as prepare
 from .compression.compress import compress as compress
@@ -22,9 +22,9 @@ from .finetuning.recovery import Recovery as Recovery
 from .finetuning.recovery import recover as recover
 from .modules.lowrank import LowRankLinear as LowRankLinear
 from .modules.pivoted import PivotedLinear as PivotedLinear
+from .moments.collect import MemoryPolicy as MemoryPolicy
 from .moments.losses import SampledLabels as SampledLabels
 from .moments.losses import next_tokens as next_tokens
-from .moments.memory import MemoryPolicy as MemoryPolicy
 from .result import CompressionResult as CompressionResult
 from .result import Summary as Summary
 from .saving.elastic import save_elastic as save_elastic

@@ -126,6 +126,12 @@ class MoDeGPTSearch(UnitSearch):
         }
 
 
+def by_outputs(weight: Tensor, gram: Tensor) -> Decomposition:
+    """Order the inputs of `weight [m, n]` by the norms of x_j w_j, given their second moment `[n, n]`."""
+    energies, order = (gram.diagonal() * weight.double().square().sum(dim=0)).sort(descending=True)
+    return Decomposition(weight[:, order], torch.eye(len(order)).to(weight)[order], energies, order=order)
+
+
 def block_of(unit: Part) -> str:
     """The name of the block that holds a unit's module."""
     return unit.owner.rpartition(".")[0]

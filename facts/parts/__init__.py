@@ -27,7 +27,7 @@ def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) ->
     Returns also the reasons why candidates were left alone. Raises `ValueError` if candidates cannot be run.
     """
     model, free, candidates = selection.model, set(selection.layers), list[tuple[str, Kind]]()
-    if KINDS[chosen] and not probe.calls:
+    if KINDS[chosen] and probe.outputs is None:
         raise ValueError(f"{chosen} are found by running the network: give calibration data or input_shape")
     for owner, module in reversed(list(model.named_modules())):  # inner modules take their layers first
         for kind in KINDS[chosen] if owner else ():

@@ -80,7 +80,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
         reads_integers=isinstance(example, Tensor) and not example.is_floating_point(),
-        rows={layer: part.rows for part in parts.values() for layer in part.layers},
+        rows={part.layers[-1]: part.rows for part in parts.values()},
         errors={name: tuple(errors.items()) for name, errors in found.offered.items()},
         curve=curve,
         weights=Manifest.read(folder).fingerprint,

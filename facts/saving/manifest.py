@@ -83,9 +83,9 @@ class Elastic:
     """Content of `elastic.json`.
 
     `errors` are those of each part at the ranks on offer (None for dense); their sum predicts the distance of the
-    outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each layer
-    multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of integers if
-    `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
+    outputs if there is a `curve`, which holds it at some ratios of the FLOPs. `rows` are the vectors that each part's
+    last layer multiplies per sample. `input_shape` is that of one sample, with its batch axis, if it is a tensor, of
+    integers if `reads_integers`. `weights` and `decompositions` are the SHA-256 of both weight files.
     """
 
     parts: str

@@ -5,7 +5,7 @@ import torch
 
 from facts.decomposition.truncation import decompose, decompose_product
 from facts.estimators import KroneckerFactors
-from facts.modules.heads import Heads, output_cores, score_cores
+from facts.parts.attention import Heads, output_cores, score_cores
 from tests.decomposition.test_decomposition import random_factor
 
 ROW, COL = 0.3, 0.1

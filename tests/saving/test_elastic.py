@@ -157,9 +157,8 @@ ATTACKS = {
     "other weights": (edited(weights="0" * 64), r"elastic\.json belongs to other weights"),
     "other decompositions": (edited(decompositions="0" * 64), "different SHA-256"),
     "a layer too few": (edited(rows=lambda rows: dict([*rows.items()][1:])), UNFIT),
-    "a layer that is none": (edited(rows=lambda rows: rows | {"blocks.0.norm1": 1}), UNFIT + r"blocks\.0\.norm1"),
-    "a kind that it is not": (edited(kinds=lambda kinds: kinds | {"blocks.0.attn": "hidden"}), UNFIT),
-    "errors of other parts": (edited(errors={"head": [[1, 0.0]]}), UNFIT + "other parts"),
+    "a part that is none": (edited(errors={"blocks.0.norm1": [[1, 0.0]]}), UNFIT + r"blocks\.0\.norm1 is no part"),
+    "errors of other parts": (edited(errors={"head": [[1, 0.0]]}), UNFIT + "'head'"),
     "no errors": (edited(errors=lambda errors: {name: [] for name in errors}), UNFIT),
     "a rank too many": (edited(errors=lambda errors: {name: [[999, 0.0]] for name in errors}), UNFIT + "these ranks"),
     "another shape": (other_tensors(lambda t: t.update({f"{FIRST}/left": torch.zeros(3, 3)})), UNFIT + "has the shape"),
@@ -187,7 +186,7 @@ def test_what_an_interrupted_save_leaves_is_not_cut(result, saved, tmp_path, mon
 
     folder = tmp_path / "elastic"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("facts.saving.save_elastic.save_file", interrupted)
+        patch.setattr("facts.saving.elastic.save_file", interrupted)
         facts.save_elastic(result, folder)
     assert not any(facts.load_compressed(folder).plan.values())
     with pytest.raises(FileNotFoundError, match="one budget only"):

@@ -130,7 +130,7 @@ RANKS = (0, -1, 3.0, True, "3", [3], float("nan"))
 LAYERS = ("gone", "blocks.0.norm1", "patch_embed.proj", "patch_embed.proj.linear", "", "__class__")
 PLANS = {
     **each("rank", lambda rank: put(rank, "plan", LAYER), RANKS, rf"{DAMAGED}plan\.blocks\.0\.mlp\.fc1"),
-    **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "192 x 48, but its rank"),
+    **each("large", lambda rank: put(rank, "plan", LAYER), (49, 10**30), "has ranks up to 48, not"),
     **each(
         "layer",
         lambda name: put(3, "plan", name),

@@ -63,12 +63,12 @@ def test_saved_and_loaded(units, tmp_path):
 @pytest.mark.parametrize(
     ("name", "rank", "fault"),
     [
-        (SCORES, 17, "'blocks.0.attn.scores' is 16 wide, but its rank is 17"),
-        (OUTPUTS, 17, "'blocks.0.attn.outputs' is 16 wide, but its rank is 17"),
-        (HIDDEN, 193, "'blocks.0.mlp' is 192 wide, but its rank is 193"),
+        (SCORES, 17, "'blocks.0.attn.scores' has ranks up to 16, not 17"),
+        (OUTPUTS, 17, "'blocks.0.attn.outputs' has ranks up to 16, not 17"),
+        (HIDDEN, 193, "'blocks.0.mlp' has ranks up to 192, not 193"),
         ("blocks.2.attn.scores", 1, "'blocks.2.attn.scores' is missing"),
         ("blocks.0.mlp.scores", 1, "'blocks.0.mlp.scores' is missing"),
-        ("blocks.0.attn", 1, "'blocks.0.attn' is Attention, not a linear layer or unit"),
+        ("blocks.0.attn", 1, "'blocks.0.attn' is missing, or no part to compress"),
         (HIDDEN, 3, "tensors differ"),
     ],
 )

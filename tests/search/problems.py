@@ -24,6 +24,7 @@ def make_problem(estimator="facts", sizes=(4, 3), cache=None, model=None, shape=
         model or make_model(),
         image_batches([8, 8], shape=shape),
         held_out=(),
+        form="plain",
         fit_bias=own.get("fit_bias", False),
     )
     defaults = {"bounds": {"flops": 0.5}, "sensitivity": image_batches(list(sizes), shape=shape, seed=2)}
