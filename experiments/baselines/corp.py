@@ -89,7 +89,7 @@ class CORPSearch(Search):
             else:
                 hooks[problem.model.get_submodule(unit.calls[0])] = partial(add, unit.owner, self.active_units)
             sums[unit.owner] = torch.zeros(len(unit.calls), unit.width, dtype=torch.float64, device=problem.device)
-        run_with_hooks(problem, hooks, sums.values())
+        run_with_hooks(problem, hooks)
         return {call: each for unit in units for call, each in zip(unit.calls, sums[unit.owner], strict=True)}
 
     def active_units(self, x: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from facts.calibration.data import Batch, as_batches
 from facts.cost.trace import has_row_per_sample
-from facts.utils import distributed
-from facts.utils.batches import batch_size, first_of
+from facts.utils.batches import batch_size, first_of, share
 from facts.utils.cache import content_key
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Part:
 
     def shard(self, rank: int, size: int) -> "Part":
         """Share of process `rank`."""
-        return replace(self, batches=distributed.share(self.batches, rank, size), first=rank, step=size)
+        return replace(self, batches=share(self.batches, rank, size), first=rank, step=size)
 
     def _includes(self, number: int) -> bool:
         is_held_out = (number + 1) * self.share // 1 > number * self.share // 1

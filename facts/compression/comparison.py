@@ -8,9 +8,9 @@ import torch
 
 from facts.calibration.distance import Distance, distance
 from facts.calibration.prepare import Calibration
+from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
-from facts.utils.batches import within_memory
 from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)

@@ -26,13 +26,14 @@ from facts.decomposition.parts import PartsName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
 from facts.modules.modes import without_autocast
+from facts.moments.data_pass import within_memory
 from facts.moments.losses import Loss
 from facts.result import CompressionResult
 from facts.search import SEARCHES, AllocationProblem, Search
 from facts.search.budget import Budget
 from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import batch_size, first_of, in_parts, to_device, within_memory
+from facts.utils.batches import batch_size, first_of, in_parts, to_device
 from facts.utils.registry import by_name
 from facts.utils.stopwatch import stage, stopwatch
 
