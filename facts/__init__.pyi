@@ -22,9 +22,9 @@ from .finetuning.recovery import Recovery as Recovery
 from .finetuning.recovery import recover as recover
 from .modules.lowrank import LowRankLinear as LowRankLinear
 from .modules.pivoted import PivotedLinear as PivotedLinear
+from .moments.collect import MemoryPolicy as MemoryPolicy
 from .moments.losses import SampledLabels as SampledLabels
 from .moments.losses import next_tokens as next_tokens
-from .moments.memory import MemoryPolicy as MemoryPolicy
 from .result import CompressionResult as CompressionResult
 from .result import Summary as Summary
 from .saving.export import export_onnx as export_onnx
