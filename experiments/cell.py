@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from experiments.instantiation import as_json, checked, instantiate
+from experiments.config import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
 from facts.analysis import Analysis

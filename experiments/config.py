@@ -1,14 +1,45 @@
-"""Schema of a configuration: every key with its type. Defaults are in `conf/`; methods check their own fields."""
+"""Configurations: their schema, how they are composed, the objects that they name, and the extras that those need.
 
+Defaults are in `conf/`; methods check their own fields.
+"""
+
+import copy
+import importlib.util
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import hydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import ConfigCompositionException, InstantiationException, MissingConfigException
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+T = TypeVar("T")
 
 PACKAGED = Path(__file__).with_name("conf")  # in a wheel; in a clone it is next to the packages
 CONF = str(PACKAGED if PACKAGED.is_dir() else Path(__file__).parents[1] / "conf")
+OWN = (Path(CONF), Path(__file__).with_name("baselines"))  # folders that Hydra searches
+
+MODULES = {
+    "analysis": ("hyppo",),
+    "detection": ("mmcv._ext", "mmdet", "mmseg"),  # a plain install lacks mmcv's operators, the first of these
+    "highs": ("highspy",),
+    "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
+    "pruning": ("torch_pruning",),
+}
+TASKS = {"mmdet": "coco", "mmseg": "ade20k"}  # by the toolbox of a network
+OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
+COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 
 @dataclass
@@ -120,11 +151,124 @@ class Config:
     axis: Any = None
     values: Any = None
     seeds: int | None = None
-    plan: Any = False
-    deep: bool = False
+    plan: bool = False
     force: bool = False
     part: int | None = None
     workers: int | None = 1
 
 
 ConfigStore.instance().store(name="schema", node=Config)
+
+
+def given_overrides() -> list[Override]:
+    """The overrides of the command line."""
+    return OverridesParser.create().parse_overrides(HydraConfig.get().overrides.task)
+
+
+def compose(*overrides: str) -> DictConfig:
+    """Compose a cell: the command line's overrides, then these. Raises `ValueError` for a choice that no group has."""
+    given = [override for override in HydraConfig.get().overrides.task if not override.startswith("experiment=")]
+    try:
+        return composed(*given, *overrides)
+    except MissingConfigException as error:
+        raise ValueError(f"{error.missing_cfg_file} is not one of {', '.join(error.options or ())}") from error
+
+
+def composed(*overrides: str) -> DictConfig:
+    """Compose a cell as Hydra does: it reads the chosen files, which takes a tenth of a second, then sets values."""
+    loader = GlobalHydra.instance().config_loader()
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    values = [each for each in parsed if each.type == OverrideType.CHANGE and not _is_choice(loader, each)]
+    config = copy.deepcopy(_chosen(loader, *(str(each.input_line) for each in parsed if each not in values)))
+    for override in values:
+        try:
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
+    return config
+
+
+def _is_choice(loader: ConfigLoader, override: Override) -> bool:
+    is_group = bool(loader.get_group_options(override.key_or_group))
+    return override.is_sweep_override() or (is_group and not isinstance(override.value(), dict))
+
+
+@lru_cache(maxsize=256)
+def _chosen(loader: ConfigLoader, *choices: str) -> DictConfig:
+    return hydra.compose("run", [*choices])
+
+
+def refuse_hidden_files() -> None:
+    """Raise `ValueError` for a file in a user's folder that the package has too, since Hydra reads the package's."""
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.schema == "file" and source.provider != "main":
+            folder = Path(source.path)
+            files = sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
+            if hidden := next((file for file in files if any((own / file).exists() for own in OWN)), None):
+                raise ValueError(f"{folder / hidden} would not be read: the package has {hidden} too; rename yours")
+
+
+def instantiate(node: DictConfig | ListConfig, key: str = "") -> Any:
+    """Build a node's `_target_`. Raises a one-line `ValueError` for fields out of range and unknown targets."""
+    check_is_group(node)
+    try:
+        return hydra.utils.instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        place, cause = key or node._get_full_key(None), error.__cause__
+        if isinstance(cause, ValidationError):
+            raise out_of_range(cause, place) from None
+        if cause is None or str(error).startswith("Error locating target"):
+            reason = " ".join(str(cause or error).split("\n")[: 2 if cause else 1])
+            raise ValueError(f"{place}._target_: {reason}") from None
+        raise cause from None
+
+
+def check_is_group(node: Any) -> None:
+    """Raise `ValueError` for a single value where a group of fields is expected."""
+    if not OmegaConf.is_config(node):
+        raise ValueError(
+            f"got {node!r} where a group of fields is expected: set its fields, as in hardware.timing.num_turns=5"
+        )
+
+
+def checked(kind: Callable[..., T], node: DictConfig) -> T:
+    """Build an object from the fields of a node without a target. Raises `ValueError` as `instantiate` does."""
+    check_is_group(node)
+    try:
+        return kind(**{str(name): value for name, value in node.items()})
+    except ValidationError as error:
+        raise out_of_range(error, node._get_full_key(None)) from None
+
+
+def out_of_range(error: ValidationError, key: str) -> ValueError:
+    """Put an error into one line: each field with its value and what is allowed."""
+    fields = (
+        f"{'.'.join(map(str, (key, *each['loc'])))}={each['input']}: {each['msg'][0].lower()}{each['msg'][1:]}"
+        for each in error.errors()
+    )
+    return ValueError("; ".join(fields))
+
+
+def plain(value: Any) -> Any:
+    """Resolve a configuration's value into plain containers."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def as_json(node: DictConfig) -> str:
+    return json.dumps(plain(node))
+
+
+def missing_packages(extra: str | None) -> list[str]:
+    """Packages of an extra that cannot be imported here."""
+    return [module for module in MODULES.get(extra or "", ()) if not _is_there(module)]
+
+
+def how_to_install(extra: str) -> str:
+    return COMMANDS.get(extra, f"pip install -e '.[{extra}]'")
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package is not installed
+        return False

@@ -1,13 +1,181 @@
 """Check that a run can succeed, as `experiments.reproduce` does before it starts: `python -m experiments.doctor`."""
 
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
 import hydra
+import torch
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.filesize import decimal
+from rich.markup import escape
 
-from experiments.checks import examine, show_findings
-from experiments.config import CONF
-from experiments.grid import chosen_experiments, samples_of
+from experiments.cell import results_folder
+from experiments.config import CONF, OF_TASKS, TASKS, how_to_install, instantiate, missing_packages
+from experiments.grid import GridCell, by_data, chosen_experiments, samples_of
+from experiments.plan import needs_of
+from experiments.record import PACKAGES
 from experiments.runner import started
+from facts.models import OpenMMLabModel, Recipe
+from facts.models.weights import sha256
+from facts.utils.files import writable_folder
+
+COLORS = {"fine": "green", "warning": "yellow", "problem": "red"}
+
+
+class Finding(NamedTuple):
+    """One check: its subject, its outcome, and how to fix a problem."""
+
+    what: str
+    level: Literal["fine", "warning", "problem"]
+    detail: str
+    advice: str = ""
+
+
+def look_first(config: DictConfig, grid: Iterable[GridCell], console: Console) -> None:
+    """Print problems and warnings before a run starts. Raises `SystemExit` if there are problems, unless `force`."""
+    found = (finding for finding in examine(config, grid) if finding.level != "fine")
+    if show_findings(found, console) and not config.force:
+        raise SystemExit("nothing was started; fix the problems above, or run anyway with force=true")
+
+
+def show_findings(findings: Iterable[Finding], console: Console) -> bool:
+    """Print each finding as it comes. Returns whether there was a problem."""
+    problems = 0
+    for what, level, detail, advice in findings:
+        problems += level == "problem"
+        console.print(f"[{COLORS[level]}]{level:8}[/] {escape(what)}: {escape(detail)}", soft_wrap=True)
+        if advice:
+            console.print(f"         to do: {escape(advice)}", soft_wrap=True)
+    return problems > 0
+
+
+def examine(config: DictConfig, grid: Iterable[GridCell]) -> Iterator[Finding]:
+    """Check the machine, then everything that these cells need."""
+    yield Finding("packages", "fine", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES))
+    on_gpu = config.hardware.device.startswith("cuda")
+    device = torch.cuda.get_device_name if on_gpu else lambda: f"{torch.get_num_threads()} CPU threads"
+    yield check("device", device, "choose hardware=cpu, or install the driver")
+    yield check("tracking", partial(tracking, config.tracking.mode), "run `wandb login`, or choose tracking=offline")
+    cells, seen = [], set[str]()
+    for cell in grid:  # composed now, if `grid` is lazy
+        cells.append(cell)
+        yield from needed_by(cell.known_config, seen)
+    columns = [[cell.known_config for cell in column] for column in by_data(cells)]
+    columns = [column for column in columns if not missing_packages(OF_TASKS.get(column[0].task.name))]
+    on_device, on_disk = needs_of(columns)
+    yield memory(on_gpu and torch.cuda.is_available(), on_device)
+    yield check("disk", partial(disk, config, on_disk), "set results to another folder or disk")
+
+
+def needed_by(config: DictConfig, seen: set[str]) -> Iterator[Finding]:
+    """Check what a cell needs, unless an earlier cell needed it too (`seen`)."""
+    for extra in extras_of(config):
+        if (what := f"packages of the extra {extra}") not in seen:
+            on_gpu = config.hardware.device.startswith("cuda")
+            yield check(what, partial(installed, extra, on_gpu), how_to_install(extra))
+            seen.add(what)
+    if missing_packages(OF_TASKS.get(config.task.name)):
+        return
+    profile, name = config.profile.name, config.model.name
+    for task in (config.task, *([config.stages.task] if config.stages else [])):
+        if (what := f"data of {task.name}") not in seen:
+            yield check(what, instantiate(task[profile]).inspect, "see docs/reproducing.md, At full scale")
+            seen.add(what)
+    if (what := f"weights of {name}") not in seen:
+        recipe = instantiate(config.model[profile])
+        advice = "put the file there, or set checkpoints, or the model's weights, to where it is"
+        yield check(what, partial(weights, recipe), advice + sources(name, recipe))
+        if isinstance(recipe, OpenMMLabModel) and recipe.classifier:
+            yield check(f"weights of {name}'s classifier", partial(weights, recipe.classifier), advice)
+        seen.add(what)
+
+
+def check(what: str, look: Callable[[], str], advice: str = "") -> Finding:
+    """Describe what `look` finds; if it raises an error, the first line is the problem."""
+    try:
+        return Finding(what, "fine", look())
+    except Exception as error:
+        return Finding(what, "problem", (str(error).strip() or repr(error)).partition("\n")[0], advice)
+
+
+def extras_of(config: DictConfig) -> list[str]:
+    """The optional packages that a cell needs."""
+    needs = {
+        "analysis": config.analysis and config.analysis.name == "token_coupling",
+        "highs": config.search.get("solver") == "highs",
+        "pruning": config.pruning and config.pruning.name == "isomorphic",
+        OF_TASKS.get(config.task.name, ""): config.task.name in OF_TASKS,
+    }
+    return [extra for extra, needed in needs.items() if needed]
+
+
+def installed(extra: str, on_gpu: bool) -> str:
+    """Describe an installed extra. Raises `ImportError` if packages are missing, or lack CUDA to run on a GPU."""
+    if missing := missing_packages(extra):
+        raise ImportError(f"{', '.join(missing)} missing")
+    if extra == "detection" and on_gpu:
+        from mmcv.ops import get_compiling_cuda_version
+
+        if "not available" in (version := get_compiling_cuda_version()):
+            raise ImportError("mmcv's operators were built without CUDA: remove .venv/.mmcv and set FORCE_CUDA=1 first")
+        return f"installed, mmcv with CUDA {version}"
+    return "installed"
+
+
+def tracking(mode: str) -> str:
+    if mode == "online":
+        import wandb
+
+        if not wandb.api.api_key:
+            raise ValueError("W&B online without an account")
+    return f"W&B {mode}"
+
+
+def weights(recipe: Recipe) -> str:
+    if path := recipe.checkpoint():
+        return f"{path}, sha256 {sha256(path)}"
+    return "random, for measuring speed only" if recipe.weights == "random" else "fetched from their hub at the start"
+
+
+def sources(name: str, recipe: Recipe) -> str:
+    """Advice on where to get a detector's or segmenter's weights, empty for other networks."""
+    if not isinstance(recipe, OpenMMLabModel):
+        return ""
+    training = f"python -m experiments.train_dense model={name} task={TASKS[recipe.toolbox]} trains it"
+    if url := recipe.published:
+        start = Path(url).stem.rpartition("-")[2]
+        return f". It is published, with a SHA-256 that begins with {start}: {url}. Or {training}"
+    return f". It is not published: {training}"
+
+
+def memory(on_gpu: bool, needed: int) -> Finding:
+    """Compare free memory, if it is known, with what the largest network needs."""
+    meminfo = Path("/proc/meminfo")  # on Linux
+    lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), sys.maxsize)
+    free = torch.cuda.mem_get_info()[0] if on_gpu else free
+    detail = f"{decimal(free)} free, about {decimal(needed)} needed"
+    if needed < free:
+        return Finding("memory", "fine", detail)
+    advice = "lower task.batch_size, or set hardware.memory.checkpoint_blocks=true or .layers_at_once"
+    return Finding("memory", "warning", detail, advice)
+
+
+def disk(config: DictConfig, needed: int) -> str:
+    """Describe the space in the results folder. Raises `OSError` if what the cache still needs does not fit."""
+    folder = writable_folder(results_folder(config))
+    held = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free
+    detail = f"{folder}: {decimal(free)} free, about {decimal(max(0, needed - held))} needed"
+    if needed - held > free:
+        raise OSError(detail)
+    return detail
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")

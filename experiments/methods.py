@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from omegaconf import DictConfig
 from torch import nn
 
-from experiments.instantiation import instantiate, plain
+from experiments.config import instantiate, plain
 from facts.calibration.prepare import Calibration, Execution, prepare
 from facts.compression.compress import compress_prepared
 from facts.cost.count import Cost, count_cost
@@ -60,9 +60,7 @@ class Product:
 
 
 class Method(ABC):
-    """A way to make a network. If `is_made_once`, only torchrun's main process makes it, as results may differ."""
-
-    is_made_once: ClassVar[bool] = False
+    """A way to make a network."""
 
     @abstractmethod
     def produce(self, work: Work) -> Product:
@@ -148,14 +146,12 @@ class Pruned(Method):
     ratio: float
     cost: PrunedCost
 
-    is_made_once = True
-
     def produce(self, work: Work) -> Product:
         shape = work.task.input_shape(work.model)
         seconds: dict[str, float] = {}
         problem = PruningProblem(work.calibration, self.ratio, shape, self.cost)
         with timed(seconds, "pruning"):
-            model = self.pruner.prune(problem).cpu()  # since it is sent to other processes
+            model = self.pruner.prune(problem)
         return Product(model, count_cost(model, shape), seconds=seconds)
 
     @property

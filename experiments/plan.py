@@ -21,11 +21,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from experiments.cell import Cell, results_folder
-from experiments.config import Experiment
+from experiments.config import Experiment, as_json, instantiate
 from experiments.grid import GridCell, by_data
-from experiments.instantiation import as_json, instantiate
 from experiments.record import Record, published_records, read_records
-from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_params, meta_input
 from facts.cost.probe import Probe
 from facts.modules.modes import frozen
@@ -41,7 +39,7 @@ METHOD = ("estimator", "search", "pruning", "finetuning", "stages", "analysis")
 
 
 def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: DictConfig, console: Console) -> None:
-    """Show the state of every cell and what open ones need; `plan=sample` first runs one per network without times."""
+    """Show the state of every cell, and what the open ones need."""
     folder, tables = results_folder(config), {experiment.name: experiment for experiment in experiments}
     records = latest_records(folder / "records")
     states = {id(cell): state_of(cell.config, records) if cell.config else cell.status for cell in grid}
@@ -55,11 +53,6 @@ def show_plan(experiments: Iterable[Experiment], grid: list[GridCell], config: D
             table.add_row(row, *(shown[row, column] for column in experiment.columns))
         console.print(table)
     times = times_of(folder, tables)
-    if config.plan == "sample":
-        for cell, *_ in by_data(left):
-            if not seconds_of(cell.known_config, times):
-                run_cell(open_cell(cell.known_config))
-        times = times_of(folder, tables)
     table = Table("", "cells", "time", "memory on the device", "disk", title="Needs of the open cells, nothing cached")
     table.caption = "Times are sums of medians of earlier cells with the same network and method, or only network."
     parts = {name: [cell for cell in left if cell.experiment == name] for name in tables} | {"together": left}
@@ -80,11 +73,17 @@ def state_of(config: DictConfig, records: Mapping[str, Record]) -> str:
         cell = Cell.of(config)
         if cell.recipe.weights == "pretrained" and cell.recipe.checkpoint() is None:
             return "weights not here"
-        weights = weights_of(as_json(config.model[config.profile.name]))
-        record = records.get(json.dumps([cell.identity, weights]))
+        record = recorded(cell, records)
     except (OSError, ValueError, ImportError) as error:
         return f"blocked ({type(error).__name__})"
     return record.status if record else "to do"
+
+
+def recorded(cell: Cell, records: Mapping[str, Record]) -> Record | None:
+    """Find a cell's record among `latest_records`, without its network or data."""
+    config = cell.config
+    weights = weights_of(as_json(config.model[config.profile.name]))
+    return records.get(json.dumps([cell.identity, weights]))
 
 
 @lru_cache
@@ -117,7 +116,7 @@ def times_of(folder: Path, experiments: Iterable[str]) -> dict[tuple[str, ...], 
 def time_of(cells: list[GridCell], times: dict[tuple[str, ...], list[float]]) -> str:
     """Describe the time that cells take one after another."""
     seconds = [median(earlier) for cell in cells if (earlier := seconds_of(cell.known_config, times))]
-    text = str(timedelta(seconds=round(sum(seconds)))) if seconds else "unknown; plan=sample runs a cell to find out"
+    text = str(timedelta(seconds=round(sum(seconds)))) if seconds else "unknown"
     return text if len(seconds) in (0, len(cells)) else f"{text} for {len(seconds)} of them"
 
 

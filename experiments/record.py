@@ -1,4 +1,4 @@
-"""JSON record of one cell: its configuration, its provenance and its results."""
+"""JSON record of one cell: configuration, provenance, results, and the outcomes of single test samples."""
 
 import importlib.metadata
 import json
@@ -7,16 +7,20 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import scipy
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from facts.result import Summary
@@ -26,6 +30,7 @@ from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)
 
+APART = 2.0  # standard errors between methods
 ROOT = Path(__file__).parents[1]
 # Stages that make the network.
 WORK = ("reading", "calibration", "decomposition", "search", "pruning", "finetuning")
@@ -67,7 +72,7 @@ class Record:
     """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
     The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `outcomes` holds, packed,
-    which test samples count in a metric (`experiments.outcomes`). `summary` is the compression's, None without one;
+    which test samples count in a metric. `summary` is the compression's, None without one;
     `seconds` covers all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds the
     file of the network's weights, with its SHA-256.
     """
@@ -174,3 +179,44 @@ def read_records(folder: Path) -> Iterator[Record]:
     for path in sorted(folder.glob("*.json")):
         if record := read_record(path.stem, folder):
             yield record
+
+
+def packed(outcomes: Tensor) -> str:
+    """Pack whether each sample counts `[N]` into hexadecimal digits; the first bit only marks the start."""
+    return f"{int('1' + ''.join('01'[outcome] for outcome in outcomes.tolist()), 2):x}"
+
+
+def unpacked(text: str) -> np.ndarray:
+    """Restore the outcomes `[N]`."""
+    return np.array([bit == "1" for bit in f"{int(text, 16):b}"[1:]])
+
+
+def standard_error(outcomes: np.ndarray) -> float:
+    """Compute the standard error of the percentage of outcomes `[N]` or `[draws, N]` that count, over the samples.
+
+    This is the bootstrap's standard error in closed form.
+    """
+    means = np.atleast_2d(outcomes).mean(axis=0)
+    return 100 * means.std(ddof=1) / sqrt(len(means))
+
+
+def errors_apart(better: np.ndarray, worse: np.ndarray) -> float:
+    """Compute how far apart two methods are on the same samples, `[N]` or `[draws, N]`, in standard errors.
+
+    The error is over the samples (paired bootstrap) or, for several draws, over the draws if that is larger.
+    """
+    difference = np.atleast_2d(better.astype(float) - worse)
+    over = [difference.mean(axis=axis) for axis in range(1 + (len(difference) > 1))]
+    mean, error = difference.mean(), max(each.std(ddof=1) / sqrt(len(each)) for each in over)
+    if not error:
+        return mean * inf if mean else 0.0
+    return float(mean / error)
+
+
+def mean_ranks(outcomes: Sequence[np.ndarray], counts: Sequence[np.ndarray]) -> np.ndarray:
+    """Average the ranks of methods over columns `[draws, M]`, 1 for the most accurate; ties share a rank.
+
+    For each column, `outcomes [M, N]` say which samples count, and `counts [draws, N]` how often each sample is drawn.
+    """
+    numbers = (drawn.astype(float) @ column.T for column, drawn in zip(outcomes, counts, strict=True))
+    return np.mean([scipy.stats.rankdata(-number, axis=-1) for number in numbers], axis=0)

@@ -1,22 +1,42 @@
-"""Rewrite the report from existing results: `python -m experiments.report [profile=mini|paper] [results=FOLDER]`."""
+"""Rewrite the report from existing results: `python -m experiments.report [profile=mini|paper] [results=FOLDER]`.
 
-from pathlib import Path
+With `experiment=NAME`, its table and figure are first drawn from the records, as after the jobs of a launcher.
+"""
 
 import hydra
+from omegaconf import DictConfig
+from rich.console import Console
 
-from experiments.config import CONF, Config
-from experiments.output.results import report_on_all
+from experiments.cell import Cell, results_folder
+from experiments.config import CONF, Experiment, given_overrides
+from experiments.grid import GridCell, chosen_experiments, grid_of
+from experiments.output.results import report_on_all, show
+from experiments.plan import latest_records, recorded
+from experiments.record import Record
+from experiments.runner import started
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
-def main(config: Config) -> None:
-    folder = Path(config.results) / config.profile.name
-    if not folder.is_dir():
-        raise SystemExit(
-            f"there is no folder {folder}: choose another with results=, or run experiments.reproduce first"
-        )
-    report_on_all(folder)
-    print(folder / "report.html")
+def main(config: DictConfig) -> None:
+    with started():
+        folder = results_folder(config)
+        if not folder.is_dir():
+            raise ValueError(f"no folder {folder}: choose another with results=, or run experiments.reproduce first")
+        if any(override.key_or_group == "experiment" for override in given_overrides()):
+            records = latest_records(folder / "records")
+            for experiment in chosen_experiments(config):
+                show(experiment, recorded_grid(experiment, records), folder, config, Console())
+        report_on_all(folder)
+        print(folder / "report.html")
+
+
+def recorded_grid(experiment: Experiment, records: dict[str, Record]) -> list[GridCell]:
+    """Make the experiment's cells with their records, without their networks or data."""
+    grid = grid_of(experiment)
+    for cell in grid:
+        if cell.config and (record := recorded(Cell.of(cell.config), records)):
+            cell.record, cell.status = record, record.status
+    return grid
 
 
 if __name__ == "__main__":

@@ -1,21 +1,23 @@
 """Draw tables and figures of experiments: cells that are done never run again, and several processes share the work."""
 
-from functools import partial
+import os
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.checks import look_first
-from experiments.config import CONF
-from experiments.grid import chosen_experiments, grid_of, samples_of
+from experiments.config import CONF, Experiment
+from experiments.doctor import look_first
+from experiments.grid import GridCell, by_data, chosen_experiments, grid_of, samples_of
 from experiments.output.results import show, update_report
 from experiments.plan import show_plan
 from experiments.runner import started
-from experiments.workers import finished, has_launcher, launch, workers_of
-from facts.utils import distributed
+from experiments.workers import Part, finished, run_part, workers_of
 from facts.utils.files import writable_folder
+from facts.utils.stopwatch import hide_displays
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")
@@ -25,28 +27,52 @@ def main(config: DictConfig) -> None:
 
 
 def reproduce(config: DictConfig) -> None:
-    """Make the tables and figures, or show the plan. Each is drawn when its cells are done."""
-    folder, console, on_main_rank = writable_folder(results_folder(config)), Console(), distributed.on_main_rank
+    """Make the tables and figures, each drawn when its cells are done; or show the plan; or run only one part."""
+    folder, console = writable_folder(results_folder(config)), Console()
     experiments = {experiment.name: experiment for experiment in chosen_experiments(config)}
-    grids = map(grid_of, experiments.values())
     if config.plan:
-        cells = [cell for grid in grids for cell in grid]
-        return on_main_rank(lambda: show_plan([*experiments.values()], cells, config, console))
-    if has_launcher() and distributed.size() > 1:
-        raise ValueError("torchrun divides every cell among its processes: start it without hydra/launcher=")
-    on_main_rank(lambda: console.print(f"{len(experiments)} tables and figures: first checking what they need"))
-    on_main_rank(lambda: look_first(config, samples_of(experiments.values()), console))
+        cells = [cell for experiment in experiments.values() for cell in grid_of(experiment)]
+        return show_plan([*experiments.values()], cells, config, console)
+    if config.part is not None:
+        return run_alone(parts_of([*experiments.values()]), config, console)
+    if HydraConfig.get().mode == RunMode.RUN and not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher"):
+        count = len(parts_of([*experiments.values()]))
+        raise ValueError(f"hydra/launcher= runs parts of tables as jobs: add -m 'part=range({count})'")
+    console.print(f"{len(experiments)} tables and figures: first checking what they need")
+    look_first(config, samples_of(experiments.values()), console)
     cells = []
-    num_workers, device = workers_of(config), config.hardware.device
-    for grid in launch(grids) if has_launcher() else finished(experiments.values(), num_workers, device):
+    for grid in finished(experiments.values(), workers_of(config), config.hardware.device):
         cells += grid
-        on_main_rank(partial(show, experiments[grid[0].experiment], grid, folder, config, console))
-    on_main_rank(lambda: update_report(folder, console))
+        show(experiments[grid[0].experiment], grid, folder, config, console)
+    update_report(folder, console)
     console.print(f"Tables and figures: {folder}; report: {folder / 'report.html'}")
-    if failed := [cell for cell in cells if cell.status == "failed"]:
-        records = [folder / "records" / f"{cell.record.fingerprint}.json" for cell in failed if cell.record]
-        where = f"see {records[0]}" if records else "the log says why"
-        raise SystemExit(f"{len(failed)} of {len(cells)} cells failed: {where}. Run again to retry them.")
+    if failure := failure_of(cells, config):
+        raise SystemExit(failure)
+
+
+def parts_of(experiments: list[Experiment]) -> list[Part]:
+    """The parts of all experiments: cells that share a network and its data."""
+    return [part for experiment in experiments for part in by_data(grid_of(experiment))]
+
+
+def run_alone(parts: list[Part], config: DictConfig, console: Console) -> None:
+    """Run one part, by number: a job of Hydra's launchers. `experiments.report` draws the tables."""
+    if not 0 <= config.part < len(parts):
+        raise ValueError(f"part must be from 0 to {len(parts) - 1}, got {config.part}")
+    os.chdir(HydraConfig.get().runtime.cwd)  # Ray may have started the job elsewhere
+    hide_displays()
+    part = parts[config.part]
+    look_first(config, part, console)
+    if failure := failure_of(run_part(part), config):
+        raise RuntimeError(failure)
+
+
+def failure_of(cells: list[GridCell], config: DictConfig) -> str:
+    """Say how many cells failed, and where to read why; empty if none did."""
+    failed = [cell for cell in cells if cell.status == "failed"]
+    records = [cell.record.fingerprint for cell in failed if cell.record]
+    where = f"see {results_folder(config) / 'records' / records[0]}.json" if records else "the log says why"
+    return f"{len(failed)} of {len(cells)} cells failed: {where}. Run again to retry them." if failed else ""
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ import json
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -19,31 +18,27 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from experiments.cell import Cell
-from experiments.composition import refuse_hidden_files
-from experiments.config import Tracking
+from experiments.config import refuse_hidden_files
+from experiments.machine_lock import alone
 from experiments.methods import Product
-from experiments.outcomes import packed
-from experiments.output.tracking import tracked
-from experiments.record import Record, write_record
-from experiments.turns import alone
+from experiments.output.tracking import log_record, log_stage, tracked
+from experiments.record import Record, packed, write_record
 from facts.analysis import Subject
 from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
-from facts.utils import distributed
 from facts.utils.files import locked, replacing
 from facts.utils.reports import report, reporting_to
 from facts.utils.stopwatch import timed
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @contextmanager
-def started() -> Iterator[None]:
-    """Run a command in torchrun's processes. A user error ends it with one line, or in full on request or in sweeps."""
-    distributed.join()
+def started(under_torchrun: bool = False) -> Iterator[None]:
+    """Run a command. A user error ends it with one line, or in full on request or in sweeps."""
     try:
+        if torch.distributed.is_torchelastic_launched() and not under_torchrun:
+            raise ValueError("cells share out this machine's GPUs by workers=N: start it without torchrun")
         refuse_hidden_files()
         yield
     except (ImportError, MemoryError, OSError, ValueError, OmegaConfBaseException) as error:
@@ -53,12 +48,6 @@ def started() -> Iterator[None]:
         raise SystemExit(f"error: {line} (HYDRA_FULL_ERROR=1 shows where)") from error
 
 
-def together(action: Callable[P, T]) -> Callable[P, T]:
-    """Run a function in every process of torchrun: an error in one is raised in all."""
-    return wraps(action)(lambda *args, **kwargs: distributed.on_all_ranks(lambda: action(*args, **kwargs)))
-
-
-@together
 def open_cell(config: DictConfig) -> Cell:
     """Check everything and load the network. Raises `ValueError` or an `OSError` that says what to change."""
     cell = Cell.of(config)
@@ -73,12 +62,10 @@ def open_cell(config: DictConfig) -> Cell:
     return cell
 
 
-@together
 def collect_moments(cells: list[Cell]) -> None:
     """Cache what unfinished cells with the same network and data need: a pass per `fit_bias`, and one for analyses."""
     cached = [cell for cell in cells if cell.config.cache and cell.method.needed_estimator]
-    records = distributed.on_main_rank(lambda: [cell.earlier_record() for cell in cached])
-    unfinished = [cell for cell, record in zip(cached, records, strict=True) if not record or record.status != "done"]
+    unfinished = [cell for cell in cached if not (record := cell.earlier_record()) or record.status != "done"]
     for fit_bias in (False, True):  # their moments are of different inputs
         alike = [cell for cell in unfinished if cell.config.fit_bias == fit_bias]
         if estimators := [cell.method.needed_estimator for cell in alike if cell.method.needed_estimator]:
@@ -90,19 +77,14 @@ def collect_moments(cells: list[Cell]) -> None:
         analysed[0].calibration.on(data).moments(moments)  # in one pass for all layers, as analyses read them
 
 
-@together
 def run_cell(cell: Cell, wait: bool = True) -> Record:
     """Run a cell unless it is done. If another process runs it, wait, or raise `HeldElsewhere` without `wait`."""
-    with distributed.held_by_main_rank(locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait)):
-        earlier = earlier_record(cell)
+    with locked(cell.folder / "locks" / f"{cell.fingerprint}.lock", wait):
+        earlier = cell.earlier_record()
         if earlier and earlier.status == "done":
             log.info("%s (%s) was done on %s", cell.words, cell.fingerprint, earlier.time)
             return earlier
         return attempt(cell, earlier.attempt + 1 if earlier else 1)
-
-
-def earlier_record(cell: Cell) -> Record | None:
-    return distributed.on_main_rank(cell.earlier_record)
 
 
 def attempt(cell: Cell, number: int) -> Record:
@@ -121,30 +103,23 @@ def attempt(cell: Cell, number: int) -> Record:
     )
     group = config.tracking.group or (config.experiment.name if config.experiment else None)
     shown = {"name": cell.words, "tags": cell.words.split(" · "), "group": group, "config": base.config}
-    tracking = config.tracking if distributed.is_main_rank() else Tracking(mode="disabled")
-    with tracked(tracking, cell.folder, base.run_id, **shown) as track:
+    with tracked(config.tracking, cell.folder, base.run_id, **shown) as track:
         try:
             with reporting_to(lambda stage, values: track(lambda run: log_stage(run, stage, values))):
                 record = replace(base, status="done", **measure(cell))
         except Exception as error:
-            failure = replace(base, error=traceback.format_exc())
-            distributed.on_main_rank(lambda: write_record(failure, cell.records))
+            write_record(replace(base, error=traceback.format_exc()), cell.records)
             error.add_note(f"see {cell.records / cell.fingerprint}.json")
             raise
-        distributed.on_main_rank(lambda: write_record(record, cell.records))
-        distributed.on_main_rank(lambda: save_images(cell))
+        write_record(record, cell.records)
+        save_images(cell)
         track(lambda run: log_record(run, record))
     return record
 
 
-@together
 def measure(cell: Cell) -> dict[str, Any]:
     """Make the network and evaluate it; return the fields of its record."""
-    if cell.method.is_made_once:
-        product = distributed.on_main_rank(lambda: cell.method.produce(cell))
-        product = replace(product, model=product.model.to(cell.config.hardware.device))
-    else:
-        product = cell.method.produce(cell)
+    product = cell.method.produce(cell)
     if cell.finetuning:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
@@ -157,7 +132,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
         with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
-            findings = distributed.on_main_rank(lambda: analysis.run(subject_of(cell, model)))
+            findings = analysis.run(subject_of(cell, model))
         metrics |= findings.metrics
         fields["analysis"] = findings.values
     return {**fields, "metrics": metrics, "seconds": seconds}
@@ -196,17 +171,3 @@ def save_images(cell: Cell) -> None:
     if (chosen := cell.task.chosen_images()) and not path.exists():
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(chosen))
-
-
-def log_stage(run: Any, stage: str, values: dict[str, float]) -> None:
-    """Log a stage that has ended, or an epoch of it, as a step of the W&B history."""
-    run.log({"stage": stage, **{f"{name}/{stage}": value for name, value in values.items()}})
-
-
-def log_record(run: Any, record: Record) -> None:
-    """Log metrics, timings and the plan of a record as a W&B summary and table."""
-    import wandb
-
-    seconds = {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}
-    run.summary.update({**record.metrics, **seconds, "repaired": record.num_repaired})
-    run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="train_dense")
 def main(config: DictConfig) -> None:
-    with started():
+    distributed.join()
+    with started(under_torchrun=True):
         train(config)
 
 

@@ -1,4 +1,4 @@
-"""Work on the cells of tables: by processes of this machine, or by one of Hydra's launchers."""
+"""Work on the cells of tables, by processes of this machine."""
 
 import logging.config
 import multiprocessing
@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cell import results_folder
 from experiments.config import Experiment
-from experiments.grid import GridCell, by_data, chosen_experiments, grid_of
-from experiments.runner import collect_moments, earlier_record, open_cell, run_cell
-from experiments.turns import alone, beside_others
-from facts.utils import distributed
+from experiments.grid import GridCell, by_data, grid_of
+from experiments.machine_lock import alone, beside_others
+from experiments.runner import collect_moments, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
 from facts.utils.stopwatch import hide_displays
 
@@ -80,15 +75,15 @@ def fill(grid_cell: GridCell, wait: bool) -> bool:
     except HeldElsewhere:
         return False
     except Exception as error:
-        grid_cell.record, grid_cell.status = earlier_record(cell) if cell else None, "failed"
+        grid_cell.record, grid_cell.status = cell.earlier_record() if cell else None, "failed"
         reasons = "; ".join([str(error), *getattr(error, "__notes__", ())])
         log.error("%s, %s, %s: %s", grid_cell.experiment, grid_cell.row, grid_cell.column, reasons)
     return True
 
 
 def workers_of(config: DictConfig) -> int:
-    """Number of processes on this machine that share the cells: one under torchrun; null means one per processor."""
-    return (config.workers or os.cpu_count() or 1) if distributed.size() == 1 else 1
+    """Number of processes on this machine that share the cells; null means one per processor."""
+    return config.workers or os.cpu_count() or 1
 
 
 def finished(experiments: Iterable[Experiment], num_workers: int, device: str) -> Iterator[Grid]:
@@ -178,37 +173,3 @@ def _end_with_parent() -> None:
     if parent := multiprocessing.parent_process():
         parent.join()
         os._exit(1)
-
-
-def has_launcher() -> bool:
-    """Whether `hydra/launcher=` chooses another launcher than Hydra's default."""
-    return not HydraConfig.get().launcher["_target_"].endswith("BasicLauncher")
-
-
-def launch(grids: Iterable[Grid]) -> list[Grid]:
-    """Run the cells of experiments as jobs of Hydra's launcher, one per part."""
-    grids, chosen = list(grids), HydraConfig.get()
-    overrides = [*chosen.overrides.hydra, *chosen.overrides.task]
-    hydra = GlobalHydra.instance().hydra
-    assert hydra is not None
-    config = hydra.compose_config(chosen.job.config_name, overrides, RunMode.MULTIRUN, with_log_configuration=False)
-    context = HydraContext(hydra.config_loader, Callbacks(config))
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=run_job, config=config)
-    given = [override for override in chosen.overrides.task if not override.startswith("experiment=")]
-    jobs: list[tuple[Part, list[str]]] = []
-    for grid in grids:
-        for number, part in enumerate(by_data(grid)):
-            experiment = part[0].known_config.experiment
-            jobs.append((part, [*given, f"experiment={experiment.option or experiment.name}", f"part={number}"]))
-    done = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=0)
-    for (part, _), result in zip(jobs, done, strict=True):
-        take_over(part, result.return_value, part)
-    return grids
-
-
-def run_job(config: DictConfig) -> Part:
-    """Run one part of an experiment, by number: the task of a launcher's job."""
-    os.chdir(HydraConfig.get().runtime.cwd)
-    hide_displays()
-    (experiment,) = chosen_experiments(config)
-    return run_part(by_data(grid_of(experiment))[config.part])

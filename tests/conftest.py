@@ -9,8 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 from omegaconf import DictConfig
 
-from experiments.composition import composed
-from experiments.config import CONF
+from experiments.config import CONF, composed
 from tests.networks import image_batches, make_model
 
 settings.register_profile("suite", deadline=None, max_examples=20, derandomize=True)

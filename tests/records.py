@@ -10,10 +10,9 @@ import torch
 from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.outcomes import packed
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, write_tables
-from experiments.record import Record, write_record
+from experiments.record import Record, packed, write_record
 from facts.cost.count import Cost
 from facts.result import Summary
 

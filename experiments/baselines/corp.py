@@ -91,7 +91,7 @@ class CORPSearch(Search):
             module, values = self.hooks()[type(unit)](unit, problem.model)
             hooks[module] = partial(add, unit.owner, values)
             sums[unit.owner] = torch.zeros(len(unit.linears), unit.largest, dtype=torch.float64, device=problem.device)
-        run_with_hooks(problem, hooks, sums.values())
+        run_with_hooks(problem, hooks)
         return {call: each for unit in units for call, each in zip(unit.linears, sums[unit.owner], strict=True)}
 
     def hooks(self) -> dict[type[Part], Hook]:

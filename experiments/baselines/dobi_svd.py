@@ -18,8 +18,8 @@ from facts.modules.modes import frozen, replaced_forwards
 from facts.moments.statistics import at_least_tiny
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.training import Training, outputs_of, task_loss
-from facts.utils.batches import shared
 from facts.utils.options import Count, Positive, options
+from facts.utils.progress import with_progress
 
 HALVINGS = 50  # of the interval for the factor that makes ranks fit
 TIE = 1e-10  # of the larger of two squared singular values: closer ones count as equal
@@ -107,8 +107,7 @@ def _projected(problem: AllocationProblem, layers: dict[str, "TruncatedLayer"], 
         layer.rank = torch.tensor(plan[name], device=problem.device)
     forwards: dict[nn.Module, Callable] = {layer.dense: layer.project for layer in truncated.values()}
     with torch.no_grad(), frozen(problem.model), replaced_forwards(forwards):
-        sums = (layer.projectors for layer in truncated.values())
-        for inputs, _ in shared(problem.training_batches(), "Dobi-SVD's weights", sums):
+        for inputs, _ in with_progress(problem.training_batches(), "Dobi-SVD's weights"):
             outputs_of(problem, inputs)
     return {**problem.decompositions, **{name: layer.decomposition() for name, layer in truncated.items()}}
 

@@ -17,7 +17,7 @@ from facts.moments.data_pass import blocks_of
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Ratios
 from facts.search.training import Training, outputs_of
-from facts.utils.batches import batch_size, shared
+from facts.utils.batches import batch_size
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
 from facts.utils.random import seed_of
@@ -113,7 +113,7 @@ class Supernet:
         plans, error = list(plans), self.problem.calibration.output_error
         totals = torch.zeros(len(plans), dtype=torch.float64)
         with torch.no_grad(), frozen(self.problem.model), replaced_forwards(self.forwards()):
-            for inputs, _ in shared(self.problem.sensitivity_batches(), sums=[totals]):
+            for inputs, _ in self.problem.sensitivity_batches():
                 original = self.outputs(inputs, {})
                 errors = [error(original, self.outputs(inputs, plan)).item() for plan in plans]
                 totals += torch.tensor(errors, dtype=torch.float64)

@@ -5,7 +5,7 @@ Legend: C [n, n] is the second moment of a unit's inputs, S the selection of the
 
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from facts.parts.base import Part
 from facts.parts.hidden import HiddenUnit
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.methods.uniform import Uniform
-from facts.utils.batches import shared, to_device
+from facts.utils.batches import to_device
 from facts.utils.options import Count, Positive, Share, options
 
 Rule = Callable[[Part, Any, Tensor, Any], Decomposition]
@@ -204,7 +204,7 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
         sums[owner][:-1].addmm_(x.T, x)
         sums[owner][-1] += len(x)
 
-    run_with_hooks(problem, {module: partial(add, owner) for owner, (module, _) in projections.items()}, sums.values())
+    run_with_hooks(problem, {module: partial(add, owner) for owner, (module, _) in projections.items()})
     grams: dict[str, Tensor] = {}
     for unit in units:
         heads, summed = projections[unit.owner][1], sums[unit.owner].double()
@@ -215,10 +215,10 @@ def key_and_value_grams(problem: AllocationProblem) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def run_with_hooks(problem: AllocationProblem, hooks: Mapping[nn.Module, Callable], sums: Iterable[Tensor]) -> None:
-    """Run the network on the calibration data with a hook before each module; add up `sums` over processes."""
+def run_with_hooks(problem: AllocationProblem, hooks: Mapping[nn.Module, Callable]) -> None:
+    """Run the network on the calibration data with a hook before each module."""
     with ExitStack() as stack, evaluating(problem.model):
         for module, hook in hooks.items():
             stack.enter_context(module.register_forward_pre_hook(hook))
-        for inputs, _ in shared(problem.training_batches(), sums=sums):
+        for inputs, _ in problem.training_batches():
             run(problem.model, to_device(inputs, problem.device))

@@ -25,8 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-from experiments.config import CONF
-from experiments.extras import TASKS, how_to_install, missing_packages
+from experiments.config import CONF, TASKS, how_to_install, missing_packages
 from experiments.mini import CHECKPOINTS
 from experiments.mini.coloured import load_coloured
 from experiments.mini.digits import Digits, move

@@ -1,25 +1,300 @@
-"""Figures of an experiment, drawn from the records of its cells: PDF, PNG, and the plotted values as CSV."""
+"""Figures of an experiment, drawn from the records of its cells: PDF, PNG, and the plotted values as CSV.
+
+Here are those of accuracy and speed: against a choice of a method, cost or time, ranked, and by device.
+"""
 
 import logging
 from collections.abc import Iterable
+from dataclasses import fields
+from itertools import cycle
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.plots.accuracy import ablation, forms, steps
-from experiments.output.plots.couplings import cross_moments, motivation, token_couplings
-from experiments.output.plots.ranking import ranking
-from experiments.output.plots.sensitivity import fisher_prediction, sensitivity_interpolation
-from experiments.output.plots.style import STYLE, Drawing
-from experiments.output.plots.throughput import throughput
+from experiments.output.layer_figures import (
+    cross_moments,
+    fisher_prediction,
+    motivation,
+    sensitivity_interpolation,
+    token_couplings,
+)
+from experiments.output.style import (
+    BLACK,
+    BLUE,
+    CURVES,
+    GREEN,
+    GREY,
+    MARKERS,
+    ORANGE,
+    STYLE,
+    VERMILION,
+    WIDTH,
+    Drawing,
+    Records,
+    metrics_of,
+    panels,
+    say,
+    share_legend,
+)
+from experiments.output.tables import flops_unit
+from experiments.paper import paper_values
+from experiments.record import Record, mean_ranks, standard_error, unpacked
+from facts.cost.speed import Speed
 from facts.utils.files import replacing
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF
 
+CHARACTERS_OF_LABEL = 10  # per line
+CHARACTERS_OF_AXIS = 50  # labels that need more than this at equal width are rotated
+TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+LEAST_SPAN = 5  # percentage points on an axis, so that noise looks like noise
+BESIDE = 0.1  # distance between curves at one value, so that error bars do not hide each other
+PIVOTED = ", pivoted"
+COSTS = {"gflops": "{} of the network", "time": "time of a batch, original = 1"}
 CHARACTERS_PER_INCH = 15  # of a title
+
+NUM_DRAWS = 1000
+INTERVAL = (2.5, 97.5)  # percentiles
+INCHES_A_ROW = 0.15
+RANKING_COLUMNS = ["method", "rank", "rank_low", "rank_high", "level", "accuracy", "minutes", "on_front"]
+
+BARS = {
+    "dense": ("original", BLUE),
+    "residual": ("low rank, MemViT's residual", ORANGE),
+    "compressed": ("low rank", GREEN),
+    "half": ("original, half precision", GREY),
+    "two_of_four": ("2:4 sparse, half precision", VERMILION),
+}
+BASES = {"two_of_four": "half"}  # of ratios, besides `dense`
+SPEED_COLUMNS = ["row", "column", "network", *(field.name for field in fields(Speed)), "ratio"]
+THROUGHPUT = "_throughput"  # the ending of metrics
+PUBLISHED = "///"  # hatching of the paper's bars
+
+
+def ablation(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot the ranked metric of every row, one curve per column; shares of test images have standard errors."""
+    metric = experiment.ranked_by
+    figure, (axes,) = panels(1, 3.0, width=WIDTH / 2)
+    axes.set(xlabel=experiment.axis_title, ylabel=f"{experiment.metrics[metric]} [%] ± standard error")
+    values = metrics_of(records, metric).dropna()
+    if values.empty:
+        say(axes)
+    known = {place: record.outcomes for place, record in records.items() if record and metric in record.outcomes}
+    errors = {place: standard_error(unpacked(outcomes[metric])) for place, outcomes in known.items()}
+    values["standard_error"] = [errors.get(place, np.nan) for place in zip(values.row, values.column, strict=True)]
+    for number, (column, color, marker) in enumerate(zip(experiment.columns, cycle(CURVES), cycle(MARKERS))):
+        own = values[values.column == column].set_index("row").reindex(experiment.rows)
+        x = np.arange(len(own)) + BESIDE * number
+        axes.errorbar(x, own[metric], own.standard_error, marker=marker, color=color, capsize=2, label=column)
+    if errors:
+        low, high = axes.get_ylim()
+        room = max(0, LEAST_SPAN - (high - low)) / 2
+        axes.set_ylim(low - room, high + room)
+    labels = [fill(row, CHARACTERS_OF_LABEL, break_long_words=False) for row in experiment.rows]
+    widest = max(len(line) for label in labels for line in label.splitlines())
+    axes.set_xticks(range(len(labels)), labels, **(TURNED if widest * len(labels) > CHARACTERS_OF_AXIS else {}))
+    axes.margins(x=0.08)
+    share_legend(figure, len(experiment.columns))
+    return figure, values
+
+
+def steps(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot top-1 against FLOPs by network, one curve per method; unranked methods are a horizontal line."""
+    points = metrics_of(records, "gflops", "top1").dropna()
+    points.insert(0, "network", [column.partition(",")[0] for column in points.pop("column")])
+    points = points.rename(columns={"row": "method"})
+    networks = dict.fromkeys(column.partition(",")[0] for column in experiment.columns)
+    unit, per_gflop = flops_unit(points.gflops)
+    ranked = (row for row in experiment.rows if row not in experiment.unranked)
+    curves = {row: style for row, *style in zip(ranked, cycle(CURVES), cycle(MARKERS))}
+    figure, every = panels(len(networks), 3.4)
+    for axes, network in zip(every, networks, strict=True):
+        axes.set(title=network, xlabel=unit)
+        own = points[points.network == network]
+        if own.empty:
+            say(axes)
+        for method, curve in own.groupby("method", sort=False):
+            if method in curves:
+                curve, (color, marker) = curve.sort_values("gflops"), curves[method]
+                axes.plot(per_gflop * curve.gflops, curve.top1, marker=marker, color=color, label=method)
+            else:
+                axes.axhline(curve.top1.max(), color=BLACK, linestyle="--", label=method)
+    every[0].set_ylabel("top-1 [%]")
+    share_legend(figure, 2)
+    return figure, points
+
+
+def forms(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot top-1 against FLOPs, and against time where measured, with one curve per method and form."""
+    lines = [
+        (row.removesuffix(PIVOTED), *(record.config[key] for key in ("form", "ratio")), *_costs(record.metrics))
+        for (row, _), record in records.items()
+        if record
+    ]
+    points = pd.DataFrame(lines, columns=["method", "form", "ratio", *COSTS, "top1"])
+    unit, per_gflop = flops_unit(points.gflops.dropna())
+    shown = points.assign(gflops=per_gflop * points.gflops)
+    colors = dict(zip(points.method.unique(), cycle(CURVES), strict=False))
+    figure, every = panels(len(COSTS), 3.2, sharey=True)
+    for axes, (cost, label) in zip(every, COSTS.items(), strict=True):
+        axes.set(xlabel=label.format(unit))
+        measured = shown.dropna(subset=[cost, "top1"])
+        if measured.empty:
+            say(axes)
+        for method, curves in measured.groupby("method", sort=False):
+            for form, line in (("plain", "o--"), ("pivoted", "s-")):
+                curve = curves[curves.form == form].sort_values("ratio")
+                axes.plot(curve[cost], curve.top1, line, color=colors[method], label=f"{method}, {form}")
+    every[0].set_ylabel("top-1 [%]")
+    share_legend(figure, 3)
+    return figure, points
+
+
+def _costs(metrics: dict[str, float]) -> list[float | None]:
+    speedup = metrics.get("speedup")
+    return [metrics.get("gflops"), speedup and 1 / speedup, metrics.get("top1")]
+
+
+def ranking(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot the mean ranks of the methods that every column has, and their mean accuracy against their mean minutes.
+
+    95 % intervals of ranks come from a bootstrap over test images, the same for all methods and columns of one size.
+    Blue marks the best and those whose rank difference may be zero; the line joins methods that no other beats in both.
+    """
+    methods = ranked(experiment, records)
+    figure, (left, right) = panels(2, max(2.6, 0.9 + INCHES_A_ROW * len(methods)))
+    left.set(xlabel="mean rank, 95 % interval")
+    right.set(xlabel="minutes, mean", ylabel=f"{experiment.metrics[experiment.ranked_by]} [%], mean", xscale="log")
+    if methods.empty:
+        say(left)
+        say(right)
+        return figure, methods
+    for is_level, color in ((True, BLUE), (False, GREY)):
+        own = methods[methods.level == is_level]
+        left.hlines(own.index, own.rank_low, own.rank_high, color=color, linewidth=0.8)
+        left.plot(own["rank"], own.index, "o", color=color)
+        right.plot(own.minutes, own.accuracy, "o", color=color)
+    labels = [f"{method}  {place}" for place, method in enumerate(methods.method, start=1)]
+    left.set_yticks(range(len(methods)), labels, fontsize=6)
+    left.invert_yaxis()
+    left.margins(y=0.02)
+    front = methods[methods.on_front].sort_values("minutes")
+    right.plot(front.minutes, front.accuracy, color=VERMILION, linewidth=0.8, zorder=0)
+    sides = cycle((("right", "bottom"), ("left", "top")))  # alternating, since neighbours may be close
+    for place, method, (ha, va) in zip(front.index + 1, front.itertuples(), sides, strict=False):
+        right.annotate(f" {place} ", (method.minutes, method.accuracy), fontsize=6, ha=ha, va=va)
+    return figure, methods
+
+
+def ranked(experiment: Experiment, records: Records) -> pd.DataFrame:
+    """Rank the methods that have outcomes in every column, the best first."""
+    metric = experiment.ranked_by
+    lines = {row: [records.get((row, column)) for column in experiment.columns] for row in experiment.rows}
+    known = {row: [record for record in line if record and metric in record.outcomes] for row, line in lines.items()}
+    methods = [row for row in experiment.rows if row not in experiment.unranked]
+    whole = {row: known[row] for row in methods if len(known[row]) == len(experiment.columns)}
+    if not whole:
+        return pd.DataFrame(columns=RANKING_COLUMNS)
+    columns = zip(*whole.values(), strict=True)
+    outcomes = [np.array([unpacked(record.outcomes[metric]) for record in column]) for column in columns]
+    sizes = [column.shape[1] for column in outcomes]
+    draws = {size: resamples(size) for size in sizes}
+    (ranks,) = mean_ranks(outcomes, [np.ones((1, size)) for size in sizes])
+    drawn = mean_ranks(outcomes, [draws[size] for size in sizes])
+    low, high = np.percentile(drawn, INTERVAL, axis=0)
+    ahead = np.percentile(drawn - drawn[:, [ranks.argmin()]], INTERVAL[0], axis=0)
+    minutes = [[record.values.get("total_minutes", np.nan) for record in line] for line in whole.values()]
+    table = pd.DataFrame(
+        {
+            "method": list(whole),
+            "rank": ranks,
+            "rank_low": low,
+            "rank_high": high,
+            "level": ahead <= 0,
+            "accuracy": [np.mean([record.metrics[metric] for record in line]) for line in whole.values()],
+            "minutes": np.mean(minutes, axis=1),
+        }
+    ).sort_values(["rank", "minutes"], ignore_index=True)
+    timed = table.fillna({"minutes": np.inf})  # the original needs none
+    by_accuracy = timed.sort_values(["accuracy", "minutes"], ascending=[False, True])
+    return table.assign(on_front=by_accuracy.minutes < by_accuracy.minutes.cummin().shift(fill_value=np.inf))
+
+
+def resamples(size: int) -> np.ndarray:
+    """Draw how often each test image is taken, `[draws, size]`."""
+    return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), size=NUM_DRAWS)
+
+
+def throughput(experiment: Experiment, records: Records) -> tuple[Figure, pd.DataFrame]:
+    """Plot a panel per network with bars by device, each with its ratio to the original; the paper's are hatched."""
+    columns = dict.fromkeys(column for _, column in records)
+    places = [(row, column) for column in columns for row, own in records if own == column]
+    found = [bar for place in places for bar in _bars(experiment, *place, records[place])]
+    bars = pd.DataFrame(found, columns=SPEED_COLUMNS)
+    figure, every = panels(len(columns), 2.4)
+    for axes, column in zip(every, columns, strict=True):
+        axes.set(title=column, ylabel="images / s", yscale="log")
+        groups = dict(list(bars[bars.column == column].groupby("row", sort=False)))
+        for place, (row, group) in enumerate(groups.items()):
+            _draw(axes, place, group, hatch=None if records[row, column] else PUBLISHED)
+        if not groups:
+            say(axes)
+        axes.set_xticks(range(len(groups)), groups, fontsize=6)
+        axes.margins(y=0.15)
+    measured = bars.dropna(subset="throughput")
+    handles = [
+        Patch(color=color, label=label) for name, (label, color) in BARS.items() if name in set(measured.network)
+    ]
+    if handles and None in records.values():
+        handles.append(Patch(facecolor="white", edgecolor=BLACK, hatch=PUBLISHED, label="the paper's"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=6, frameon=False)
+    return figure, measured
+
+
+def _bars(experiment: Experiment, row: str, column: str, record: Record | None) -> Iterable[dict[str, Any]]:
+    """List the speeds of a device's networks with their ratios; networks that it cannot run have none."""
+    if record and "speeds" in record.analysis:
+        speeds = record.analysis["speeds"]
+    else:  # published, or from a record without the values of its analysis
+        paper = {
+            metric: value for (*place, metric), value in paper_values(experiment.name).items() if place == [row, column]
+        }
+        found = record.metrics if record else paper
+        speeds = {name: {"throughput": found[name + THROUGHPUT]} for name in BARS if name + THROUGHPUT in found}
+    missing = record.analysis.get("missing", {}) if record else {}
+    for name in BARS:
+        place = {"row": row, "column": column, "network": name}
+        base = speeds.get(BASES.get(name, "dense"))
+        if name in missing:
+            yield place
+        elif name in speeds:
+            ratio = speeds[name]["throughput"] / base["throughput"] if base else None
+            yield {**place, **speeds[name], "ratio": ratio}
+
+
+def _draw(axes: Axes, place: int, bars: pd.DataFrame, hatch: str | None) -> None:
+    """Draw one device's group, bars side by side."""
+    width = 0.8 / len(bars)
+    for number, bar in enumerate(bars.fillna({"spread": 0}).itertuples()):
+        left = place + (number - (len(bars) - 1) / 2) * width
+        if pd.isna(bar.throughput):
+            axes.text(left, 0, "n.a.", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=5)
+            continue
+        error, color = bar.spread * bar.throughput / 2, BARS[bar.network][1]
+        axes.bar(left, bar.throughput, width, color=color, yerr=error, hatch=hatch, edgecolor=BLACK, lw=0.3)
+        if pd.notna(bar.ratio):
+            axes.annotate(f"{bar.ratio:.2f}", (left, bar.throughput), ha="center", va="bottom", fontsize=5)
+
 
 OF_ACCURACY = (ablation, forms, ranking, steps, throughput)
 OF_LAYERS = (cross_moments, fisher_prediction, motivation, sensitivity_interpolation, token_couplings)

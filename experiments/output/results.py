@@ -1,6 +1,9 @@
 """Output of a run: tables, figures and the report, in the results folder, on the screen, and as W&B artifacts."""
 
 import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,16 +12,20 @@ import pandas as pd
 from omegaconf import DictConfig
 from rich.console import Console
 
-from experiments.composition import composed
-from experiments.config import Experiment
+from experiments.config import Experiment, composed
 from experiments.grid import GridCell, every_experiment
-from experiments.output.artifact import publish
-from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
-from experiments.output.report.page import write_report
-from experiments.output.tables import Entry, entries_of, screen_table, write_tables
+from experiments.output.report import write_report
+from experiments.output.tables import (
+    Entry,
+    entries_of,
+    kept_records,
+    rows_of_other_devices,
+    screen_table,
+    write_tables,
+)
 from experiments.output.tracking import tracked
-from experiments.record import Record, write_records
+from experiments.record import Record, versions, write_records
 from facts.utils.cache import content_key
 from facts.utils.files import replacing
 
@@ -99,3 +106,36 @@ def link_of(record: Record | None, run: Any) -> str:
     if record is None or record.config["tracking"]["mode"] == "disabled":
         return ""
     return record.run_id if run.offline else f"{run.project_url}/runs/{record.run_id}"
+
+
+def publish(run: Any, experiment: Experiment, grid: Sequence[GridCell], folder: Path) -> None:
+    """Log the files of the experiment in `folder` as an artifact of type `report`, one version per call."""
+    import wandb
+
+    snapshot = Path(run.dir).with_name("report")  # a copy: the next table may be written before this is synced
+    snapshot.mkdir()
+    plans_of(grid).to_csv(snapshot / "plans.csv", index=False)
+    shown = [path for kind in ("tables", "figures") for path in (folder / kind).glob(f"{experiment.name}.*")]
+    fingerprints = {cell.record.fingerprint for cell in grid if cell.record}
+    for path in [*shown, *(folder / "records" / f"{fingerprint}.json" for fingerprint in fingerprints)]:
+        copy = snapshot / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+    cells = Counter(cell.status for cell in grid)
+    artifact = wandb.Artifact(
+        f"{experiment.name}-{folder.name}",
+        type="report",
+        description=experiment.title,
+        metadata={"profile": folder.name, "cells": dict(cells), "versions": versions()},
+    )
+    for path in filter(Path.is_file, snapshot.rglob("*")):
+        artifact.add_file(str(path), str(path.relative_to(snapshot)), skip_cache=True, policy="immutable")
+    run.log_artifact(artifact)
+
+
+def plans_of(grid: Iterable[GridCell]) -> pd.DataFrame:
+    """List the rank of every layer of every cell, empty for a layer left dense."""
+    ranks = [
+        (cell.row, cell.column, layer, rank) for cell in grid if cell.record for layer, rank in cell.record.plan.items()
+    ]
+    return pd.DataFrame(ranks, columns=["row", "column", "layer", "rank"]).astype({"rank": "Int64"})

@@ -1,39 +1,50 @@
-"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours."""
+"""Tables of an experiment: long CSV, and Markdown and LaTeX with published values next to ours.
 
+Tables of timings have rows of other devices too: from records of other machines, and from the paper.
+"""
+
+import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from math import comb
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 from rich.table import Table
 
 from experiments.config import Experiment
 from experiments.grid import GridCell, Status
-from experiments.outcomes import APART, errors_apart, num_apart, standard_error, unpacked
 from experiments.paper import paper_values
+from experiments.record import (
+    APART,
+    Record,
+    errors_apart,
+    published_records,
+    read_records,
+    standard_error,
+    unpacked,
+)
 from facts.utils.files import replacing
 
-RANK_CORRELATION = "Spearman"
-PAIRS_APART = "Pairs apart"
-FEWEST_RANKED = 5
 SOURCES = ("ours", "paper", "difference")
-NUMBERS = (*SOURCES, "standard_error", "deviation", "behind", "count", "p_value")
+NUMBERS = (*SOURCES, "standard_error", "deviation", "behind")
 LEVEL = "*"  # marks the best of a column, and any method not apart from it
 ERRORS = (
     f"± is one standard error over the test images; {LEVEL} marks the best method of a column and those within two "
-    "standard errors of it, on the same images. Pairs apart are those with more than two between them."
+    "standard errors of it, on the same images."
 )
 DEVIATIONS = (
     "Where values differ between {} draws of the calibration sample, the search sample and sampled labels, they are "
     "means, and the last ± is the standard deviation over draws; a difference counts if it exceeds two standard errors "
     "by images and two by draws."
 )
+
+# The number of the results is one of them, since not every machine is available when it is raised.
+OWN_TO_A_DEVICE = ("machine", "num_threads", "results")
 
 Properties = Mapping[str, Mapping[str, str]]
 """Properties of each row's estimator in a table, by row and title."""
@@ -45,7 +56,7 @@ class Entry:
 
     For several draws, ours is the mean, `deviation` their standard deviation, and `fingerprint` the first's. A share
     of test samples has a standard error and, for methods, `behind`: how far the column's best is ahead, in standard
-    errors of the difference. A rank correlation has the number of methods and its p-value.
+    errors of the difference.
     """
 
     row: str
@@ -59,8 +70,6 @@ class Entry:
     standard_error: float | None = None
     deviation: float | None = None
     behind: float | None = None
-    count: int | None = None
-    p_value: float | None = None
 
 
 def in_paper(entries: Iterable[Entry]) -> bool:
@@ -69,7 +78,7 @@ def in_paper(entries: Iterable[Entry]) -> bool:
 
 
 def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: bool) -> list[Entry]:
-    """Make the long table: every metric of every cell, then the rank correlations and the pairs apart."""
+    """Make the long table: every metric of every cell."""
     paper, entries = paper_values(experiment.name), []
     places: dict[tuple[str, str], list[GridCell]] = defaultdict(list)
     for cell in grid:
@@ -96,14 +105,7 @@ def entries_of(experiment: Experiment, grid: Iterable[GridCell], comparable: boo
                 behind=behind.get(column, {}).get(row) if metric == experiment.ranked_by else None,
             )
         )
-    pairs = [
-        Entry(
-            PAIRS_APART, column, experiment.ranked_by, num_apart(list(own)), None, None, "done", count=comb(len(own), 2)
-        )
-        for column, own in ((column, outcomes.values()) for column, outcomes in methods.items())
-        if len(own) > 1
-    ]
-    return entries + rank_correlations(experiment, entries) + pairs
+    return entries
 
 
 def outcomes_of(draws: Iterable[GridCell], metric: str) -> np.ndarray | None:
@@ -132,41 +134,13 @@ def behind_best(methods: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {row: errors_apart(best, outcomes) for row, outcomes in methods.items()}
 
 
-def rank_correlations(experiment: Experiment, entries: Iterable[Entry]) -> list[Entry]:
-    """Correlate our ranking of five methods or more with the published one by Spearman's rho, for each column."""
-    table = pd.DataFrame(entries)
-    ranked = table[(table.metric == experiment.ranked_by) & ~table.row.isin(experiment.unranked)]
-    correlations = []
-    for column in experiment.columns:
-        both = ranked[ranked.column == column][["ours", "paper"]].dropna()
-        if len(both) >= FEWEST_RANKED and both.nunique().min() > 1:
-            value, p_value = spearman(both.ours.to_numpy(), both.paper.to_numpy())
-            place = RANK_CORRELATION, column, experiment.ranked_by
-            correlations.append(Entry(*place, value, None, None, "done", count=len(both), p_value=p_value))
-    return correlations
-
-
-def spearman(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Compute Spearman's correlation, and its p-value by permutation: exact for up to eight values."""
-    ranks, others = (scipy.stats.zscore(scipy.stats.rankdata(values)) for values in (first, second))
-    found = scipy.stats.permutation_test(
-        (ranks,),
-        lambda ranks, axis: (ranks * others).mean(axis=axis),
-        permutation_type="pairings",
-        vectorized=True,
-        n_resamples=50_000,
-        rng=0,
-    )
-    return float(found.statistic), float(found.pvalue)
-
-
 def write_tables(experiment: Experiment, entries: list[Entry], folder: Path, properties: Properties) -> None:
     """Write `<name>.csv`, `<name>.md` and `<name>.tex`."""
     wide = wide_table(experiment, entries, properties)
     notes = notes_of(experiment, entries)
     caption = f"{experiment.title}. {' '.join(notes)}".replace("%", r"\%")
     contents = {
-        "csv": pd.DataFrame(entries).astype({"count": "Int64"}).to_csv(index=False),
+        "csv": pd.DataFrame(entries).to_csv(index=False),
         "md": f"# {experiment.title}\n\n{wide.to_markdown(index=False, disable_numparse=True)}\n\n"
         + "".join(f"- {note}\n" for note in notes),
         "tex": wide.to_latex(index=False, escape=True, caption=caption, label=f"tab:{experiment.name}"),
@@ -181,7 +155,7 @@ def read_entries(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     numbers = {name: [""] for name in NUMBERS}  # everything else is text, even a row called "None"
-    types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str), "count": "Int64"}
+    types = {**dict.fromkeys(Entry.__annotations__.keys() - numbers, str)}
     table = pd.read_csv(path, dtype=types, na_values=numbers, keep_default_na=False)
     return [Entry(**line) for line in table.astype(object).where(table.notna(), None).to_dict("records")]
 
@@ -250,15 +224,11 @@ def screen_table(experiment: Experiment, entries: list[Entry]) -> Table:
 
 
 def as_text(entry: Entry | None, source: str = "ours") -> str:
-    """Write a value: ours with its error, the text of a row below the methods, or the status of an unfinished cell."""
+    """Write a value: ours with its error, or the status of an unfinished cell."""
     if entry is None or source != "ours":
         return number(getattr(entry, source, None))
     if entry.status != "done":
         return entry.status
-    if entry.p_value is not None:
-        return f"{number(entry.ours)} (n={entry.count}, p={entry.p_value:.2g})"
-    if entry.count is not None:
-        return f"{entry.ours:.0f} of {entry.count}"
     errors = (entry.standard_error, entry.deviation or None)
     error = "".join(f" ± {each:.1f}" for each in errors if each is not None)
     is_level = entry.behind is not None and entry.behind <= APART  # the column's best, or not apart from it
@@ -277,3 +247,39 @@ def number(value: float | None) -> str:
     if value is None or pd.isna(value):
         return ""
     return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def rows_of_other_devices(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[GridCell]:
+    """Add a row for each other device: the latest record of a cell there, or the paper's values."""
+    own = [cell for cell in grid if cell.record]
+    found: dict[tuple[str, str], GridCell] = {}
+    known = [*published_records(experiment.name, folder), *read_records(folder / "records")]  # the latter are complete
+    for record in sorted((each for each in known if each.status == "done"), key=lambda record: record.time):
+        for cell in own:
+            assert cell.record
+            device = device_of(record)
+            if work_of(record) == work_of(cell.record) and device != device_of(cell.record):
+                found[device, cell.column] = GridCell(experiment.name, device, cell.column, None, "done", record)
+    published = dict.fromkeys((row, column) for row, column, _ in paper_values(experiment.name))
+    return [*found.values(), *(GridCell(experiment.name, row, column, None, "done") for row, column in published)]
+
+
+def kept_records(experiment: Experiment, grid: list[GridCell], folder: Path) -> list[Record]:
+    """Collect records for the table's file: those of its cells, and earlier ones of other work or devices."""
+    records = [cell.record for cell in grid if cell.record]
+    here = {(work_of(record), device_of(record)) for record in records}
+    earlier = published_records(experiment.name, folder)
+    return [*(each for each in earlier if (work_of(each), device_of(each)) not in here), *records]
+
+
+def work_of(record: Record) -> str:
+    """Make a key for a record's work, the same on every device."""
+    identity: dict[str, Any] = {name: record.identity[name] for name in record.identity if name not in OWN_TO_A_DEVICE}
+    return json.dumps([identity, record.model_hash, record.data_hash], sort_keys=True)
+
+
+def device_of(record: Record) -> str:
+    """Name the device that did the work: the GPU, or the processor with its threads."""
+    on_gpu = record.config["hardware"]["device"].startswith("cuda")
+    machine = record.machine
+    return machine["gpu"] if on_gpu else f"{machine['processor']}, {machine['threads']} threads"

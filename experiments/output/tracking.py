@@ -1,14 +1,25 @@
 """Weights & Biases as a mirror of the records: offline by default, and never a reason to fail."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 
 from experiments.config import Tracking
 
+if TYPE_CHECKING:  # Hydra imports this file at every start, which need not wait for PyTorch
+    from experiments.record import Record
+
 log = logging.getLogger(__name__)
+
+OF_PLACES = ("results=", "tracking")  # overrides that change no result
+MOST_CHARACTERS = 128  # in the name of a group
 
 
 @contextmanager
@@ -50,3 +61,38 @@ def _guarded(what: str, action: Callable[[], Any]) -> Any:
     except Exception as error:  # a failure here must not lose the record
         log.warning("W&B could not %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
         return None
+
+
+def log_stage(run: Any, stage: str, values: dict[str, float]) -> None:
+    """Log a stage that has ended, or an epoch of it, as a step of the W&B history."""
+    run.log({"stage": stage, **{f"{name}/{stage}": value for name, value in values.items()}})
+
+
+def log_record(run: Any, record: "Record") -> None:
+    """Log metrics, timings and the plan of a record as a W&B summary and table."""
+    import wandb
+
+    seconds = {f"seconds/{stage}": seconds for stage, seconds in record.seconds.items()}
+    run.summary.update({**record.metrics, **seconds, "repaired": record.num_repaired})
+    run.log({"plan": wandb.Table(columns=["layer", "rank"], data=[list(item) for item in record.plan.items()])})
+
+
+class GroupRuns(Callback):
+    """Name the group of a sweep after its overrides. A restarted sweep joins its earlier runs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        overrides = config.hydra.overrides
+        if any(override.startswith("part=") for override in overrides.task):
+            return  # the cells of tables are grouped by experiment
+        # Hydra applies these in every job, before the job's own overrides, which may include `tracking.group`.
+        overrides.hydra.append(f"tracking.group='{group_of(overrides.task)}'")
+
+
+def group_of(overrides: list[str]) -> str:
+    """Join the overrides of a sweep in one line, without characters that Hydra or W&B would interpret."""
+    line = " ".join(override for override in overrides if not override.startswith(OF_PLACES))
+    plain = re.sub(r"[^\w .,:=/+~@()*-]", "_", line)
+    if len(plain) <= MOST_CHARACTERS:
+        return plain
+    ending = f"... {crc32(line.encode()):08x}"
+    return plain[: MOST_CHARACTERS - len(ending)] + ending

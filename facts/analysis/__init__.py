@@ -2,8 +2,18 @@
 
 from facts.analysis.base import Analysis, Findings, Subject
 from facts.analysis.cross_moments import CrossMoments
+from facts.analysis.device import DeviceRecord
 from facts.analysis.fisher_similarity import FisherSimilarity
 from facts.analysis.throughput import Throughput
 from facts.analysis.token_coupling import TokenCoupling
 
-__all__ = ["Analysis", "CrossMoments", "Findings", "FisherSimilarity", "Subject", "Throughput", "TokenCoupling"]
+__all__ = [
+    "Analysis",
+    "CrossMoments",
+    "DeviceRecord",
+    "Findings",
+    "FisherSimilarity",
+    "Subject",
+    "Throughput",
+    "TokenCoupling",
+]

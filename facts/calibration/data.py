@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from facts.modules.networks import continues_text, is_encoder_decoder
 from facts.moments.losses import next_tokens
-from facts.utils import distributed
-from facts.utils.batches import batch_size, described, first_of, has_row_per_sample
+from facts.utils.batches import batch_size, described, first_of, has_row_per_sample, share
 from facts.utils.cache import content_key
 
 log = logging.getLogger(__name__)
@@ -206,7 +205,7 @@ class Split:
 
     def shard(self, rank: int, size: int) -> "Split":
         """Share of process `rank`."""
-        return replace(self, batches=distributed.share(self.batches, rank, size), first=rank, step=size)
+        return replace(self, batches=share(self.batches, rank, size), first=rank, step=size)
 
     def _includes(self, number: int) -> bool:
         is_held_out = (number + 1) * self.share // 1 > number * self.share // 1

@@ -82,8 +82,8 @@ def compress(
     import facts
     from facts.cli.data import batches_of, nothing_to_evaluate, task_of
     from facts.cli.models import build, stored_type
-    from facts.compression.compress import default_parts
     from facts.compression.comparison import rounded
+    from facts.compression.compress import default_parts
     from facts.saving.save import target_folder, write_metrics
     from facts.utils.files import ScratchFolder
     from facts.utils.stopwatch import stopwatch

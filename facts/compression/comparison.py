@@ -13,9 +13,10 @@ from facts.calibration.prepare import Calibration
 from facts.cost.count import Size, count_flops
 from facts.cost.speed import batch_seconds
 from facts.modules.linear_calls import copy_with
+from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
-from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device, within_memory
+from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device
 from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from facts.modules.lowrank import LinearLayer
 from facts.moments.batch import LayerBatch, at_least_float32
-from facts.moments.data_pass import DataPass, blocks_of, least
+from facts.moments.data_pass import DataPass, blocks_of, least, within_memory
 from facts.moments.losses import Loss, summed_cross_entropy
 from facts.moments.statistics import Counts, Moment
-from facts.utils.batches import within_memory
 from facts.utils.cache import Cache
 from facts.utils.options import Count, options
 

@@ -5,13 +5,15 @@ all calls of a linear are complete, it is handed over and its tensors are freed.
 activations: it runs again in the backward pass, and the inputs of its linears are noted then.
 """
 
+import gc
+import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,15 @@ from facts.modules.networks import run
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
-from facts.utils.batches import batch_size, in_parts, to_device
+from facts.utils.batches import batch_size, in_parts, share, to_device
 from facts.utils.progress import with_progress
 from facts.utils.stopwatch import waiting
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_PARTS = 64
 
 
 @dataclass
@@ -48,26 +56,19 @@ class DataPass:
     next_sample: int = field(default=0, init=False)  # its position in the data
     finite: dict[str, tuple[Tensor, ...]] = field(default_factory=dict, init=False)
 
-    def run(
-        self,
-        batches: Iterable[tuple[Any, Any]],
-        what: str,
-        sums: Iterable[Tensor] | None = None,
-        first_sample: int = 0,
-    ) -> int:
-        """Run the batches, and show their number as the progress of `what`.
+    def run(self, batches: Iterable[tuple[Any, Any]], what: str, sums: Iterable[Tensor] | None = None) -> int:
+        """Run the batches, and show their number as the progress of `what`. Returns the number of samples.
 
         With `sums`, which `add` fills, each process that torchrun started runs its share of the batches, and the sums
-        are then added up over the processes, in place. `first_sample` is the position of the first sample in the data;
-        returns that after the last one. Raises `ValueError` if the data are empty, a layer never runs, or its values
-        are not finite.
+        are then added up over the processes, in place. Raises `ValueError` if the data are empty, a layer never runs,
+        or its values are not finite.
         """
         with nullcontext() if sums is not None else distributed.alone():
-            return distributed.on_all_ranks(partial(self._run, batches, what, sums or (), first_sample))
+            return self._run(batches, what, sums or ())
 
-    def _run(self, batches: Iterable[Any], what: str, sums: Iterable[Tensor], position: int) -> int:
-        rank, num_processes, start = distributed.rank(), distributed.size(), position
-        own = waiting(with_progress(distributed.shard(batches), what))
+    def _run(self, batches: Iterable[Any], what: str, sums: Iterable[Tensor]) -> int:
+        rank, num_processes, position = distributed.rank(), distributed.size(), 0
+        own = waiting(with_progress(share(batches, rank, num_processes), what))
         exact = without_autocast(next(self.model.parameters()).device)
         with exact, capturing(self.model, self.layers, self._hand_over, self.needs_grads, self.blocks) as capture:
             for turn in count():
@@ -79,7 +80,7 @@ class DataPass:
                 if not any(sizes):  # a process without batches left waits for the others
                     break
                 position += sum(sizes)
-        if position == start:
+        if not position:
             raise ValueError("the calibration data is empty: it must yield at least one (inputs, targets) batch")
         ran = set().union(*distributed.all_gather(capture.ever_ran))
         if silent := [name for name in self.layers if name not in ran]:
@@ -132,6 +133,28 @@ class DataPass:
                     f"NaN or infinity in the {what} of layer {name}, in calibration batch {batch_number} (from 0); "
                     "check the data and the weights, or use precision float32"
                 )
+
+
+def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
+    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
+
+    Raises a `MemoryError` that says how to use less.
+    """
+    num_parts = 1
+    while True:
+        try:
+            return distributed.on_all_ranks(partial(run, num_parts))
+        except torch.OutOfMemoryError as error:
+            if not halve_batches or num_parts == MAX_PARTS:
+                raise MemoryError(
+                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
+                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
+                    "MemoryPolicy(halve_batches=True) divide the batches"
+                ) from error
+        num_parts *= 2
+        gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
+        torch.cuda.empty_cache()
+        log.warning("out of memory: starting the pass again with each batch in %d parts", num_parts)
 
 
 def least(value: float) -> float:

@@ -1,25 +1,17 @@
-"""Batches of nested tensors: their size, parts, device and memory, and each process's share of them."""
+"""Batches of nested tensors: their size, parts, device and shares."""
 
-import gc
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import zip_longest
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from facts.utils import distributed
-from facts.utils.progress import with_progress
 from facts.utils.stopwatch import waiting
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-MAX_PARTS = 64
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -68,26 +60,21 @@ def first_sample(inputs: Any) -> Any:
     return tree_map_only(Tensor, lambda tensor: tensor[:1], inputs)
 
 
-def shared(batches: Iterable[T], what: str = "", sums: Iterable[Tensor] | None = None) -> Iterator[T]:
-    """Yield this process's share of the batches; after the last one, add up `sums` over all processes, in place.
+def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
+    """Take batch number `rank` and every `size`-th one after it.
 
-    If `what` names the work, its progress is shown.
+
+    Data with a method `shard(rank, size)` need not read the other batches.
     """
-    own = distributed.shard(batches)
-    yield from with_progress(own, what) if what else own
-    if sums is not None:  # otherwise the processes do not meet here
-        distributed.all_reduce(sums)
-
-
-def gathered(own: list[T]) -> list[T]:
-    """Join the values of all processes, one per batch, in the order of the data."""
-    turns = zip_longest(*distributed.all_gather(own))
-    return [value for turn in turns for value in turn if value is not None]
+    if size == 1:
+        return batches
+    own = getattr(batches, "shard", None)
+    return own(rank, size) if own else islice(batches, rank, None, size)
 
 
 def first_of(batches: Iterable[T]) -> T | None:
-    """Read the first batch, on the main process for all; None if there is none."""
-    return distributed.on_main_rank(lambda: next(waiting(batches), None))
+    """Read the first batch; None if there is none."""
+    return next(waiting(batches), None)
 
 
 def described(value: Any) -> str:
@@ -95,25 +82,3 @@ def described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-def within_memory(run: Callable[[int], T], halve_batches: bool) -> T:
-    """Call `run(num_parts)` with whole batches, then in more and more parts until they fit the device's memory.
-
-    Raises a `MemoryError` that says how to use less.
-    """
-    num_parts = 1
-    while True:
-        try:
-            return distributed.on_all_ranks(partial(run, num_parts))
-        except torch.OutOfMemoryError as error:
-            if not halve_batches or num_parts == MAX_PARTS:
-                raise MemoryError(
-                    f"the device ran out of memory with batches in {num_parts} parts ({error}); lower the batch size, "
-                    'give MemoryPolicy(moments="host") or MemoryPolicy(checkpoint_blocks=True), or let '
-                    "MemoryPolicy(halve_batches=True) divide the batches"
-                ) from error
-        num_parts *= 2
-        gc.collect()  # errors and their frames can refer to each other, and to tensors on the device
-        torch.cuda.empty_cache()
-        log.warning("out of memory: starting the pass again with each batch in %d parts", num_parts)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -141,20 +140,6 @@ def copy_from_main_rank(tensors: Iterable[Tensor]) -> None:
             values = tensor.detach().contiguous()
             dist.broadcast(values, src=0)
             tensor.detach().copy_(values)
-
-
-def shard(batches: Iterable[T]) -> Iterable[T]:
-    """Take this process's share of the batches."""
-    return batches if _group.size == 1 else share(batches, _group.rank, _group.size)
-
-
-def share(batches: Iterable[T], rank: int, size: int) -> Iterable[T]:
-    """Take batch number `rank` and every `size`-th one after it.
-
-    Data with a method `shard(rank, size)` need not read the other batches.
-    """
-    own = getattr(batches, "shard", None)
-    return own(rank, size) if own else islice(batches, rank, None, size)
 
 
 def _meet(value: Any) -> list[Any]:

@@ -7,8 +7,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 
 import experiments.baselines
-from experiments.config import CONF
-from experiments.instantiation import instantiate
+from experiments.config import CONF, instantiate
 
 FILES = sorted(Path(experiments.baselines.__file__).parent.glob("*/*.yaml"))
 

@@ -7,7 +7,7 @@ import torch
 from mmdet.structures import DetDataSample
 
 import facts
-from experiments.checks import needed_by
+from experiments.doctor import needed_by
 from experiments.runner import open_cell, run_cell
 from facts.cost.count import count_cost
 from facts.finetuning import Recovery, finetune, recovery

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from experiments.checks import sources
-from experiments.instantiation import instantiate
+from experiments.config import instantiate
+from experiments.doctor import sources
 from experiments.mini.train import mini_recipe
 from experiments.train_dense import train
 

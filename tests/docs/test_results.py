@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from experiments.output.report.results import is_outdated
+from experiments.output.report import is_outdated
 from experiments.record import published_records
 from facts.compression.allocation import PAYS_BELOW, rounds_to
 from facts.compression.compress import default_parts

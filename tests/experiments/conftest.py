@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments.extras import MODULES
+from experiments.config import MODULES
 
 
 @pytest.fixture

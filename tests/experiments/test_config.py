@@ -15,11 +15,9 @@ from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from experiments.ablation import with_rows
 from experiments.cell import Cell
-from experiments.composition import composed
-from experiments.config import CONF
-from experiments.instantiation import instantiate
+from experiments.config import CONF, composed, instantiate
+from experiments.grid import with_rows
 from experiments.output.figures import DRAWINGS
 from experiments.paper import FOLDER, paper_values
 from experiments.runner import started

@@ -10,9 +10,8 @@ import pytest
 from experiments import paper
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
-from experiments.output.devices import kept_records, rows_of_other_devices
 from experiments.output.figures import draw_figure
-from experiments.output.tables import entries_of, wide_table
+from experiments.output.tables import entries_of, kept_records, rows_of_other_devices, wide_table
 from experiments.record import write_record, write_records
 from tests.records import make_record
 

@@ -5,8 +5,7 @@ import torch
 import wandb
 from rich.console import Console
 
-from experiments.checks import Finding, examine, look_first
-from experiments.doctor import main
+from experiments.doctor import Finding, examine, look_first, main
 from experiments.grid import GridCell, possible
 
 
@@ -42,7 +41,7 @@ def test_packages_that_a_cell_needs(cell_config, without_module):
 
 
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):
-    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (2 * 10**18, 10**18))
+    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (2 * 10**18, 10**18))
     monkeypatch.setattr(type(wandb.api), "api_key", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     findings = found(cell_config("hardware=cuda", "tracking=online"))
@@ -57,7 +56,7 @@ def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch)
 
 
 def test_weights_and_data_that_are_missing(cell_config, tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.checks.needs_of", lambda columns: (0, 0))
+    monkeypatch.setattr("experiments.doctor.needs_of", lambda columns: (0, 0))
     paper = ["profile=paper", f"imagenet={tmp_path}"]
     findings = found(
         cell_config(*paper, f"model.paper.weights={tmp_path / 'none.pth'}"),
@@ -77,7 +76,7 @@ def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, cap
         cell_config(),
         [Finding("disk", "problem", "full", "clear it"), Finding("packages", "fine", "all")],
     )
-    monkeypatch.setattr("experiments.checks.examine", lambda config, grid: findings)
+    monkeypatch.setattr("experiments.doctor.examine", lambda config, grid: findings)
     with pytest.raises(SystemExit, match="force=true"):
         look_first(config, [], Console())
     config.force = True
@@ -90,16 +89,3 @@ def test_experiments_without_their_packages_are_left_out_and_named(cell_config, 
     experiments = [cell_config(f"experiment={name}").experiment for name in ("detection", "model_sizes")]
     assert [experiment.name for experiment in possible(experiments)] == ["model_sizes"]
     assert "detection is left out, since mmcv._ext are missing: make reproduce-all" in caplog.text
-
-
-@pytest.mark.system
-def test_one_cell_of_each_kind_is_tried_in_small(cell_config, tmp_path):
-    cells = (["estimator=facts"], ["estimator=pela"], ["search=cors"], ["finetuning=recovery"], ["estimator=none"])
-    cells += (["estimator=none", "pruning=disp_llm"], ["hardware.precision=bfloat16", "form=pivoted"])
-    findings = found(*(cell_config("deep=true", *overrides) for overrides in cells))
-    tried = {what: finding for what, finding in findings.items() if what.startswith("trial")}
-    kinds = ["", " · Uniform", " · CoRS", " · Uniform · recovery", " · disp_llm", " · Uniform"]
-    assert tried.keys() == {f"trial of deit_b · classification{kind}" for kind in kinds}
-    assert {finding.level for finding in tried.values()} == {"fine"}, tried
-    assert "differ from the CPU's by 0.0e+00" in tried["trial of deit_b · classification · CoRS"].detail
-    assert not list((tmp_path / "results").rglob("*.json"))

@@ -1,11 +1,11 @@
 """The commands that the pages print: each composes, whatever extras are installed."""
 
+import itertools
 import re
 import shlex
 
 import pytest
 from hydra import compose
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import open_dict
@@ -46,5 +46,11 @@ def test_it_composes(command, composing, every_extra):
 def jobs_of(overrides: list[str], is_sweep: bool) -> list[list[str]]:
     if not is_sweep:
         return [overrides]
-    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(overrides), None)
-    return jobs
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    choices = (
+        [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [str(each.input_line)]
+        for each in parsed
+    )
+    return [list(job) for job in itertools.product(*choices)]

@@ -11,12 +11,9 @@ from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.outcomes import packed
-from experiments.output.figures import DRAWINGS, draw_figure
-from experiments.output.plots.accuracy import ablation, steps
-from experiments.output.plots.ranking import ranking
-from experiments.output.plots.sensitivity import INTERPOLATED_LAYERS
-from experiments.record import Record
+from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking, steps
+from experiments.output.layer_figures import INTERPOLATED_LAYERS
+from experiments.record import Record, packed
 from tests.records import make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.outcomes import errors_apart, mean_ranks, packed, standard_error, unpacked
+from experiments.record import errors_apart, mean_ranks, packed, standard_error, unpacked
 
 NUM_SAMPLES, NUM_RESAMPLES = 400, 20_000
 # The spread of so many resamples is off by 1 / sqrt(2 * 20,000) = 0.5 %, and n - 1 for n makes 0.1 %.

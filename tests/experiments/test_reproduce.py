@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 import experiments.reproduce
 import experiments.workers
 from experiments.cell import Cell
-from experiments.composition import compose as compose_cell
 from experiments.config import CONF, Experiment
+from experiments.config import compose as compose_cell
 from experiments.grid import GridCell, cell_of, checked, chosen_experiments, every_experiment, experiment_of, samples_of
-from experiments.outcomes import unpacked
+from experiments.record import unpacked
 from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
 from facts.moments.collect import MomentPass
@@ -53,6 +53,12 @@ def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_pa
     (own / "asvd.yaml").write_text("_target_: facts.estimators.PELA\n")
     with pytest.raises(SystemExit, match=r"conf/estimator/asvd.yaml would not be read: the package has estimator/asvd"):
         reproduce(folder=folder)
+
+
+def test_torchrun_is_refused(reproduce, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(SystemExit, match="share out this machine's GPUs by workers=N: start it without torchrun"):
+        reproduce()
 
 
 GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top1\ncolumns: {Net: []}\nrows: {A: []}\n"

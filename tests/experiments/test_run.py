@@ -133,6 +133,14 @@ def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
 
 
 @pytest.mark.system
+def test_a_record_of_a_device_holds_its_passes_and_its_throughput(cell_config):
+    quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
+    metrics = run_cell(open_cell(cell_config("task=digits", "analysis=device", "estimator=pela", *quick))).metrics
+    passes = [f"{name}_pass_seconds" for name in ("plain", "layers", "units")]
+    assert all(metrics[name] > 0 for name in (*passes, "dense_throughput", "speedup"))
+
+
+@pytest.mark.system
 def test_a_cell_prunes_finetunes_and_times(cell_config):
     timing = ["analysis=throughput", "hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     few = "task.mini.num_training=1024"

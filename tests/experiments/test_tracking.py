@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.output.tracking import MOST_CHARACTERS, group_of
 from experiments.runner import open_cell, run_cell
-from experiments.sweep import MOST_CHARACTERS, group_of
 from facts.finetuning import finetune
 
 pytestmark = pytest.mark.system

@@ -3,7 +3,7 @@
 import multiprocessing
 import time
 
-from experiments.turns import alone, beside_others
+from experiments.machine_lock import alone, beside_others
 
 
 def work(folder, measures, events):

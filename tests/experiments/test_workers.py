@@ -15,12 +15,12 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+import experiments.report
 import experiments.reproduce
 import experiments.workers
 from experiments.config import CONF, Experiment
 from experiments.grid import GridCell
 from experiments.workers import ThisProcess, finished, run_grids
-from facts.utils import distributed
 from tests.records import make_record
 
 
@@ -115,25 +115,28 @@ def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, ca
     assert caplog.text.count("a worker died") == 1
 
 
-def reproduce(monkeypatch, results: Path, *overrides: str) -> pd.DataFrame:
-    """The table of throughput, whose two cells are timed, of networks without weights, by Hydra's launchers."""
-    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
-    turns = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hydra/job_logging=none"]
-    monkeypatch.setattr(sys, "argv", ["reproduce", *given, *turns, f"results={results}", *overrides])
-    monkeypatch.setattr(experiments.reproduce, "update_report", lambda *_: None)
-    experiments.reproduce.main()
-    return pd.read_csv(results / "mini/tables/throughput.csv")
-
-
 @pytest.mark.system
-def test_a_launcher_of_hydra_runs_the_parts(monkeypatch, tmp_path, caplog):
-    found = reproduce(monkeypatch, tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(monkeypatch, tmp_path):
+    """Of the table of throughput, whose two cells are timed, of networks without weights."""
+    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
+    given += ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", f"results={tmp_path}"]
+    given += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+
+    def call(command, *overrides):
+        monkeypatch.setattr(sys, "argv", ["command", *overrides, *given])
+        command.main()
+
+    with pytest.raises(SystemExit, match=r"as jobs: add -m 'part=range\(2\)'"):
+        call(experiments.reproduce, "hydra/launcher=joblib")
+    call(experiments.reproduce, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "part=range(2)")
+    assert len(list(tmp_path.glob("mini/records/*.json"))) == 2 and not (tmp_path / "mini/tables").exists()
+    with pytest.raises(SystemExit, match="part must be from 0 to 1, got 2"):
+        call(experiments.reproduce, "part=2")
+    monkeypatch.setattr(experiments.report, "report_on_all", lambda folder: None)
+    call(experiments.report)
+    found = pd.read_csv(tmp_path / "mini/tables/throughput.csv")
     here = found[found.row == "This device"]
     assert len(here) == 6 and (here.status == "done").all() and here.fingerprint.nunique() == 2
-    assert len(list(tmp_path.glob("mini/records/*.json"))) == 2
-    with pytest.raises(SystemExit, match="start it without hydra/launcher="), monkeypatch.context() as patch:
-        patch.setattr(distributed, "size", lambda: 2)
-        reproduce(patch, tmp_path, "hydra/launcher=joblib")
 
 
 @pytest.mark.system
@@ -141,11 +144,19 @@ def test_a_launcher_of_hydra_runs_the_parts(monkeypatch, tmp_path, caplog):
 def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
     pytest.importorskip("ray", reason="Ray is an extra of its own: pip install -e '.[ray]'")
     few = ["model.mini.weights=random", "task.mini.num_calibration=64", "task.mini.num_sensitivity=8", "tracking=off"]
-    command = [sys.executable, "-m", "experiments.reproduce", "experiment=sensitivity_interpolation", *few]
+    command = [sys.executable, "-m", "experiments.reproduce", "-m", "experiment=sensitivity_interpolation", *few]
+    command += ["part=0", "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"]
     killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
     killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
     done = subprocess.run(
-        [*command, "hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false", f"results={tmp_path}"],
+        [
+            *command,
+            "-m",
+            "part=0",
+            "hydra/launcher=ray",
+            "+hydra.launcher.ray.init.include_dashboard=false",
+            f"results={tmp_path}",
+        ],
         cwd=Path(CONF).parent,
         capture_output=True,
         text=True,

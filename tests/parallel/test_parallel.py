@@ -13,7 +13,6 @@ from experiments.config import CONF
 from tests.networks import relative_error
 from tests.parallel.together import (
     ACCUMULATE,
-    cell_record,
     factors_of_all,
     finetuned,
     plans,
@@ -23,9 +22,8 @@ from tests.parallel.together import (
 pytestmark = pytest.mark.system
 
 ROOT = Path(CONF).parent
-# float64 sums in another order. Lanczos: a relative residual of 1e-9. Errors of a network in float32: sums in another
-# order differ by 2e-7, the spaces that are kept by that over the gaps between singular values, the errors by 2e-5.
-EXACT, LANCZOS, FLOAT32_ERRORS = 1e-12, 1e-7, 1e-4
+# float64 sums in another order. Lanczos: a relative residual of 1e-9.
+EXACT, LANCZOS = 1e-12, 1e-7
 
 
 def torchrun(task: str, folder: Path) -> subprocess.CompletedProcess:
@@ -61,15 +59,6 @@ def test_two_processes_give_the_factors_of_one(together, tmp_path):
 
 def test_two_processes_give_the_plans_of_one(together, tmp_path):
     assert together["plans"] == plans(tmp_path)
-
-
-def test_two_processes_give_the_plan_and_the_accuracy_of_one(together, tmp_path):
-    """In float32: the errors that decide agree, and so do the plan and what the network gets right."""
-    ours, theirs = together["record"], cell_record(tmp_path)
-    assert (ours.status, ours.fingerprint) == ("done", theirs.fingerprint)
-    assert (ours.plan, ours.metrics) == (theirs.plan, theirs.metrics)
-    for name, errors in theirs.profile.items():
-        assert torch.tensor(ours.profile[name]).allclose(torch.tensor(errors), rtol=FLOAT32_ERRORS, atol=1e-9)
 
 
 @pytest.mark.parametrize("at", range(len(ACCUMULATE)))

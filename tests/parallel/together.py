@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 import facts
-from experiments.config import CONF
-from experiments.runner import open_cell, run_cell
 from facts.estimators import ESTIMATORS, FACTS, GFWSVD
 from facts.estimators.base import see_data
 from facts.finetuning import Finetuning, finetune
@@ -67,13 +64,6 @@ def plans(folder: Path) -> list[dict]:
     ]
 
 
-def cell_record(folder: Path):
-    with initialize_config_dir(CONF, version_base="1.3"):
-        few = ["task.mini.num_calibration=512", "task.mini.num_sensitivity=32"]
-        config = compose("config", overrides=[f"results={folder}", "tracking=off", "search=cors", *few])
-    return run_cell(open_cell(config))
-
-
 def finetuned(folder: Path, accumulate: int) -> list[dict]:
     """Weights after steps of which a process may have no batch, with dropout; and those of the checkpoint."""
     weights, recipe = [], Finetuning(learning_rate=1e-3, num_epochs=2, accumulate=accumulate)
@@ -86,7 +76,7 @@ def finetuned(folder: Path, accumulate: int) -> list[dict]:
 
 def recovered(accumulate: int) -> dict:
     """Weights and course of a network that its original taught."""
-    result = facts.compress(make_model(), estimator="pela", ratio=0.6)
+    result = facts.compress(make_model(), estimator="pela", ratio=0.6, form="plain")  # pivots may differ by rounding
     options = {"epochs": 2, "learning_rate": 1e-3, "batch_size": 2, "accumulate": accumulate}
     again = facts.recover(result, image_batches([4] * 6), **options)
     return {**again.model.state_dict(), "after": torch.tensor(again.summary.recovery.after)}
@@ -124,7 +114,6 @@ def results(folder: Path) -> dict:
             factors_of_all(None, Uneven()),
         ],
         "plans": plans(folder / "plans"),
-        "record": cell_record(folder / "results"),
         "finetuned": [finetuned(folder / "finetuning", accumulate) for accumulate in ACCUMULATE],
         "recovered": [recovered(accumulate) for accumulate in ACCUMULATE],
     }

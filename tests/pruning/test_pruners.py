@@ -7,8 +7,7 @@ import pytest
 import timm
 from omegaconf import OmegaConf
 
-from experiments.config import CONF
-from experiments.instantiation import instantiate
+from experiments.config import CONF, instantiate
 from facts.cost.count import count_cost
 from facts.pruning import DISP, PRUNERS, Isomorphic, NViT
 from facts.pruning.base import PruningProblem

@@ -5,9 +5,8 @@ import json
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.config import CONF
+from experiments.config import CONF, instantiate
 from experiments.grid import GridCell
-from experiments.instantiation import instantiate
 from experiments.workers import run_cells, share_data_pass
 
 pytestmark = pytest.mark.system

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.modes import autocast, evaluating, replaced_forwards
 from facts.modules.networks import run
+from facts.moments.data_pass import within_memory
 from facts.moments.losses import OutputError, squared_error
 from facts.search.base import Profile
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.prefix import Prefix
-from facts.utils.batches import batch_size, in_parts, shared, to_device, within_memory
+from facts.utils.batches import batch_size, in_parts, to_device
 from facts.utils.cache import calibration_key, content_key, name_of
+from facts.utils.progress import with_progress
 
 
 class Sensitivity:
@@ -63,12 +65,9 @@ class Sensitivity:
             cache.save(self.file, {name: torch.tensor(each, dtype=torch.float64) for name, each in known.items()})
 
     def _measure(self, ranks: Mapping[str, list[int]], num_parts: int) -> tuple[Tensor, int]:
-        """Sum the errors of all layers and ranks, in their order, and count the samples, over all processes."""
-        network, device, execution = (
-            self.problem.calibration.rewritten,
-            self.problem.device,
-            self.problem.calibration.execution,
-        )
+        """Sum the errors of all layers and ranks, in their order, and count the samples."""
+        calibration, device = self.problem.calibration, self.problem.device
+        network, execution = calibration.rewritten, calibration.execution
         sums, num_samples = torch.zeros(sum(map(len, ranks.values())), dtype=torch.float64), torch.zeros(1).long()
         with (
             torch.no_grad(),
@@ -76,7 +75,7 @@ class Sensitivity:
             autocast(device, execution.precision),
             self._reading(network) as read,
         ):
-            for batch in shared(self.batches, "sensitivity", [sums, num_samples]):
+            for batch in with_progress(self.batches, "sensitivity"):
                 for inputs, _ in in_parts(batch, num_parts):
                     num_samples += batch_size(inputs)
                     prefix = Prefix(network, to_device(inputs, device))
@@ -96,7 +95,7 @@ class Sensitivity:
         }
         total = torch.zeros(2, dtype=torch.float64)
         with evaluating(network), autocast(self.problem.device, precision), self._reading(network) as read:
-            for inputs, _ in shared(self.batches, "sensitivity", [total]):
+            for inputs, _ in with_progress(self.batches, "sensitivity"):
                 inputs = to_device(inputs, self.problem.device)
                 original = read(run(network, inputs))
                 with replaced_forwards(forwards):

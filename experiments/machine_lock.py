@@ -1,4 +1,4 @@
-"""Turns on one machine: cells run side by side, but a cell that measures time runs on its own."""
+"""A lock of this machine: cells run side by side, but a cell that measures time runs on its own."""
 
 import platform
 from collections.abc import Iterator
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from filelock import ReadWriteLock
 
-from facts.utils import distributed
 from facts.utils.files import writable_folder
 
 _shared: ReadWriteLock | None = None
@@ -15,14 +14,8 @@ _shared: ReadWriteLock | None = None
 
 @contextmanager
 def beside_others(folder: Path) -> Iterator[None]:
-    """Run the block alongside this machine's other processes, but not during their measurements.
-
-    torchrun's processes form a single worker, which takes no turns.
-    """
+    """Run the block alongside this machine's other processes, but not during their measurements."""
     global _shared
-    if distributed.size() > 1:
-        yield
-        return
     _shared = ReadWriteLock(writable_folder(folder / "locks") / f"{platform.node()}.db")
     try:
         with _shared.read_lock():

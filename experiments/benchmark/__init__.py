@@ -1,1 +1,0 @@
-"""Benchmarks, one per file; `python -m experiments.benchmark` runs them."""

@@ -1,1 +1,0 @@
-"""Figures, one function each, from an experiment's records to the figure and its values."""

@@ -1,0 +1,271 @@
+"""The report on a results folder: `report.html`, a single file that loads nothing, and the short `report.md`.
+
+It shows the measurements, their provenance, and why the others are missing.
+"""
+
+import io
+import re
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import cycle, product
+from math import nan
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from PIL import Image
+
+from experiments.config import Experiment
+from experiments.grid import Status
+from experiments.output.style import STYLE
+from experiments.output.tables import (
+    DEVIATIONS,
+    ERRORS,
+    Entry,
+    Properties,
+    arrange,
+    as_text,
+    flops_unit,
+    in_paper,
+    is_dense,
+    read_entries,
+)
+from experiments.paper import paper_values
+from experiments.record import Record, published_records, read_record
+from facts.utils.files import replacing
+from facts.utils.version import RESULTS
+
+MINUS = "\N{MINUS SIGN}"
+INK = "#010203"  # stands for the colour of the text around the chart
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#b07800", "#2b8cc4", "#8a6d3b", "#7f7f7f")  # clear in both
+INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+CHARTS = STYLE | dict.fromkeys(INKED, INK) | {"font.size": 10, "axes.titlesize": 10, "grid.alpha": 0.15}
+CHARTS |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.fonttype": "none"}
+CHARTS |= {"lines.linewidth": 1.3, "lines.markersize": 4, "figure.constrained_layout.use": True}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One experiment. `entries` are by row, column and metric; existing `records` by row and column."""
+
+    experiment: Experiment
+    properties: Properties
+    entries: dict[tuple[str, str, str], Entry]
+    records: dict[tuple[str, str], Record]
+    figure: Path | None
+
+    @property
+    def cells(self) -> list[Entry]:
+        """The ranked metric of each cell, with its status; empty if there is no table."""
+        experiment, metric = self.experiment, self.experiment.ranked_by
+        places = product(experiment.rows, experiment.columns) if experiment.metrics else ()
+        return [self.entries[*place, metric] for place in places]
+
+
+def write_report(experiments: Iterable[Experiment], properties: Mapping[str, Properties], folder: Path) -> None:
+    """Write both files to `folder`; `properties` are by table name."""
+    results = [read_result(experiment, properties.get(experiment.name, {}), folder) for experiment in experiments]
+    loader, escaping = PackageLoader("experiments.output"), select_autoescape()
+    environment = Environment(
+        loader=loader, autoescape=escaping, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    for function in (gaps_of, parts, pareto_charts, picture, plans_of, provenance, table_of, timings):
+        environment.globals[function.__name__] = function
+    environment.filters |= {"code": code, "metric": metric_title}
+    distinct = {record.fingerprint: record for result in results for record in result.records.values()}
+    records = sorted(distinct.values(), key=lambda record: record.time)
+    compared = any(entry.difference is not None for result in results for entry in result.entries.values())
+    is_drawn = any(entry.deviation is not None for result in results for entry in result.entries.values())
+    errors = " ".join([ERRORS, *[DEVIATIONS.format("several")] * is_drawn])
+    content = {"profile": folder.name, "results": results, "records": records, "compared": compared, "errors": errors}
+    for name in ("report.md", "report.html"):
+        page = environment.get_template(name).render(content)
+        with replacing(folder / name) as path:
+            path.write_text(page, encoding="utf-8")
+
+
+def parts(results: list[Result]) -> dict[str, list[Result]]:
+    """Group the experiments under headings, the paper's tables first."""
+    headings = "Tables of the paper", "Tables beyond the paper", "Figures", "Ablations"
+    chosen: dict[str, list[Result]] = {heading: [] for heading in headings}
+    for result in results:
+        published = in_paper(result.entries.values())
+        table = "Ablations" if result.experiment.figure == "ablation" else headings[not published]
+        chosen[table if result.experiment.metrics else "Figures"].append(result)
+    return {heading: members for heading, members in chosen.items() if members}
+
+
+def table_of(result: Result) -> pd.DataFrame:
+    """Arrange an experiment's entries as cells of HTML, each with its exact value to sort by."""
+    experiment = result.experiment
+
+    def show(entry: Entry | None, source: str) -> str:
+        if source == "ours" and entry and entry.status != "done":
+            return Markup('<a class="{0}" href="#missing"><data value="">{0}</data></a>').format(entry.status)
+        value = getattr(entry, source, None)
+        if entry is None or value is None:
+            return ""
+        text = "+" * (source == "difference" and value > 0) + as_text(entry, source).replace("-", MINUS)
+        shown, sign, error = text.partition(" ±")
+        kind = "ranked" if source == "ours" and entry.metric == experiment.ranked_by else source
+        cell = Markup('<data class="{}" value="{}">{}</data><small>{}</small>')
+        return cell.format(kind, value, shown, sign + error)
+
+    return arrange(experiment, result.entries.values(), result.properties, show)
+
+
+def plans_of(result: Result) -> dict[str, pd.DataFrame]:
+    """Show the ranks that searches gave to layers, by network and method, as bars if the full ranks are known."""
+    plans: dict[str, dict[str, dict[str, Markup]]] = defaultdict(dict)
+    for (row, column), record in result.records.items():
+        if record.plan and not record.config["search"]["_target_"].endswith(".Uniform"):
+            full = {layer: round(points[-1][0] / points[-1][1]) for layer, points in record.profile.items()}
+            bars = plans[column][row] = {}
+            for layer, rank in record.plan.items():
+                whole = full.get(layer)
+                bars[layer] = _bar(rank / whole, f"{rank}/{whole}") if rank and whole else _bar(1, str(rank or "dense"))
+    return {column: pd.DataFrame(bars, dtype=object).rename_axis("layer").fillna("") for column, bars in plans.items()}
+
+
+def _bar(share: float, text: str) -> Markup:
+    return Markup('<data class="bar" value="{0:.4f}" style="--share:{0:.4f}">{1}</data>').format(share, text)
+
+
+def picture(path: Path) -> str:
+    """Encode a PNG in a URL, as lossless WebP: a third of the bytes."""
+    file = io.BytesIO()
+    Image.open(path).save(file, "WEBP", lossless=True)
+    return f"data:image/webp;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def code(text: str) -> Markup:
+    """Mark up text between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def metric_title(title: str) -> Markup:
+    """Mark up `^` and `_` as in TeX: mAP^b_50."""
+    raised = re.sub(r"\^(\w)", r"<sup>\1</sup>", str(escape(title)))
+    return Markup(re.sub(r"_(\w+)", r"<sub>\1</sub>", raised))
+
+
+def read_result(experiment: Experiment, properties: Properties, folder: Path) -> Result:
+    """Read an experiment's table and records, using published ones where a cell did not run here."""
+    entries, paper = {}, paper_values(experiment.name)
+    for row, column, metric in product(experiment.rows, experiment.columns, experiment.metrics):
+        status: Status = "n.a." if column in experiment.not_applicable.get(row, {}) else "missing"
+        theirs = paper.get((row, column, metric))
+        entries[row, column, metric] = Entry(row, column, metric, None, theirs, None, status)
+    for entry in read_entries(folder / "tables" / f"{experiment.name}.csv"):
+        entries[entry.row, entry.column, entry.metric] = entry
+    published = {record.fingerprint: record for record in published_records(experiment.name, folder)}
+    names = {(entry.row, entry.column): entry.fingerprint for entry in entries.values() if entry.fingerprint}
+    found = {place: read_record(name, folder / "records") or published.get(name) for place, name in names.items()}
+    records = {place: record for place, record in found.items() if record}
+    figure = folder / "figures" / f"{experiment.name}.png"
+    return Result(experiment, properties, entries, records, figure if figure.exists() else None)
+
+
+def gaps_of(results: Iterable[Result]) -> pd.DataFrame:
+    """List the cells that are not done and the figures that are missing, by experiment, state and reason."""
+    lines = []
+    for result in results:
+        missing = [cell for cell in result.cells if cell.status != "done"]
+        if result.experiment.figure and result.figure is None:
+            missing.append(Entry("figure", "", "", None, None, None, "missing"))
+        name = result.experiment.name
+        lines += [
+            (name, cell.status, _reason(result, cell), f"{cell.row}, {cell.column}".strip(", ")) for cell in missing
+        ]
+    table = pd.DataFrame(lines, columns=["experiment", "state", "why", "cells"])
+    return table.groupby(["experiment", "state", "why"], sort=False).agg("; ".join).reset_index(["state", "why"])
+
+
+def _reason(result: Result, cell: Entry) -> str:
+    if cell.status == "n.a.":
+        return result.experiment.not_applicable[cell.row][cell.column]
+    if cell.status == "missing":
+        return f"not run yet: python -m experiments.reproduce experiment={result.experiment.name}"
+    record = result.records.get((cell.row, cell.column))
+    return record.error.strip().splitlines()[-1] if record and record.error else "no record: run it again to see why"
+
+
+def is_outdated(record: Record) -> bool:
+    """Whether a change of what is computed has made a record's numbers those of earlier code."""
+    return record.identity.get("results") != RESULTS
+
+
+def provenance(records: list[Record]) -> pd.DataFrame:
+    """Describe the latest record's machine and versions, and the commits of all records."""
+    states = (record.git for record in records)
+    commits = {f"{git.get('sha', 'unknown')[:12]}{' (changed)' if git.get('dirty') else ''}" for git in states}
+    outdated = f"{sum(map(is_outdated, records))} of {len(records)} records"
+    known = {"last cell": records[-1].time, "outdated": outdated, "commits": ", ".join(sorted(commits))}
+    return pd.DataFrame({"value": {**known, **records[-1].machine, **records[-1].versions}}).rename_axis("what")
+
+
+def timings(results: Iterable[Result]) -> pd.DataFrame:
+    """Sum cells, repaired factors and seconds by stage over each estimator; no cell counts twice."""
+    lines = {}
+    for result in results:
+        for record in result.records.values():
+            estimator = (record.config["estimator"]["_target_"] or "none").rpartition(".")[2]
+            seconds = {f"{stage} [s]": seconds for stage, seconds in record.seconds.items()}
+            repaired = {"estimator": estimator, "cells": 1, "repaired": record.num_repaired}
+            lines[record.fingerprint] = {**repaired, **seconds}
+    return pd.DataFrame(lines.values()).groupby("estimator").sum()
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """Render the SVG element reproducibly; `name` keeps its inner names distinct from other charts'."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        unnamed = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=unnamed)
+    svg = re.sub(r'<g id="[^"]*"', "<g", file.getvalue())  # names such as figure_1, the same in all charts
+    svg = re.sub(r"(\d\.\d)\d{2,}", r"\1", svg)  # tenths of a point, in half the bytes
+    return svg[svg.index("<svg") :].replace(INK, "currentColor")
+
+
+@matplotlib.rc_context(CHARTS)
+def pareto_charts(results: list[Result]) -> dict[str, str]:
+    """Draw the ranked metric against FLOPs by network, over the tables that differ only in their budget."""
+    alike: dict[tuple, list[Result]] = defaultdict(list)
+    for result in results:
+        experiment = result.experiment
+        if "gflops" in experiment.metrics:
+            alike[*experiment.rows, *experiment.columns, experiment.ranked_by].append(result)
+    groups = [group for group in alike.values() if len(group) > 1]
+    charts = {column: _pareto(group, column) for group in groups for column in group[0].experiment.columns}
+    return {column: svg_of(figure, f"pareto-{column}") for column, figure in charts.items()}
+
+
+def _pareto(group: list[Result], column: str) -> Figure:
+    """Draw a curve per method, and a dotted horizontal line for the original."""
+    experiment = group[0].experiment
+    figure = Figure(figsize=(4.5, 3.7))
+    for axes, (source, line) in zip(figure.subplots(1, 2), (("ours", "-"), ("paper", "--")), strict=True):
+        known = [result.entries[row, column, "gflops"] for result in group for row in experiment.rows]
+        unit, per_gflop = flops_unit(value for entry in known if (value := getattr(entry, source)) is not None)
+        axes.set(title=source, xlabel=unit)
+        styles = zip(cycle(reversed(SERIES)), cycle("osD^vP*X"), strict=False)
+        for row, overrides in experiment.rows.items():
+            places = [
+                [result.entries[row, column, metric] for metric in ("gflops", experiment.ranked_by)] for result in group
+            ]
+            values = [[getattr(entry, source) for entry in place] for place in places]
+            points = np.array(sorted(pair for pair in values if None not in pair)).reshape(-1, 2) * (per_gflop, 1)
+            if is_dense(overrides):
+                axes.axhline(points[0, 1] if len(points) else nan, color=INK, linestyle=":", linewidth=1, label=row)
+            else:
+                color, marker = next(styles)
+                axes.plot(*points.T, line, marker=marker, color=color, label=row)
+    figure.axes[0].set_ylabel(experiment.metrics[experiment.ranked_by])
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure

@@ -1,1 +1,0 @@
-"""Report on the measurements, their provenance and their distance from the paper."""
