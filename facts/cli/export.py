@@ -47,9 +47,8 @@ def export(
     from facts.cost.count import meta_input
     from facts.cost.timing import DEFAULT_TIMING
     from facts.modules.networks import noise, reads_tokens
-    from facts.saving.export import onnx_call, refuse_without_onnx
+    from facts.saving.export import import_openvino, onnx_call, openvino_call, refuse_without_onnx
     from facts.saving.load import built_by
-    from facts.saving.openvino_ir import import_openvino, openvino_call
     from facts.saving.recipes import build_recipe
 
     if out.is_dir():

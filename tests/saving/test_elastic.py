@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.models.weights import sha256
 from facts.saving.elastic import DECOMPOSITIONS, ELASTIC
-from facts.saving.model_card import CARD
+from facts.saving.save import CARD
 from tests.networks import image_batches, make_causal_lm
 from tests.saving.setting import UNIT_BATCHES, compressed_units, from_timm, mini_mambavision
 
@@ -187,7 +187,7 @@ def test_what_an_interrupted_save_leaves_is_not_cut(result, saved, tmp_path, mon
 
     folder = tmp_path / "elastic"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("facts.saving.save_elastic.save_file", interrupted)
+        patch.setattr("facts.saving.save.save_file", interrupted)
         facts.save_elastic(result, folder)
     assert not any(facts.load_compressed(folder).plan.values())
     with pytest.raises(FileNotFoundError, match="one budget only"):

@@ -12,9 +12,9 @@ from torch import nn
 
 import facts
 from facts.modules.heads import PaddedHeads
+from facts.saving.export import openvino_call
 from facts.saving.manifest import LOADER, MANIFEST
-from facts.saving.model_card import CARD
-from facts.saving.openvino_ir import openvino_call
+from facts.saving.save import CARD
 from tests.networks import compiled_outputs, image_batches, relative_error
 from tests.saving.edits import put
 from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, from_recipe
