@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from facts.cost.speed import batch_seconds
-from facts.cost.timing import Timing, TimingPolicy
+from facts.cost.timing import Timing, TimingPolicy, batch_seconds
 from facts.decomposition.apply import Plan
 from facts.decomposition.parts import Part
 from facts.decomposition.truncation import Decomposition
