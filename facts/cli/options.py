@@ -49,6 +49,14 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     return list(names)
 
 
+def numbers_of(values: str) -> list[float]:
+    """Split a comma-separated list into its numbers. Anything else is a usage error."""
+    try:
+        return [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"give comma-separated numbers such as 0.3,0.5: {error}") from error
+
+
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
     """Complete a choice, or the last entry of a comma-separated list, with explanations."""
     before, comma, last = incomplete.rpartition(",")
@@ -64,6 +72,12 @@ def method(choices: Mapping[str, str], text: str) -> Any:
     """An option for one of some methods, which its help explains one per line."""
     explained = "\n\n".join([text, *(f"[bold]{name}[/]: {each}" for name, each in choices.items())])
     return option(METHOD, explained, metavar="NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
+
+
+def several(choices: Mapping[str, str], explanation: str) -> Any:
+    """An option for a comma-separated list of choices."""
+    text = f"Any of {', '.join(choices)}. {explanation}"
+    return option(None, text, metavar="NAME,NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
 
 
 METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
