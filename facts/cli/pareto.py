@@ -33,7 +33,7 @@ def pareto(
         facts pareto timm/deit_small_patch16_224 --data photos --out deit_curves
         facts pareto timm/swin_tiny_patch4_window7_224 --data photos --cost latency --ratios 0.7,0.8 --out swin
 
-    FOLDER gets `pareto.csv`, written after each point, and `pareto.png`. `--cache FOLDER` keeps what a killed run has computed.
+    FOLDER gets `pareto.csv`, written after each point, and `pareto.png`. `--cache` keeps what a killed run computed.
     """
     methods: dict[str, Any] = {
         "estimators": all_chosen(estimators, ESTIMATORS),
