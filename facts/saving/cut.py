@@ -56,7 +56,7 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     plan, solution = dict.fromkeys(problem.parts), None
     if not problem.fits(plan):
         errors = {name: dict(pairs) for name, pairs in content.errors.items()}
-        search = CoRSFisher(solver=content.solver, time_limit=content.time_limit)
+        search = CoRSFisher(time_limit=content.time_limit)
         plan, solution = search.solve(problem, errors)
     with without_autocast(problem.device):
         model = problem.apply(plan, problem.decompositions)

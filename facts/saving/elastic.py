@@ -18,7 +18,6 @@ from facts.decomposition.truncation import Decomposition
 from facts.modules.forms import FormName
 from facts.modules.lowrank import LinearLayer
 from facts.saving.manifest import SHA256, Finite, first_fault
-from facts.search.allocation import Solver
 
 ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
 MOST_SECONDS = 600  # of the solver
@@ -42,7 +41,6 @@ class Elastic:
     parts: PartsName
     form: FormName
     precision: Literal["float32", "bfloat16", "float16", "float64"]
-    solver: Solver
     time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
     fit_bias: bool
     input_shape: tuple[Count, ...] | None

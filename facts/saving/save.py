@@ -152,7 +152,6 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         parts="units" if calibration.units else "layers",
         form=next(name for name, form in FORMS.items() if form is problem.form),
         precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
-        solver=search.solver,
         time_limit=min(search.time_limit, MOST_SECONDS),
         fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
