@@ -15,7 +15,7 @@ def pareto(
     searches: Annotated[str, several(SEARCHES, "They choose the ranks.")] = "cors_fisher",
     ratios: Annotated[str, option(None, "Remaining fractions of the cost.", metavar="RATIO,RATIO")] = "0.3,0.5,0.7",
     cost: Annotated[Literal["flops", "params", "latency"], option(None, "What the ratios bound.")] = "flops",
-    parts: options.PartsName = "layers",
+    parts: options.PartsName = None,
     weights: options.Weights = None,
     num_classes: options.NumClasses = None,
     evaluation_text: options.EvaluationText = None,
@@ -52,7 +52,7 @@ def pareto(
     if reason := nothing_to_evaluate(task, network):
         raise ValueError(f"there is nothing to compare by: {reason}")
     calibration, sensitivity = batches_of(task, network, None)
-    prepared = facts.prepare(network, calibration, parts=parts, execution=facts.Execution(cache=cache))
+    prepared = facts.prepare(network, calibration, parts=parts or "layers", execution=facts.Execution(cache=cache))
     shared: dict[str, Any] = {"ratios": fractions, "cost": cost, "sensitivity": sensitivity, "file": out / "pareto.csv"}
     points = facts.pareto(
         prepared, lambda each: measured(task, each, network, prepared.execution.precision), **methods, **shared

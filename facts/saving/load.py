@@ -127,8 +127,10 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
     if not REPOSITORY.fullmatch(str(source)):
         raise FileNotFoundError(f"{source} is not a folder: give one that save_compressed wrote, or OWNER/NAME")
     try:
-        allowed = {"allow_patterns": DATA, "local_files_only": offline()}
-        return Path(snapshot_download(str(source), revision=revision, token=token, **allowed))
+        path = snapshot_download(
+            str(source), revision=revision, token=token, allow_patterns=DATA, local_files_only=offline()
+        )
+        return Path(path)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise FileNotFoundError(f"{source} is not a folder, and no repository could be read: {reason}") from error
