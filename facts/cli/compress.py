@@ -96,7 +96,10 @@ def compress(
     budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
-    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
+    blocks: Any = {"auto": "auto", "on": True, "off": False}[checkpoint_blocks]
+    memory = facts.MemoryPolicy(moments=moments, checkpoint_blocks=blocks, layers_at_once=layers_at_once)
+    execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
+    layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
     stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
@@ -106,7 +109,7 @@ def compress(
         prepared = facts.prepare(
             network,
             calibration,
-            layers=options.layers_of(convolutions),
+            layers=layers[convolutions],
             execution=execution,
             input_shape=task.input_shape(network),
             parts=parts or default_parts(calibration, estimator, search, form, convolutions),

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from facts.utils.registry import describe_methods
-
-if TYPE_CHECKING:
-    from facts.calibration.execution import Execution
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
@@ -188,6 +185,7 @@ SearchName = Annotated[
     Literal[*SEARCHES] | None,  # type: ignore[valid-type]
     method(SEARCHES, "Method that chooses the rank of each part; default: cors_fisher."),
 ]
+<<<<<<< HEAD
 
 
 def execution_of(
@@ -212,3 +210,5 @@ def layers_of(convolutions: Convolutions) -> Literal["all", "linear"] | None:
     """The argument `layers` of `facts.prepare` that `--convolutions` chooses."""
     choices: dict[bool | None, Literal["all", "linear"]] = {True: "all", False: "linear"}
     return choices.get(convolutions)
+=======
+>>>>>>> 45455a5 (Name no command-line options in library text; one refusal for each kind of argument)
