@@ -185,30 +185,3 @@ SearchName = Annotated[
     Literal[*SEARCHES] | None,  # type: ignore[valid-type]
     method(SEARCHES, "Method that chooses the rank of each part; default: cors_fisher."),
 ]
-<<<<<<< HEAD
-
-
-def execution_of(
-    precision: Precision,
-    moments: Moments,
-    checkpoint_blocks: CheckpointBlocks,
-    layers_at_once: LayersAtOnce,
-    cache: Path | None,
-) -> "Execution":
-    """The settings of passes that these options select."""
-    import torch
-
-    from facts.calibration.execution import Execution
-    from facts.moments.collect import MemoryPolicy
-
-    blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
-    memory = MemoryPolicy(moments=moments, checkpoint_blocks=blocks[checkpoint_blocks], layers_at_once=layers_at_once)
-    return Execution(getattr(torch, precision), memory, cache=cache)
-
-
-def layers_of(convolutions: Convolutions) -> Literal["all", "linear"] | None:
-    """The argument `layers` of `facts.prepare` that `--convolutions` chooses."""
-    choices: dict[bool | None, Literal["all", "linear"]] = {True: "all", False: "linear"}
-    return choices.get(convolutions)
-=======
->>>>>>> 45455a5 (Name no command-line options in library text; one refusal for each kind of argument)
