@@ -33,7 +33,6 @@ OWN = (Path(CONF), Path(__file__).with_name("baselines"))  # folders that Hydra 
 MODULES = {
     "analysis": ("hyppo",),
     "detection": ("mmcv._ext", "mmdet", "mmseg"),  # a plain install lacks mmcv's operators, the first of these
-    "highs": ("highspy",),
     "llm": ("accelerate", "datasets", "lm_eval", "tokenizers", "transformers"),
     "pruning": ("torch_pruning",),
 }

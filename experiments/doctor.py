@@ -108,7 +108,6 @@ def extras_of(config: DictConfig) -> list[str]:
     """The optional packages that a cell needs."""
     needs = {
         "analysis": config.analysis and config.analysis.name == "token_coupling",
-        "highs": config.search.get("solver") == "highs",
         "pruning": config.pruning and config.pruning.name == "isomorphic",
         OF_TASKS.get(config.task.name, ""): config.task.name in OF_TASKS,
     }

@@ -28,12 +28,12 @@ from .moments.losses import next_tokens as next_tokens
 from .result import CompressionResult as CompressionResult
 from .result import Summary as Summary
 from .saving.elastic import save_elastic as save_elastic
+from .saving.export import benchmark as benchmark
 from .saving.export import export_onnx as export_onnx
+from .saving.export import export_openvino as export_openvino
 from .saving.export import export_program as export_program
-from .saving.hub import push_to_hub as push_to_hub
 from .saving.load import load_compressed as load_compressed
-from .saving.openvino_ir import export_openvino as export_openvino
-from .saving.runtimes import benchmark as benchmark
+from .saving.save import push_to_hub as push_to_hub
 from .saving.save import save_compressed as save_compressed
 from .search.budget import Budget as Budget
 

@@ -151,13 +151,13 @@ class Summary:
         """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
         options = ["or a larger budget"]
         if self.recovery is None:
-            options.insert(0, "facts.recover(result, data, minutes=10) (--recover 10)")
+            options.insert(0, "facts.recover(result, data, minutes=10)")
         if self.search.startswith("Uniform("):
-            options.insert(0, 'search="cors_fisher" (--search cors_fisher)')
+            options.insert(0, 'search="cors_fisher"')
         if self.parts == "layers":
-            options.insert(0, 'parts="units" (--parts units)')
+            options.insert(0, 'parts="units"')
         if self.form == "plain" and self.parts == "layers":
-            options.insert(0, 'form="pivoted" (--form pivoted)')
+            options.insert(0, 'form="pivoted"')
         return f"try {', '.join(options).removeprefix('or ')}"
 
     def _kept(self, cost: CostName) -> str:

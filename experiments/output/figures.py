@@ -48,7 +48,7 @@ from experiments.output.style import (
 from experiments.output.tables import flops_unit
 from experiments.paper import paper_values
 from experiments.record import Record, mean_ranks, standard_error, unpacked
-from facts.cost.speed import Speed
+from facts.cost.timing import Speed
 from facts.utils.files import replacing
 
 logging.getLogger("fontTools").setLevel(logging.WARNING)  # it reports every glyph it omits from a PDF

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
-from facts.cost.speed import speeds
-from facts.cost.timing import TimingPolicy
+from facts.cost.timing import TimingPolicy, speeds
 from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.networks import noise

@@ -1,27 +1,27 @@
 """The command `facts`. Its modules import PyTorch only when a command runs."""
 
 import ctypes
+import json
 import logging
 import os
-from typing import Annotated
+from collections.abc import Mapping
+from fnmatch import filter as matching
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from facts.cli.benchmark import benchmark
-from facts.cli.compress import compress
-from facts.cli.cut import cut
-from facts.cli.evaluate import evaluate
-from facts.cli.export import export
-from facts.cli.list import list_choices
+from facts.cli.compress import compress, cut, push, recover
+from facts.cli.evaluate import benchmark, evaluate, export
+from facts.cli.options import ESTIMATORS, FORMS, SEARCHES, TIMM, TORCHVISION, Json
 from facts.cli.pareto import pareto
-from facts.cli.push import push
-from facts.cli.recover import recover
 from facts.utils.version import __version__
 
+METHODS = {"estimators": ESTIMATORS, "searches": SEARCHES, "forms": FORMS}
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 LARGE = 4 * 2**20  # bytes
 
@@ -41,6 +41,57 @@ class Commands(TyperGroup):
                 raise
             Console(stderr=True, soft_wrap=True).print(Text(f"error: {error}", style="red"))
             raise typer.Exit(1) from error
+
+
+def list_choices(
+    kind: Annotated[
+        Literal["models", "estimators", "searches", "forms"],
+        typer.Argument(metavar="KIND", help="One of these."),
+    ],
+    part: Annotated[
+        str, typer.Argument(metavar="PART", help="Only names that contain this; for models, `*` matches anything.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the available models, estimators, searches, or forms.
+
+    [bold]Examples[/]
+
+        facts list models vit_tiny
+        facts list estimators
+        facts list searches --json
+
+    The models are torchvision's, and timm's with the tags of their published weights: timm/NAME.TAG; without a tag, the
+    first is used. Language models and image classifiers at huggingface.co are called transformers/OWNER/NAME.
+    """
+    found: Mapping[str, str | list[str]]
+    found = models(part) if kind == "models" else {name: text for name, text in METHODS[kind].items() if part in name}
+    if not found:
+        raise ValueError(f"none of the {kind} has {part!r} in its name: give a shorter part, or none")
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table("name", "published weights" if kind == "models" else "method", box=None)
+    table.columns[0].no_wrap = True
+    for name, text in found.items():
+        table.add_row(name, text if isinstance(text, str) else ", ".join(text))
+    Console().print(table)
+
+
+def models(part: str) -> dict[str, list[str]]:
+    """Names of networks that contain `part`, and the tags of timm's published weights for each, the default first."""
+    import timm
+
+    from facts.models.builders import classifiers
+
+    found: dict[str, list[str]] = {name: [] for name in timm.list_models(f"*{part.removeprefix(TIMM)}*")}
+    for full in timm.list_pretrained():
+        name, _, tag = full.partition(".")
+        if name in found:
+            is_default = tag == timm.models.get_pretrained_cfg_value(name, "tag")
+            found[name].insert(0 if is_default else len(found[name]), tag)
+    others = matching(classifiers(), f"*{part.removeprefix(TORCHVISION)}*")
+    return {f"{TIMM}{name}": tags for name, tags in found.items()} | {f"{TORCHVISION}{name}": [] for name in others}
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich")

@@ -1,5 +1,6 @@
-"""`facts compress`."""
+"""`facts compress`, `cut`, `recover` and `push`: from a network to a folder, and from one folder to the next."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from facts.cli.data import Data
+    from facts.cli.inputs import Data
     from facts.saving.manifest import Metrics
 
 
@@ -80,8 +81,7 @@ def compress(
     import torch
 
     import facts
-    from facts.cli.data import batches_of, nothing_to_evaluate, task_of
-    from facts.cli.models import build, stored_type
+    from facts.cli.inputs import batches_of, build, nothing_to_evaluate, stored_type, task_of
     from facts.compression.comparison import rounded
     from facts.compression.compress import default_parts
     from facts.saving.save import target_folder, write_metrics
@@ -96,7 +96,10 @@ def compress(
     budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
     scratch = ScratchFolder() if elastic and not cache else None
     kept = scratch.path if scratch else cache  # `save_elastic` needs moments and errors again
-    execution = options.execution_of(precision, moments, checkpoint_blocks, layers_at_once, kept)
+    blocks: Any = {"auto": "auto", "on": True, "off": False}[checkpoint_blocks]
+    memory = facts.MemoryPolicy(moments=moments, checkpoint_blocks=blocks, layers_at_once=layers_at_once)
+    execution = facts.Execution(getattr(torch, precision), memory, cache=kept)
+    layers: dict[bool | None, Any] = {None: None, True: "all", False: "linear"}
     network = build(model, weights, num_classes, device)
     stored = getattr(torch, dtype) if dtype else torch.float32 if elastic else stored_type(network)
     reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
@@ -106,7 +109,7 @@ def compress(
         prepared = facts.prepare(
             network,
             calibration,
-            layers=options.layers_of(convolutions),
+            layers=layers[convolutions],
             execution=execution,
             input_shape=task.input_shape(network),
             parts=parts or default_parts(calibration, estimator, search, form, convolutions),
@@ -145,7 +148,7 @@ def _compared(task: "Data", original: "nn.Module", compressed: "nn.Module", prec
     """Measure both networks, print a table, and return the metrics of each."""
     from tabulate import tabulate
 
-    from facts.cli.data import measured
+    from facts.cli.inputs import measured
 
     before, after = (measured(task, each, original, precision) for each in (original, compressed))
     count = f"{before.pop('num_samples'):,} samples"
@@ -153,3 +156,105 @@ def _compared(task: "Data", original: "nn.Module", compressed: "nn.Module", prec
     rows = [(name, *both.values()) for name, both in metrics.items()]
     print(f"\n{tabulate(rows, headers=(count, 'original', 'compressed'), floatfmt='.4g')}")
     return metrics
+
+
+def cut(
+    folder: options.Folder,
+    out: options.Out,
+    ratio: options.Ratio = None,
+    flops: options.Flops = None,
+    params: options.Params = None,
+    latency_ms: Annotated[float | None, option(BUDGET, "Milliseconds of one input here.")] = None,
+    architecture: options.Architecture = None,
+) -> None:
+    """Cut a folder that `facts compress --elastic` wrote to a budget, without data.
+
+    [bold]Examples[/]
+
+        facts compress timm/deit_small_patch16_224 --data photos --elastic --out deit
+        facts cut deit --ratio 0.6 --out deit_60
+        facts cut deit --params 12e6 --out deit_12m
+    """
+    import facts
+    from facts.saving.save import target_folder
+    from facts.search.budget import DEFAULT_RATIO
+
+    target_folder(out)
+    if out.resolve() == Path(folder).resolve():
+        raise ValueError("a cut would overwrite the folder that serves every budget: give another --out")
+    if all(each is None for each in (ratio, flops, params, latency_ms)):
+        ratio = DEFAULT_RATIO
+    result = facts.load_compressed(
+        folder, ratio=ratio, flops=flops, params=params, latency_ms=latency_ms, architecture=architecture
+    )
+    facts.save_compressed(result, out)
+    print(f"{result}\n\nsaved to {out}")
+
+
+def recover(
+    folder: options.Folder,
+    data: options.Images,
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train.")],
+    out: options.Out,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The original's weights; default: the published ones.")
+    ] = None,
+    num_calibration: options.NumCalibration = None,
+    sequence_length: options.SequenceLength = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    num_workers: options.NumWorkers = 2,
+    device: options.Device = None,
+    cache: options.Cache = None,
+) -> None:
+    """Let the original teach a compressed network, without labels, on the images or texts that calibrated it.
+
+    [bold]Examples[/]
+
+        facts recover deit_half --data photos --minutes 30 --out deit_recovered
+        facts recover mine_half --data photos --minutes 30 --weights mine.safetensors --out mine_recovered
+
+    With `--cache FOLDER`, the same command continues after an interruption. `facts evaluate` measures the result.
+    """
+    import facts
+    from facts.cli.inputs import load_result, original_of, task_of
+    from facts.compression.comparison import rounded
+    from facts.saving.save import target_folder
+
+    target_folder(out)
+    result, dtype = load_result(folder)
+    original = original_of(result.model, weights, device)
+    reading = {"sequence_length": sequence_length, "batch_size": batch_size, "num_workers": num_workers, "seed": seed}
+    calibration = task_of(original, data, None, num_calibration, **reading).calibration(original)
+    result = facts.recover(result, calibration, minutes=minutes, original=original, seed=seed, cache=cache)
+    result = rounded(result, dtype)
+    print(result)
+    facts.save_compressed(result, out, dtype=dtype)
+    print(f"\nsaved to {out}")
+
+
+def push(
+    folder: options.Folder,
+    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Created if necessary.")],
+    private: Annotated[bool, typer.Option("--private", help="Create a repository that only you can see.")] = False,
+    architecture: options.Architecture = None,
+) -> None:
+    """Upload a compressed network to Hugging Face, with a model card, after `hf auth login`.
+
+    [bold]Examples[/]
+
+        facts push deit_half me/deit-half
+        facts push deit_half me/deit-half --private
+
+    The card is rewritten, unless the one in the repository was edited. `facts.load_compressed("OWNER/NAME")` loads
+    the network from there.
+    """
+    import facts
+    from facts.saving.elastic import ELASTIC
+    from facts.saving.manifest import Manifest
+
+    if (Path(folder) / ELASTIC).exists():
+        raise ValueError(f"{folder} serves every budget: push a cut of it, or all of it with `hf upload`")
+    result = facts.load_compressed(folder, architecture=architecture)
+    metrics = Manifest.read(Path(folder)).metrics
+    print(f"pushed to {facts.push_to_hub(result, repository, metrics=metrics, private=private)}")

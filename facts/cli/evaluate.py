@@ -1,8 +1,14 @@
-"""`facts evaluate`."""
+"""`facts evaluate`, `export` and `benchmark`: how good a network is, and how fast in each runtime."""
 
+import csv
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
+
+import typer
 
 from facts.cli import options
 from facts.cli.options import DATA, option
@@ -43,8 +49,7 @@ def evaluate(
     import torch
     from tabulate import tabulate
 
-    from facts.cli.data import data_of, measured
-    from facts.cli.models import load, original_of
+    from facts.cli.inputs import data_of, load, measured, original_of
     from facts.cost.count import count_cost
     from facts.modules.networks import is_encoder
     from facts.saving.manifest import MANIFEST
@@ -63,3 +68,163 @@ def evaluate(
     else:
         rows = [(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}") for name, value in metrics.items()]
         print(tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=("left", "right")))
+
+
+def export(
+    folder: options.Folder,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The file to write: .pt2 for PyTorch, .xml for OpenVINO, else ONNX.")
+    ],
+    int8: Annotated[bool, typer.Option("--int8", help="Eight-bit weights and activations.")] = False,
+    data: Annotated[
+        str | None,
+        option(DATA, "For --int8: images, as for `facts compress`; 300 of them calibrate.", metavar="FOLDER"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 1,
+    architecture: options.Architecture = None,
+    sequence_length: options.SequenceLength = None,
+) -> None:
+    """Write a compressed network as ONNX or for OpenVINO, timed against the original on this CPU, or for PyTorch (pt2).
+
+    [bold]Examples[/]
+
+        facts export deit_half --out deit_half.onnx
+        facts export deit_half --out deit_half.xml --int8 --data photos
+        facts export deit_half --out deit_half.pt2
+        OMP_NUM_THREADS=4 facts export deit_half --batch-size 16 --out deit_half.onnx
+
+    The file takes any batch size; `torch.export.load` reads a pt2, which is not timed. Otherwise the original is
+    exported too, with random weights, which do not affect times, but not kept; for int8, so is the compressed network
+    in float32. All take turns.
+    """
+    import torch
+    from tabulate import tabulate
+
+    import facts
+    from facts.cli.inputs import data_of, input_shape, load_result
+    from facts.cost.count import meta_input
+    from facts.cost.timing import DEFAULT_TIMING
+    from facts.modules.networks import noise, reads_tokens
+    from facts.saving.export import import_openvino, onnx_call, openvino_call, refuse_without_onnx
+    from facts.saving.load import built_by
+    from facts.saving.recipes import build_recipe
+
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder: name the file to write")
+    if (int8 or data) and not (int8 and data and out.suffix != ".pt2"):
+        raise ValueError("--int8 is for ONNX and OpenVINO, calibrated on images: give a folder of them as --data")
+    if out.suffix != ".pt2":
+        refuse_without_onnx()
+    if out.suffix == ".xml":
+        import_openvino(int8)
+    compressed = load_result(folder, architecture)[0].model
+    if int8 and reads_tokens(compressed):
+        raise ValueError("--int8 is calibrated on images, and this network reads tokens")
+    calibration = data_of(compressed, data or "", num_workers=0).calibration(compressed) if int8 else None
+    shape = meta_input(compressed, input_shape(compressed, sequence_length)).shape[1:]
+    batch = noise(compressed, (batch_size, *shape), torch.device("cpu"))
+    if out.suffix == ".pt2":
+        facts.export_program(compressed, batch, out)
+        print(f"saved to {out}")
+        return
+    original = built_by(architecture) if architecture else build_recipe(compressed.recipe)
+    runtime, write, load = (
+        ("OpenVINO", facts.export_openvino, openvino_call)
+        if out.suffix == ".xml"
+        else ("ONNX Runtime", facts.export_onnx, onnx_call)
+    )
+    with TemporaryDirectory() as temporary:
+        files = {name: Path(temporary, f"{name}{out.suffix}") for name in ("original", "compressed")}
+        files["in int8" if int8 else "compressed"] = out
+        write(original, batch, files["original"])
+        write(compressed, batch, files["compressed"])
+        error = write(compressed, batch, out, int8=calibration) if int8 else 0.0
+        times = DEFAULT_TIMING.times({name: partial(load(file), batch) for name, file in files.items()})
+    before = times["original"]
+    rows = [(name, f"{1000 * each.median:.4g} ms", f"{each.ratio(before):.1%}") for name, each in times.items()]
+    headers = f"{runtime}, batch of {batch_size}", "latency", "remaining"
+    print(tabulate(rows, headers=headers, colalign=("left", "right", "right")))
+    if int8:
+        print(f"\nrelative squared error of the outputs in int8: {error:.2g}")
+    print(f"\non {torch.get_num_threads()} threads; saved to {out}")
+
+
+def benchmark(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Networks or compressed folders; the first is the baseline."),
+    ],
+    runtime: Annotated[
+        list[str] | None, typer.Option(help='Such as "OpenVINO, int8"; repeat for several. Default: all available.')
+    ] = None,
+    data: Annotated[
+        str | None,
+        option(DATA, "Images, as for `facts compress`, to calibrate int8.", metavar="FOLDER"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs in the batch that is timed.")] = 16,
+    turns: Annotated[int, typer.Option(min=2, help="Timed turns of each; the median counts.")] = 7,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A CSV file to write.")] = None,
+    architecture: options.Architecture = None,
+    sequence_length: options.SequenceLength = None,
+    device: options.Device = None,
+) -> None:
+    """Time networks with the same inputs in each runtime and number format: which is fastest here?
+
+    [bold]Examples[/]
+
+        facts benchmark timm/deit_small_patch16_224 deit_half timm/deit_tiny_patch16_224
+        facts benchmark timm/deit_tiny_patch16_224 deit_half --data photos --runtime "OpenVINO, int8"
+        OMP_NUM_THREADS=4 facts benchmark deit_half --batch-size 1 --out board.csv
+
+    PyTorch, eager and compiled; on a CPU also ONNX Runtime and OpenVINO where they are installed, on a GPU CUDA
+    graphs. Named networks get random weights, which do not affect times: only a configuration is downloaded.
+    All take turns; speed-ups are relative to the first row.
+    """
+    import torch
+    from tabulate import tabulate
+
+    import facts
+    from facts.cli.inputs import data_of, input_shape, load
+    from facts.cost.count import meta_input
+    from facts.cost.timing import TimingPolicy
+    from facts.modules.networks import noise
+    from facts.saving.manifest import MANIFEST
+    from facts.utils.files import replacing
+    from facts.utils.processors import device_name
+
+    folders = {name: (Path(name) / MANIFEST).is_file() for name in models}
+    networks = {
+        name: load(name, None if saved else "random", None, device, architecture if saved else None)
+        for name, saved in folders.items()
+    }
+    first = networks[models[0]]
+    shapes = {name: input_shape(network, sequence_length) for name, network in networks.items()}
+    if others := [name for name in shapes if shapes[name] != shapes[models[0]]]:
+        both = f"{others[0]} reads inputs {list(shapes[others[0]])}, and {models[0]} {list(shapes[models[0]])}"
+        raise ValueError(f"{both}: time networks of other inputs in another run")
+    shape = meta_input(first, shapes[models[0]]).shape[1:]
+    batch = noise(first, (batch_size, *shape), next(first.parameters()).device)
+    calibration = data_of(first, data, num_workers=0).calibration(first) if data else None
+    timing = TimingPolicy(num_turns=turns)
+    speeds = facts.benchmark(networks, batch, runtimes=runtime, int8=calibration, timing=timing)
+    conditions = {
+        "batch_size": batch_size,
+        "device": device_name(batch.device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    table = [asdict(each) | {"speed_up": each.throughput / speeds[0].throughput} | conditions for each in speeds]
+    headers = ("network", "runtime", f"samples/s, batch of {batch_size}", "spread", "one sample", "speed-up")
+    formats = {"throughput": "{:.4g}", "spread": "{:.0%}", "latency": "{:.4g} s", "speed_up": "{:.2f}"}
+    rows = [
+        [row["network"], row["runtime"], *(text.format(row[name]) for name, text in formats.items())] for row in table
+    ]
+    print(tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 4)))
+    where = "\non {device}, {threads} threads; medians of {turns} turns, spread: interquartile range"
+    print(where.format(**conditions, turns=turns))
+    if out:
+        with replacing(out) as path, path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, table[0])
+            writer.writeheader()
+            writer.writerows(table)
+        print(f"saved to {out}")

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from facts.utils.registry import describe_methods
-
-if TYPE_CHECKING:
-    from facts.calibration.prepare import Execution
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128
@@ -49,6 +46,14 @@ def all_chosen(values: str, choices: Mapping[str, str]) -> list[str]:
     return list(names)
 
 
+def numbers_of(values: str) -> list[float]:
+    """Split a comma-separated list into its numbers. Anything else is a usage error."""
+    try:
+        return [float(value) for value in values.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"give comma-separated numbers such as 0.3,0.5: {error}") from error
+
+
 def completed(incomplete: str, choices: Mapping[str, str]) -> list[tuple[str, str]]:
     """Complete a choice, or the last entry of a comma-separated list, with explanations."""
     before, comma, last = incomplete.rpartition(",")
@@ -64,6 +69,12 @@ def method(choices: Mapping[str, str], text: str) -> Any:
     """An option for one of some methods, which its help explains one per line."""
     explained = "\n\n".join([text, *(f"[bold]{name}[/]: {each}" for name, each in choices.items())])
     return option(METHOD, explained, metavar="NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
+
+
+def several(choices: Mapping[str, str], explanation: str) -> Any:
+    """An option for a comma-separated list of choices."""
+    text = f"Any of {', '.join(choices)}. {explanation}"
+    return option(None, text, metavar="NAME,NAME", autocompletion=lambda incomplete: completed(incomplete, choices))
 
 
 METHOD, DATA, MACHINE, MEMORY = "Method", "Data", "Machine", "Memory"  # panels of the help
@@ -174,27 +185,3 @@ SearchName = Annotated[
     Literal[*SEARCHES] | None,  # type: ignore[valid-type]
     method(SEARCHES, "Method that chooses the rank of each part; default: cors_fisher."),
 ]
-
-
-def execution_of(
-    precision: Precision,
-    moments: Moments,
-    checkpoint_blocks: CheckpointBlocks,
-    layers_at_once: LayersAtOnce,
-    cache: Path | None,
-) -> "Execution":
-    """The settings of passes that these options select."""
-    import torch
-
-    from facts.calibration.prepare import Execution
-    from facts.moments.collect import MemoryPolicy
-
-    blocks: dict[str, bool | Literal["auto"]] = {"auto": "auto", "on": True, "off": False}
-    memory = MemoryPolicy(moments=moments, checkpoint_blocks=blocks[checkpoint_blocks], layers_at_once=layers_at_once)
-    return Execution(getattr(torch, precision), memory, cache=cache)
-
-
-def layers_of(convolutions: Convolutions) -> Literal["all", "linear"] | None:
-    """The argument `layers` of `facts.prepare` that `--convolutions` chooses."""
-    choices: dict[bool | None, Literal["all", "linear"]] = {True: "all", False: "linear"}
-    return choices.get(convolutions)

@@ -13,8 +13,7 @@ from torch import nn
 from facts.calibration.data import Batch, FirstSamples
 from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName, Size
-from facts.cost.speed import batch_seconds
-from facts.cost.timing import TimingPolicy
+from facts.cost.timing import TimingPolicy, batch_seconds
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
 from facts.modules.lowrank import LowRankLayer

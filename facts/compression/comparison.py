@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from facts.calibration.distance import Distance, distance
 from facts.calibration.prepare import Calibration
 from facts.cost.count import Size, count_flops
-from facts.cost.speed import batch_seconds
+from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence

@@ -24,8 +24,7 @@ from facts.parts import part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS
 from facts.result import CompressionResult, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
-from facts.saving.model_card import write_card
-from facts.saving.save import save_compressed
+from facts.saving.save import save_compressed, write_card
 from facts.saving.structure import read_header
 from facts.search.base import MILPSearch, Profile
 from facts.search.budget import Budget
@@ -75,7 +74,6 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         parts=calibration.kinds,
         form=calibration.form.name,
         precision=str(calibration.execution.precision).removeprefix("torch."),  # type: ignore[arg-type]
-        solver=search.solver,
         time_limit=min(search.time_limit, MOST_SECONDS),
         fit_bias=calibration.fit_bias,
         input_shape=tuple(example.shape) if isinstance(example, Tensor) else None,
@@ -135,7 +133,7 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     plan, solution = dict.fromkeys(problem.parts), None
     if not problem.fits(plan):
         errors = {name: dict(pairs) for name, pairs in content.errors.items()}
-        search = CoRSFisher(solver=content.solver, time_limit=content.time_limit)
+        search = CoRSFisher(time_limit=content.time_limit)
         plan, solution = search.solve(problem, errors)
     with without_autocast(problem.device):
         model = calibration.apply(plan, problem.decompositions)

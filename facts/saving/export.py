@@ -1,27 +1,36 @@
-"""Export of a network to one file that runs without this package: ONNX, or the `.pt2` of `torch.export`."""
+"""Export to files that run without this package, ONNX, OpenVINO's and `.pt2`, and speed in each runtime."""
 
 import copy
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from itertools import chain, islice
+from importlib.util import find_spec
+from itertools import chain, islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from facts.calibration.data import as_batches
-from facts.modules.networks import OneTensor, is_transformers
+from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
+from facts.modules.linear_calls import copy_with
+from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
 from facts.result import CompressionResult
 from facts.utils.extras import needing
 from facts.utils.files import staging
 from facts.utils.silence import silence
 
-Call = Callable[[Tensor], Tensor]
+Call = Callable[[Tensor], Any]
 
 OPSET = 20  # torch's own default; read by ONNX Runtime since 1.17 and by TensorRT since 10.0
 TOLERANCE = 1e-4  # relative to the largest output
@@ -29,6 +38,13 @@ NUM_SAMPLES = 300  # that calibrate int8, NNCF's default
 NUM_COMPARED = 32
 USELESS = 1.0  # relative squared error of outputs that are all zero
 LAYERS = ["Conv", "Gemm", "MatMul"]
+FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPILERS: dict[str, dict[str, Any] | None] = {  # arguments of torch.compile
+    "PyTorch": None,
+    "PyTorch compiled": {},
+    "CUDA graph": {"mode": "reduce-overhead"},
+    "PyTorch fused": {"options": {"b2b_gemm_pass": True}},  # a low-rank layer's two products in one Triton kernel
+}
 
 
 def export_onnx(
@@ -187,3 +203,171 @@ def _compare(model: nn.Module, exported: Call, example: Tensor) -> None:
                 f"on {len(batch)} inputs, but only {allowed:.3g} is allowed; nothing was written. Check `forward` for "
                 "randomness or dependence on the batch size"
             )
+
+
+def export_openvino(
+    compressed: CompressionResult | nn.Module, example: Tensor, path: Path | str, *, int8: Iterable[Any] | None = None
+) -> float:
+    """Write the network to `path`, an `.xml`, and a `.bin` next to it, in float32 or calibrated int8.
+
+    `int8` is data as for `facts.prepare`, with inputs shaped as `example`, of which the first 300 are used. NNCF's
+    post-training quantization rounds weights and activations, with its scheme for transformers. Returns the relative
+    squared error of the outputs on 32 samples (0 in float32, where outputs are compared as in `export_onnx`). Raises
+    `ModuleNotFoundError` without `facts[openvino]`, `ValueError` for unsuitable data or int8 outputs as bad as zeros.
+    """
+    path = Path(path)
+    openvino = import_openvino(int8=int8 is not None)
+    refuse_without_onnx()
+    if path.suffix != ".xml":
+        raise ValueError(f"OpenVINO writes an .xml and a .bin next to it: name the .xml, not {path.name}")
+    model, example = on_cpu(compressed, example)
+    samples = [] if int8 is None else samples_of(int8, model, example)
+    with TemporaryDirectory() as temporary:
+        file, inputs = Path(temporary, "model.onnx"), Path(temporary, "inputs.npy")
+        export_onnx(model, example, file)
+        with staging(path) as staged:
+            if samples:
+                np.save(inputs, torch.cat(samples).numpy())
+                # In a new process: NNCF changes logging globally, and processes that fork after its import may crash.
+                command = [sys.executable, "-m", __name__, *map(str, (file, inputs, staged))]
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode:
+                    reasons = done.stderr.strip().splitlines() or ["its process was killed, often for lack of memory"]
+                    raise RuntimeError(f"NNCF could not quantize the network: {reasons[-1]}")
+            else:
+                openvino.save_model(openvino.Core().read_model(file), staged, compress_to_fp16=False)
+            return checked(model, openvino_call(staged), example, samples)
+
+
+def import_openvino(int8: bool = False) -> Any:
+    """Import OpenVINO without its telemetry, which would store an identifier of this machine and call home."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    with needing("openvino", "OpenVINO export"):
+        if int8 and find_spec("nncf") is None:
+            raise ModuleNotFoundError(name="nncf")
+        return import_module("openvino")
+
+
+def openvino_call(file: Path | str, precision: torch.dtype = torch.float32) -> Call:
+    """Load a file as a function of a batch on the CPU, with torch's number of threads.
+
+    Everything except the integers in the file is computed in `precision`; `openvino_formats` lists this CPU's choices.
+    """
+    hint = "bf16" if precision == torch.bfloat16 else "f32"
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": hint}
+    compiled = import_openvino().Core().compile_model(file, "CPU", settings)
+    return lambda batch: torch.from_numpy(next(iter(compiled(batch.numpy()).values())).copy())
+
+
+def openvino_formats() -> list[str]:
+    """List the floating-point formats that OpenVINO computes in on this CPU."""
+    able = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return ["float32", "bfloat16"] if "BF16" in able else ["float32"]
+
+
+def quantize(file: str, inputs: str, out: str) -> None:
+    """Quantize the network in an ONNX file, calibrated on inputs `[N, ...]` in an array, and write OpenVINO's files."""
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry from NNCF either
+    openvino, nncf = import_openvino(), import_module("nncf")
+    samples = np.load(inputs)
+    network = nncf.quantize(
+        openvino.Core().read_model(file),
+        nncf.Dataset(range(len(samples)), lambda index: samples[index : index + 1]),
+        preset=nncf.QuantizationPreset.MIXED,
+        model_type=nncf.ModelType.TRANSFORMER,
+        subset_size=len(samples),
+    )
+    openvino.save_model(network, out, compress_to_fp16=False)
+
+
+@dataclass(frozen=True)
+class RuntimeSpeed:
+    """Samples per second in batches, their relative interquartile range (`spread`), and seconds for a single sample."""
+
+    network: str
+    runtime: str
+    throughput: float
+    spread: float
+    latency: float
+
+
+def runtimes_of(device: torch.device, *, int8: bool = False) -> list[str]:
+    """List the runtimes installed, with their number formats; int8, which needs calibration data, only on request."""
+    if device.type != "cpu":
+        return [f"{kind}, {name}" for kind in COMPILERS for name in FORMATS]
+    found = [f"{kind}, {name}" for kind in list(COMPILERS)[:2] for name in list(FORMATS)[:2]]
+    if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+        found += ["ONNX Runtime, float32", *(["ONNX Runtime, int8"] if int8 else [])]
+        if find_spec("openvino"):
+            found += [f"OpenVINO, {name}" for name in openvino_formats()]
+            found += ["OpenVINO, int8"] if int8 and find_spec("nncf") else []
+    return found
+
+
+def benchmark(
+    networks: Mapping[str, nn.Module],
+    batch: Tensor,
+    *,
+    runtimes: Iterable[str] | None = None,
+    int8: Iterable[Any] | None = None,
+    timing: TimingPolicy = DEFAULT_TIMING,
+) -> list[RuntimeSpeed]:
+    """Time networks on a batch `[N, ...]` and on its first sample; all networks and runtimes take turns.
+
+    `runtimes` are names from `runtimes_of` (default: all; for language models only PyTorch's). int8 is calibrated on
+    the data `int8`. Raises `ValueError` for other names, or for a network that cannot be exported.
+    """
+    known = runtimes_of(batch.device, int8=int8 is not None)
+    if any(map(reads_tokens, networks.values())):
+        known = [name for name in known if name.partition(", ")[0] in COMPILERS]
+    chosen = known if runtimes is None else list(runtimes)
+    if unknown := [name for name in chosen if name not in known]:
+        raise ValueError(f"there is no runtime {unknown[0]!r} here: choose from {'; '.join(known)}")
+    with TemporaryDirectory() as temporary:
+        folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
+        calls = {
+            f"{runtime}: {name}": _load(networks[name], runtime, batch, folder, int8)
+            for runtime, (name, folder) in product(chosen, folders.items())
+        }
+        whole, single = (
+            timing.times({key: partial(call, inputs) for key, call in calls.items()}) for inputs in (batch, batch[:1])
+        )
+    return [
+        RuntimeSpeed(name, runtime, len(batch) / whole[key].median, whole[key].spread, single[key].median)
+        for (runtime, name), key in zip(product(chosen, networks), calls, strict=True)
+    ]
+
+
+def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
+    """Load the network in a runtime and format, as a function of a batch; its files are kept in the folder."""
+    kind, _, number_format = runtime.partition(", ")
+    if kind in COMPILERS:
+        return _in_pytorch(network, FORMATS[number_format], COMPILERS[kind])
+    folder.mkdir(exist_ok=True)
+    if number_format != "int8":
+        file = folder / "float32.onnx"
+        if not file.exists():
+            export_onnx(network, batch[:1], file)
+    elif kind == "ONNX Runtime":
+        export_onnx(network, batch[:1], file := folder / "int8.onnx", int8=int8)
+    else:
+        export_openvino(network, batch[:1], file := folder / "int8.xml", int8=int8)
+    if kind == "ONNX Runtime":
+        return onnx_call(file)
+    return openvino_call(file, torch.bfloat16 if number_format == "bfloat16" else torch.float32)
+
+
+def _in_pytorch(network: nn.Module, dtype: torch.dtype, compiler: dict[str, Any] | None) -> Call:
+    """Make a function of a batch, with weights and images in `dtype`; compiled unless `compiler` is None."""
+    model: Any = copy_with(network).to(dtype).eval()
+    model = model if compiler is None else torch.compile(model, dynamic=False, **compiler)
+
+    @torch.inference_mode()
+    def call(batch: Tensor) -> Any:
+        return run(model, batch.to(dtype) if batch.is_floating_point() else batch)
+
+    return call
+
+
+if __name__ == "__main__":
+    quantize(*sys.argv[1:])

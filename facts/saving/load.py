@@ -1,11 +1,19 @@
 """Load a compressed network from a folder of JSON and safetensors, without running code from it."""
 
+import itertools
+import json
+import os
 import pkgutil
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_model
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
@@ -15,15 +23,20 @@ from facts.modules.pivoted import PivotedLinear
 from facts.parts import emptied
 from facts.result import CompressionResult
 from facts.saving.elastic import cut
-from facts.saving.hub import pull
 from facts.saving.manifest import DECOMPOSITIONS, MANIFEST, WEIGHTS, Manifest
 from facts.saving.recipes import build_recipe, read_recipe
 from facts.saving.structure import convert, misfits, read_header
-from facts.saving.validation import bounded_parameters, refuse_large_buffers, refuse_what_is_not_data
 from facts.search.budget import Budget
-from facts.utils.hub import REPOSITORY
+from facts.utils.hub import REPOSITORY, offline
 
+DATA = ["model.safetensors", "elastic.safetensors", "*.json", "*.jinja", "*.md", "*.txt"]  # fetched from the Hub
 DENSE_PER_SAVED = 16  # far more parameters than any network registers per tensor in its file
+HIDDEN = (".git", ".cache")  # folders of git and of Hugging Face's hub, which are never read
+SETTINGS = ("config.json", "map.json")  # name endings of the files that transformers reads
+REFERENCES = re.compile("auto_map|custom_generate|init_inputs|fast_tokenizer_files|.*_(file|path|dir)")  # their keys
+MOST_PARSED = 2**22  # bytes of a JSON file that is parsed here, which takes thirteen times as much memory
+MOST_JSON = 2**27  # bytes of any other; the largest tokenizers have a quarter of that
+MOST_BUFFERS = 2**26  # bytes of tensors that no file holds, beyond the size of the file
 
 
 def load_compressed(
@@ -51,7 +64,7 @@ def load_compressed(
     if architecture and model is not None:
         raise ValueError("model and architecture both define the dense network: give one of them")
     folder = _folder(source, revision, token)
-    refuse_what_is_not_data(folder)
+    refuse_harmful_files(folder)
     manifest, weights = Manifest.read(folder), folder / WEIGHTS
     tensors = read_header(weights)
     if architecture:
@@ -114,7 +127,82 @@ def _folder(source: Path | str, revision: str | None, token: str | None) -> Path
     if not REPOSITORY.fullmatch(str(source)):
         raise FileNotFoundError(f"{source} is not a folder: give one that save_compressed wrote, or OWNER/NAME")
     try:
-        return pull(str(source), revision, token)
+        path = snapshot_download(
+            str(source), revision=revision, token=token, allow_patterns=DATA, local_files_only=offline()
+        )
+        return Path(path)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise FileNotFoundError(f"{source} is not a folder, and no repository could be read: {reason}") from error
+
+
+def refuse_harmful_files(folder: Path) -> None:
+    """Raises `ValueError` for the first file that leads out of `folder`, is too large, or refers to others or to code.
+
+    Other files do no harm: nothing opens them, and nothing is unpickled.
+    """
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in sorted(folders + files)):
+            if fault := _link(path, folder) or _unfit(path) or _reference(path):
+                raise ValueError(f"{path} {fault}")
+        folders[:] = sorted(name for name in folders if name not in HIDDEN)
+
+
+def _link(path: Path, folder: Path) -> str | None:
+    """Say where a link leads out of the folder; links in Hugging Face's cache to the repository's blobs are fine."""
+    home, target = folder.resolve(), Path(os.path.realpath(path))  # which leaves circular links unresolved
+    cached = home.parent.name == "snapshots" and target.parent == home.parent.parent / "blobs"
+    if not path.is_symlink() or target.is_relative_to(home) or cached:
+        return None
+    return f"is a link to {target}, outside of the folder: put the file itself there"
+
+
+def _unfit(path: Path) -> str | None:
+    if path.is_dir():
+        return None
+    if not path.is_file():
+        return "is not a regular file: remove it"
+    most = MOST_PARSED if path.name.endswith((MANIFEST, *SETTINGS)) else MOST_JSON
+    if path.suffix.lower() == ".json" and path.stat().st_size > most:
+        return f"has {path.stat().st_size:,} bytes, but only {most:,} are allowed: fetch it again"
+    return None
+
+
+def _reference(path: Path) -> str | None:
+    """Say which setting would make transformers read other files or run code."""
+    if not path.name.endswith(SETTINGS):
+        return None
+    try:
+        settings = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({error}): save or fetch it again"
+    if not isinstance(settings, dict):
+        return "is not a JSON object: save or fetch it again"
+    named = [name for name, value in settings.items() if value is not None and REFERENCES.fullmatch(name)]
+    return f"sets {named[0]}, which would read other files or run code: remove it" if named else None
+
+
+@contextmanager
+def bounded_parameters(most: int) -> Iterator[None]:
+    """Raises `ValueError` within the block once networks have more than `most` parameters.
+
+    Otherwise it would take minutes to build 100,000 layers, which take no memory on the meta device, before a refusal.
+    """
+    numbers = itertools.count(1)
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if next(numbers) > most:
+            raise ValueError(f"it has more than {most} parameters, many more than the saved weights have")
+
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def refuse_large_buffers(sketch: nn.Module, size_of_file: int) -> None:
+    """Raises `ValueError` for a network on the meta device whose buffers would take far more than its weights."""
+    size = sum(buffer.nbytes for buffer in sketch.buffers())
+    if size > MOST_BUFFERS + size_of_file:
+        raise ValueError(f"{type(sketch).__name__} would need {size / 2**30:.1f} GiB for tensors that no file holds")

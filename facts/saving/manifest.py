@@ -12,7 +12,6 @@ from pydantic.dataclasses import dataclass
 from facts.modules.forms import FormName
 from facts.modules.pivoted import Layout
 from facts.result import Summary
-from facts.search.allocation import Solver
 from facts.utils.version import __version__
 
 WEIGHTS, MANIFEST, LOADER = "model.safetensors", "compression.json", "load_without_facts.txt"
@@ -91,7 +90,6 @@ class Elastic:
     parts: str
     form: FormName
     precision: Literal["float32", "bfloat16", "float16", "float64"]
-    solver: Solver
     time_limit: Annotated[Finite, Field(gt=0, le=MOST_SECONDS)]
     fit_bias: bool
     input_shape: tuple[Count, ...] | None

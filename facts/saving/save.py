@@ -1,12 +1,18 @@
-"""Write a compressed network to a folder of JSON and safetensors."""
+"""Write a compressed network, or a folder for every budget, with its model card; and push it to the Hub."""
 
+import hashlib
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from huggingface_hub import HfApi, ModelCardData, constants
+from huggingface_hub.errors import EntryNotFoundError
 from pydantic import TypeAdapter
 from safetensors.torch import save_model
+from tabulate import tabulate
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -16,12 +22,16 @@ from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
 from facts.result import CompressionResult
-from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Manifest, Metrics
-from facts.saving.model_card import CARD, write_card
+from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
 from facts.saving.structure import layouts_of, types_of_buffers
 from facts.utils.files import replacing, writable_folder
+from facts.utils.hub import REPOSITORY, answers
 from facts.utils.version import __version__
+
+CARD = "README.md"
+MARK = b"\n<!-- Saving again renews this page, unless it has been edited. "
+SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
 
 
 def save_compressed(
@@ -95,3 +105,95 @@ def target_folder(path: Path) -> Path:
     if is_new and any(file.name != CARD and not file.name.startswith(".") for file in path.iterdir()):
         raise FileExistsError(f"{path} holds something other than a compressed network: give a new or empty folder")
     return writable_folder(path)
+
+
+def write_card(folder: Path, source: str) -> None:
+    """Write `README.md` for a saved network that is loaded from `source`, unless an existing card was edited."""
+    path = folder / CARD
+    card = path.read_bytes() if path.exists() else b""
+    written = card.rpartition(MARK)[0]
+    if not card or card == written + _mark(written):
+        text = _card(folder, source).encode()
+        with replacing(path) as temporary:
+            temporary.write_bytes(text + _mark(text))
+
+
+def _mark(text: bytes) -> bytes:
+    return MARK + hashlib.sha256(text).hexdigest().encode() + b" -->\n"
+
+
+def _card(folder: Path, source: str) -> str:
+    """Render Markdown with the YAML header of the Hugging Face Hub. Unknown values are left out."""
+    manifest = Manifest.read(folder)
+    elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
+    summary, base = manifest.summary, manifest.base_model or {}
+    header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
+    parts = "units" if summary.parts == "units" else f"{summary.form} layers"
+    made = {
+        "original": base.get("name"),
+        "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",
+        "licence": base.get("repository") and f"the original's, see https://huggingface.co/{base['repository']}",
+        "method": manifest.plan and f"{summary.estimator}, {summary.search}, {parts}",
+        "budget": ", ".join(
+            f"{ratio:.4g} of the {cost} of these {summary.parts}" for cost, ratio in summary.bounds.items()
+        ),
+        "recovery": summary.recovery,
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+    }
+    known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)
+    dense = "" if manifest.recipe else ", model=dense"  # without a recipe, the reader provides the dense network
+    cut = ", ratio=0.6" if elastic else ""
+    code = f'```python\nimport facts\n\nnetwork = facts.load_compressed("{source}"{dense}{cut}).model\n```'
+    if elastic and elastic.curve:
+        headers = (f"FLOPs of the {elastic.parts}", "predicted distance of the outputs")
+        code += f"\n\n{tabulate(elastic.curve, headers, tablefmt='github', floatfmt='.3g')}"
+    code += f"\n\nWithout facts: `{LOADER}`." if (folder / LOADER).exists() else ""
+    table = _table(manifest, (folder / WEIGHTS).stat().st_size)
+    return f"---\n{header}\n---\n\n# {source}\n\n{table}\n\n{code}\n\n{known}\n"
+
+
+def _table(manifest: Manifest, num_bytes: int) -> str:
+    before, after, summary = manifest.summary.before, manifest.summary.after, manifest.summary
+    costs = [
+        ("FLOPs (G)", before.flops, after.flops, 1e9),
+        ("parameters (M)", before.params, after.params, 1e6),
+        ("file (MB)", None, num_bytes, 1e6),
+        ("latency (ms)", summary.latency.get("dense"), summary.latency.get("measured"), 1e-3),
+        *((name, both.get("original"), both.get("compressed"), 1) for name, both in (manifest.metrics or {}).items()),
+    ]
+    rows = [
+        (name, *(value if value is None else value / unit for value in (old, new)))
+        for name, old, new, unit in costs
+        if (old, new) != (None, None)
+    ]
+    return tabulate(rows, ("", "original", "compressed"), tablefmt="github", floatfmt=".4g")
+
+
+def push_to_hub(
+    result: CompressionResult,
+    repository: str,
+    *,
+    metrics: Metrics | None = None,
+    private: bool = False,
+    token: str | None = None,
+) -> str:
+    """Save a network to the repository `OWNER/NAME`, created if necessary (`private` or not), and return its address.
+
+    `metrics` is as in `save_compressed`; `token` needs write access (default: the one from `hf auth login`). A model
+    card that was edited there is kept. Raises `ValueError` for a name of any other form, `ConnectionError` if the hub
+    does not answer, and huggingface_hub's `OSError` if it refuses.
+    """
+    if not REPOSITORY.fullmatch(repository):
+        raise ValueError(f"{repository!r} is not a repository: name it as OWNER/NAME")
+    if not answers():
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer: save the network with save_compressed for now")
+    hub = HfApi(token=token)
+    address = hub.create_repo(repository, private=private, exist_ok=True)
+    with TemporaryDirectory(prefix="facts-") as folder:
+        with suppress(EntryNotFoundError):  # `write_card` keeps an edited card
+            hub.hf_hub_download(repository, CARD, local_dir=folder)
+        save_compressed(result, folder, metrics)
+        write_card(Path(folder), repository)
+        outdated = [LOADER, "elastic.*"]  # if an earlier network had them and this one lacks them
+        hub.upload_folder(repo_id=repository, folder_path=folder, delete_patterns=outdated)
+    return str(address)

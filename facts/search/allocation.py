@@ -12,7 +12,6 @@ import pulp
 import scipy
 
 Costs = float | Sequence[float]
-Solver = Literal["cbc", "highs"]
 Status = Literal["optimal", "time limit"]
 
 # Total errors are scaled to about this size: solvers treat differences below 1e-7 to 1e-5 as equal.
@@ -35,23 +34,21 @@ class Allocation:
     bound: float
     gap: float
     status: Status
-    solver: Solver
 
 
 def allocate(
     profiles: Mapping[str, Sequence[tuple[Costs, float]]],
     budget: Costs,
     *,
-    solver: Solver = "cbc",
     time_limit: float = 60.0,
 ) -> Allocation:
     """Choose one `(cost, error)` per layer, minimising the total error within the budget for total cost (paper, eq. 3).
 
     A cost is a number, or one per bound of `budget`; `time_limit` is in seconds. Raises `ValueError` for a profile
-    that is empty or holds NaN or infinity, a budget below the smallest cost, and a solver that is not installed.
+    that is empty or holds NaN or infinity, and a budget below the smallest cost.
     """
     program = _Program(*_checked(profiles, budget))
-    command = _command(solver)
+    command = _solver()
     deadline = time.monotonic() + time_limit
     prices, best = program.relaxation()
     status: Status = "time limit"
@@ -68,7 +65,7 @@ def allocate(
     if best is None:
         if status == "optimal":
             raise ValueError("each bound can be met, but not all of them together: raise one of them")
-        raise TimeoutError(f"{solver} found no allocation within {time_limit} s: allow it more, or set fewer bounds")
+        raise TimeoutError(f"CBC found no allocation within {time_limit} s: allow it more, or set fewer bounds")
     error = program.error(best)
     bound = error if status == "optimal" else min(program.bound(prices), error)
     return Allocation(
@@ -78,7 +75,6 @@ def allocate(
         bound=bound,
         gap=(error - bound) / abs(error) if error else 0.0,
         status=status,
-        solver=solver,
     )
 
 
@@ -105,18 +101,11 @@ def _checked(
     return costs, errors, bounds
 
 
-def _command(solver: Solver) -> Callable[..., pulp.LpSolver]:
-    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path  # PuLP's bundled CBC, run by the class that PuLP 4 still has
-    # The solvers' preprocessing misses the optimum of some small problems; `_contenders` removes choices instead.
-    cbc = partial(pulp.COIN_CMD, path=bundled, options=["preprocess off"])
-    commands = {"cbc": cbc, "highs": partial(pulp.HiGHS, presolve="off")}
-    if solver not in commands:
-        raise ValueError(f"unknown solver {solver!r}; choose one of {', '.join(commands)}")
-    if not commands[solver](msg=False).available():
-        remedy = {"cbc": "pip install 'pulp<4'", "highs": "pip install -e '.[highs]'"}[solver]
-        others = [name for name, command in commands.items() if command(msg=False).available()]
-        raise ValueError(f"the solver {solver} is not installed: {remedy}, or choose another one ({', '.join(others)})")
-    return commands[solver]
+def _solver() -> Callable[..., pulp.LpSolver]:
+    """CBC, run by the class that PuLP 4 still has; of it and HiGHS, the faster on hard profiles."""
+    bundled = pulp.PULP_CBC_CMD.pulp_cbc_path
+    # The solver's preprocessing misses the optimum of some small problems; `_contenders` removes choices instead.
+    return partial(pulp.COIN_CMD, path=bundled, options=["preprocess off"])
 
 
 @dataclass(frozen=True)

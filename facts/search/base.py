@@ -9,7 +9,7 @@ from pydantic import Field
 
 from facts.decomposition.truncation import Decomposition
 from facts.parts.base import Plan
-from facts.search.allocation import Allocation, Solver, allocate
+from facts.search.allocation import Allocation, allocate
 from facts.search.problem import AllocationProblem
 from facts.utils.options import Positive, Ratio, options
 
@@ -49,9 +49,8 @@ class Search(ABC):
 
 @options
 class MILPSearch(Search):
-    """If the `solver` proves no choice optimal within `time_limit` seconds, the best one found is taken."""
+    """If no choice is proved optimal within `time_limit` seconds, the best one found is taken."""
 
-    solver: Solver = "cbc"
     time_limit: Positive = 60.0
 
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
@@ -61,5 +60,5 @@ class MILPSearch(Search):
             name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]
             for name, ranks in choices.items()
         }
-        solution = allocate(profiles, problem.budget, solver=self.solver, time_limit=self.time_limit)
+        solution = allocate(profiles, problem.budget, time_limit=self.time_limit)
         return {name: choices[name][index] for name, index in solution.choices.items()}, solution

@@ -7,8 +7,7 @@ import facts
 from facts.analysis import Subject, Throughput
 from facts.analysis.throughput import make_variant
 from facts.cost.count import count_params
-from facts.cost.speed import speeds
-from facts.cost.timing import TimingPolicy
+from facts.cost.timing import TimingPolicy, speeds
 from facts.modules.lowrank import LowRankLinear
 from facts.parts.layers import select_layers
 from tests.networks import UNIFORM, image_batches

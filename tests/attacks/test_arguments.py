@@ -110,7 +110,6 @@ ATTACKS = {
     "no linear layer": (lambda: compress(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())), "has no layer to compress"),
     # data
     "texts for images": (lambda: compress(data=["a", "b"]), "got a str"),
-    "triples": (lambda: compress(data=[(IMAGES, LABELS, LABELS)]), "got a tuple of 3"),
     "no batches": (lambda: compress(data=[]), "empty"),
     "no data": (lambda: compress(data=None), "FACTS needs calibration data"),
     "labels out of range": (lambda: compress(data=[(IMAGES, LABELS + 9)]), "do not fit a network of 4 classes"),
@@ -124,10 +123,6 @@ ATTACKS = {
         "kl_divergence cannot compare the outputs of Two, tuple .*: give facts.prepare\\(..., output_error=",
     ),
     "a mean over samples": (lambda: compress(loss=F.cross_entropy), 'the loss must be a sum.* Give reduction="sum"'),
-    "a mean over one sample": (
-        lambda: compress(data=[(IMAGES[:1], LABELS[:1])], loss=F.cross_entropy),
-        "the loss must be a sum",
-    ),
     "inference mode": (
         lambda: in_inference_mode(compress),
         r"nothing made under torch.inference_mode\(\) has gradients",
@@ -139,19 +134,10 @@ ATTACKS = {
     "NaN": (lambda: compress(data=[(IMAGES * torch.nan, LABELS)]), "NaN"),
     # budgets
     "ratio 0": (lambda: compress(ratio=0), NUMBER),
-    "ratio 2": (lambda: compress(ratio=2), NUMBER),
     "ratio NaN": (lambda: compress(ratio=float("nan")), NUMBER),
-    "ratio True": (lambda: compress(ratio=True), NUMBER),
     "ratio as a text": (lambda: compress(ratio="0.5"), NUMBER),
     "ratio 1e-9": (lambda: compress(ratio=1e-9, search="uniform"), "exceeds the budget"),
-    "an error as a text": (
-        lambda: compress(budget=facts.Budget(error="0.05")),
-        "must be a positive number, got '0.05'",
-    ),
-    "no FLOPs": (lambda: compress(budget=facts.Budget(flops=0)), "the flops of a budget must be a positive number"),
     "fewer parameters than others have": (lambda: compress(budget=facts.Budget(params=1)), "cannot be met"),
-    "bounded twice": (lambda: compress(ratio=0.5, budget=facts.Budget(flops=1e6)), "bounded twice"),
-    "an unknown cost": (lambda: compress(cost="money"), "cost must be one of flops, params, latency"),
     # methods
     "an unknown estimator": (lambda: compress(estimator="fact"), "unknown estimator 'fact'; choose one of"),
     "an estimator's class": (lambda: compress(estimator=FACTS), r"a name or an instance: FACTS\(\), not FACTS"),

@@ -70,9 +70,9 @@ def test_a_budget_that_is_too_small(caplog):
         result = facts.compress(make_model(), BATCHES, estimator="pela", search="uniform", form="plain", ratio=0.3)
     assert result.summary.distance.is_too_far
     options = (
-        'try form="pivoted" (--form pivoted), parts="units" (--parts units), '
-        'search="cors_fisher" (--search cors_fisher), '
-        "facts.recover(result, data, minutes=10) (--recover 10), or a larger budget"
+        'try form="pivoted", parts="units", '
+        'search="cors_fisher", '
+        "facts.recover(result, data, minutes=10), or a larger budget"
     )
     assert f"information is lost; {options}" in caplog.text and f"the outputs are far off: {options}" in str(result)
     assert facts.compress(make_model(), estimator="pela").summary.distance is None  # nothing to compare on

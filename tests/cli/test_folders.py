@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import facts
-from facts.cli import models
+from facts.cli import inputs
 from facts.cost.timing import TimingPolicy
 from tests.cli.conftest import VIT, saved
 
@@ -78,7 +78,7 @@ class TestRecover:
         assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
         description |= {"base_model": {**description["base_model"], "repository": "a/b"}, "checksum": None}
         (small / "compression.json").write_text(json.dumps(description))
-        monkeypatch.setattr(models, "fetch", {"a/b": own}.__getitem__)
+        monkeypatch.setattr(inputs, "fetch", {"a/b": own}.__getitem__)
         assert "recovered from" in run(*recover).output
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from facts.cli import models
+from facts.cli import inputs
 from facts.tasks import ImageFolder
 from facts.utils.hub import constants
 from tests.cli.conftest import VIT, saved
@@ -71,8 +71,8 @@ class TestNetworks:
             ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, "CausalLM"),
             ({"model_type": "gpt2"}, "CausalLM"),
         ):
-            monkeypatch.setattr(models, "published_configuration", lambda tag, found=configuration: found)
-            recipe = models._recipe("transformers/a/b", None, None)
+            monkeypatch.setattr(inputs, "published_configuration", lambda tag, found=configuration: found)
+            recipe = inputs._recipe("transformers/a/b", None, None)
             assert (type(recipe).__name__, recipe.tag, recipe.weights) == (kind, "a/b", "pretrained")
 
     def test_refusals(self, run, classifier, photos, tmp_path):

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the extra `llm` is not installed: ma
 pytest.importorskip("tokenizers", reason="the extra `llm` is not installed: make install-llm")
 
 from experiments.mini.language import new_tokenizer
-from facts.cli.models import build
+from facts.cli.inputs import build
 from tests.networks import make_causal_lm
 
 NUM_TOKENS = 280  # 256 of them bytes
@@ -55,13 +55,10 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
 def test_pareto(run, language_model, texts, tmp_path):
     data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
     methods = ("--estimators", "pela", "--searches", "cors,uniform", "--ratios", "0.5", "--cost", "params")
-    result = run("pareto", language_model, *data, *SIZES, *methods, "--out", tmp_path)
+    run("pareto", language_model, *data, *SIZES, *methods, "--out", tmp_path)
     points = pd.read_csv(tmp_path / "pareto.csv")
     assert list(points.search) == ["original", "cors", "uniform"]
     assert (points.perplexity > 1).all()
-    best = points[1:].sort_values(["perplexity", "params"]).iloc[0]
-    (line,) = [line for line in result.stdout.splitlines() if line.split()[:2] == ["pela", best.search]]
-    assert line.split()[-2:] == [f"{best.perplexity:.4g}", "*"]  # lower is better
 
 
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):

@@ -32,12 +32,12 @@ def test_the_command_names_what_is_missing_and_fails(command, tmp_path, capsys):
 
 
 def test_packages_that_a_cell_needs(cell_config, without_module):
-    without_module("highspy")
-    overrides = ["analysis=token_coupling"], ["search=cors", "search.solver=highs"], ["pruning=isomorphic"]
+    without_module("hyppo")
+    overrides = ["analysis=token_coupling"], ["pruning=isomorphic"]
     findings = found(*(cell_config(*each) for each in overrides))
-    levels = {name: findings[f"packages of the extra {name}"].level for name in ("analysis", "highs", "pruning")}
-    assert levels == {"analysis": "fine", "highs": "problem", "pruning": "fine"}
-    assert findings["packages of the extra highs"][2:] == ("highspy missing", "pip install -e '.[highs]'")
+    levels = {name: findings[f"packages of the extra {name}"].level for name in ("analysis", "pruning")}
+    assert levels == {"analysis": "problem", "pruning": "fine"}
+    assert findings["packages of the extra analysis"][2:] == ("hyppo missing", "pip install -e '.[analysis]'")
 
 
 def test_a_machine_without_gpu_memory_disk_and_account(cell_config, monkeypatch):

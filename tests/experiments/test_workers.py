@@ -149,14 +149,7 @@ def test_ray_runs_a_part_again_whose_process_was_killed(tmp_path):
     killer = tmp_path / "sitecustomize.py"  # kills the first process of Ray that runs a part
     killer.write_text(KILLER.format(marker=str(tmp_path / "marker")))
     done = subprocess.run(
-        [
-            *command,
-            "-m",
-            "part=0",
-            "hydra/launcher=ray",
-            "+hydra.launcher.ray.init.include_dashboard=false",
-            f"results={tmp_path}",
-        ],
+        [*command, f"results={tmp_path}"],
         cwd=Path(CONF).parent,
         capture_output=True,
         text=True,

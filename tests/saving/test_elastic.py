@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.models.weights import sha256
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
-from facts.saving.model_card import CARD
+from facts.saving.save import CARD
 from tests.networks import image_batches, make_causal_lm
 from tests.saving.setting import UNIT_BATCHES, compressed_units, from_timm, mini_mambavision
 

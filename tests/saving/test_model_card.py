@@ -10,7 +10,7 @@ from torch import nn
 
 import facts
 from facts.cost.count import Cost
-from facts.saving.model_card import CARD
+from facts.saving.save import CARD
 from tests.saving.setting import compressed, from_recipe
 
 METRICS = {"top1": {"original": 97.25, "compressed": 95.5}, "seen": {"compressed": 0.0}}

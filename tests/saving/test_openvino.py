@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import facts
-from facts.saving.openvino_ir import openvino_call
+from facts.saving.export import openvino_call
 from tests.networks import image_batches, make_vit
 from tests.saving.setting import from_recipe
 

@@ -7,15 +7,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 import facts
 from facts.modules.heads import PaddedHeads
+from facts.saving.export import openvino_call
 from facts.saving.manifest import LOADER, MANIFEST
-from facts.saving.model_card import CARD
-from facts.saving.openvino_ir import openvino_call
-from tests.networks import compiled_outputs, image_batches, relative_error
+from facts.saving.save import CARD
+from tests.networks import compiled_outputs, image_batches
 from tests.saving.edits import put
 from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, from_recipe
 from tests.saving.test_export import EXPORTS
@@ -39,11 +37,6 @@ with torch.no_grad():
 def outputs_of(model, images=IMAGES):
     with torch.no_grad():
         return model(images)
-
-
-def narrow_layers(model, plan):
-    owners = {name.removesuffix(".scores").removesuffix(".outputs") for name, rank in plan.items() if rank}
-    return nn.ModuleDict({owner.replace(".", "_"): model.get_submodule(owner) for owner in owners})
 
 
 def test_saved_and_loaded(units, tmp_path):
@@ -100,27 +93,6 @@ def test_openvino(units, tmp_path):
 def test_compiles_without_a_graph_break(units):
     outputs = compiled_outputs(units.model, IMAGES, "aot_eager")
     torch.testing.assert_close(outputs, outputs_of(units.model))
-
-
-def test_autocast(units):
-    """Rounds it no more than the original."""
-    errors = []
-    for model in (units.model, units.original):
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = outputs_of(model)
-        errors.append(relative_error(rounded.float(), outputs_of(model)))
-    assert 0 < errors[0] < 1.5 * errors[1]
-
-
-def test_a_step_of_training_moves_every_row(units):
-    model = copy.deepcopy(units.model).train()
-    images, labels = UNIT_BATCHES[0]
-    F.cross_entropy(model(images), labels).backward()
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    layers, before = (narrow_layers(each, units.plan) for each in (model, units.model))
-    for (name, new), old in zip(layers.named_parameters(), before.parameters(), strict=True):
-        moved = new != old
-        assert moved.flatten(1).any(dim=1).all() if new.ndim == 2 else moved.any(), name
 
 
 def test_recovered(units):
