@@ -193,9 +193,9 @@ class Calibration:
 
     def of_narrowed(self, model: nn.Module) -> "Calibration":
         """The same calibration for a network in which some units have been narrowed."""
-        model, parts = with_convolutions(model, self.parts), {}
+        model, parts = with_convolutions(model, self.kinds, self.parts), {}
         for name, earlier in self.parts.items():
-            part = part_at(model, name)
+            part = part_at(model, name, self.kinds)
             assert part
             parts[name] = replace(part, rows=earlier.rows).in_form(self.form).after(earlier)
         flops = None if self.example is None else count_flops(model, self.example, "paper")

@@ -45,10 +45,9 @@ def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) ->
     return {part.name: part.with_rows(selection.rows).in_form(form) for part in parts}, reasons
 
 
-def part_at(model: nn.Module, name: str) -> Part | None:
-    """The part with a name in a network, without running it; None if there is none."""
-    kinds = (*(kind for each in KINDS.values() for kind in each), Layers())
-    return next((part for kind in kinds if (part := kind.at(model, name))), None)
+def part_at(model: nn.Module, name: str, chosen: str) -> Part | None:
+    """The part of the `chosen` kinds with a name, or the layer, without running the network; None if there is none."""
+    return next((part for kind in (*KINDS.get(chosen, ()), Layers()) if (part := kind.at(model, name))), None)
 
 
 def rewritten(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
@@ -80,13 +79,13 @@ def apply(model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapp
     return with_convolutions_restored(compressed)
 
 
-def emptied(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
-    """Change a network as its plan says, with empty weights; low-rank layers in `layouts` are pivoted.
+def emptied(dense: nn.Module, chosen: str, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
+    """Change parts of the `chosen` kinds as a plan says, with empty weights; low-rank layers in `layouts` are pivoted.
 
     Raises `ValueError` for a part that it does not have, and for a rank that the part cannot have.
     """
-    model = with_convolutions(dense, plan)
-    parts = {name: part for name in plan if (part := part_at(model, name))}
+    model = with_convolutions(dense, chosen, plan)
+    parts = {name: part for name in plan if (part := part_at(model, name, chosen))}
     within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
     for name, rank in plan.items():
         if name not in parts or name in within:
@@ -103,10 +102,10 @@ def emptied(dense: nn.Module, plan: Plan, layouts: Mapping[str, Layout]) -> nn.M
     return with_convolutions_restored(model)
 
 
-def with_convolutions(dense: nn.Module, names: Iterable[str]) -> nn.Module:
+def with_convolutions(dense: nn.Module, chosen: str, names: Iterable[str]) -> nn.Module:
     """Rewrite a network to call linear layers, and its 1x1 convolutions too if parts of these names need them."""
     model = with_linear_layers(dense)
-    if all(part_at(model, name) for name in names):
+    if all(part_at(model, name, chosen) for name in names):
         return model
     return with_linear_layers(model, [name for name, module in model.named_modules() if is_pointwise(module)])
 

@@ -180,11 +180,11 @@ def _problem(dense: CompressionResult, folder: Path, content: Elastic) -> Alloca
 
 
 def _calibration(dense: CompressionResult, content: Elastic) -> Calibration:
-    model, form = with_convolutions(dense.model, content.errors), FORMS[content.form]
+    model, form = with_convolutions(dense.model, content.parts, content.errors), FORMS[content.form]
     precision, example = getattr(torch, content.precision), None
     parts = {}
     for name in content.errors:
-        part = part_at(model, name)
+        part = part_at(model, name, content.parts)
         if part is None:
             raise ValueError(f"{name} is no part to compress")
         parts[name] = part.with_rows(content.rows).in_form(form(precision))

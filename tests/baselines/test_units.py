@@ -91,9 +91,9 @@ def test_a3_keeps_one_share_and_at_full_width_the_network(problem):
     plan = A3Search().allocate(problem).plan
     assert problem.fits(plan)
     assert plan == {name: problem.rank_of_ratio(name, 0.5) for name in problem.parts}
-    whole = {name: part.largest() for name, part in problem.parts.items()}
+    whole = {name: part.largest for name, part in problem.parts.items()}
     (images, _), *_ = problem.calibration.data
-    network = problem.apply(whole, A3Search().decompositions(problem))
+    network = problem.calibration.apply(whole, A3Search().decompositions(problem))
     assert relative_error(network(images), problem.model(images)) < 1e-4
 
 
@@ -171,7 +171,7 @@ def test_corp_leaves_values_and_outputs_and_spends_the_budget_on_the_rest(proble
     outputs = {name for name, unit in problem.calibration.units.items() if isinstance(unit, OutputUnit)}
     assert {name for name, rank in result.plan.items() if rank is None} == outputs
     assert problem.fits(result.plan) and facts.count_cost(
-        problem.apply(result.plan, result.decompositions), (3, 16, 16)
+        problem.calibration.apply(result.plan, result.decompositions), (3, 16, 16)
     )
     narrowest = AllocationProblem(problem.calibration, SVDLLM(), problem.decompositions, {"flops": 0.01})
     with pytest.raises(ValueError, match="CORP leaves values and outputs as they are"):
@@ -220,8 +220,8 @@ def test_influence_is_the_angle_between_a_token_before_and_after_a_block(problem
 
 def test_at_full_width_the_network_stays_the_same_and_a_temperature_divides_the_removal(problem):
     search = MoDeGPTSearch()
-    full = {name: part.largest() for name, part in problem.parts.items()}
-    assert error_of(problem, problem.apply(full, search.decompositions(problem))) < 1e-10
+    full = {name: part.largest for name, part in problem.parts.items()}
+    assert error_of(problem, problem.calibration.apply(full, search.decompositions(problem))) < 1e-10
     influence = dict(zip((f"blocks.{number}" for number in range(3)), (0.1, 0.2, 0.5), strict=True))
     plan = search.plan(problem, influence, temperature=1.0)
     assert problem.fits(plan) and plan.keys() == problem.parts.keys()

@@ -238,7 +238,7 @@ def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
     roles = Roles.of(attention)
     model = nn.ModuleDict({"attention": attention})
     for kind, width in (("scores", scores), ("outputs", outputs)):
-        part_at(model, f"attention.{kind}").put(model, width)
+        part_at(model, f"attention.{kind}", "units").put(model, width)
     heads = Heads.of(attention, roles)
     for tensor in (heads.queries, heads.keys, heads.values, heads.outputs, heads.query_bias, heads.output_bias):
         tensor.normal_()  # in place: they are views

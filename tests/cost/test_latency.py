@@ -63,7 +63,9 @@ def make_model():
 
 
 def make_table(model, inputs):
-    parts = {name: part_at(model, name) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    parts = {
+        name: part_at(model, name, "layers") for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
     return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), inputs)
 
 

@@ -47,7 +47,7 @@ def plain_problem(model, decompositions=None, bounds=None, rows=None, form="plai
 
 def uncalibrated(model, rows, form="plain"):
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    parts = {name: replace(part_at(model, name), rows=rows.get(name, 1)) for name in names}
+    parts = {name: replace(part_at(model, name, "layers"), rows=rows.get(name, 1)) for name in names}
     return Calibration(model, model, parts).in_form(FORMS[form]())
 
 

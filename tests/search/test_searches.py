@@ -168,7 +168,7 @@ def test_flars_published_threshold_is_that_of_uniform_ranks():
     uniform = {name: problem.rank_of_ratio(name, 0.5) for name in problem.parts}
 
     def error(plan):
-        network, (x, _) = problem.apply(plan, problem.decompositions), problem.sensitivity[0]
+        network, (x, _) = problem.calibration.apply(plan, problem.decompositions), problem.sensitivity[0]
         before, after = (each[:3](x) for each in (problem.model, network))  # what the last linear layer reads
         return ((before - after).square().sum(dim=1) / after.square().sum(dim=1)).mean().item()
 
@@ -250,4 +250,4 @@ def test_uniform_keeps_the_tightest_ratio_as_it_is_written():
         for bounds in ({"flops": 0.9, "params": 0.4}, {"flops": 0.4})
     ]
     assert plans[0] == plans[1] != Uniform().allocate(make_problem(bounds={"flops": 0.9})).plan
-    assert plain_problem(nn.Linear(10, 1, bias=False), bounds={"params": 0.7}).budget == (7,)
+    assert plain_problem(nn.Sequential(nn.Linear(10, 1, bias=False)), bounds={"params": 0.7}).budget == (7,)
