@@ -13,7 +13,7 @@ from torch import nn
 from facts.calibration.data import Batch, FirstSamples
 from facts.calibration.prepare import Calibration
 from facts.cost.count import CostName, Size
-from facts.cost.timing import TimingPolicy, batch_seconds
+from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
 from facts.modules.lowrank import LowRankLayer
@@ -23,7 +23,6 @@ from facts.parts import Part, Plan
 from facts.result import CompressionResult, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
-from facts.utils import distributed
 from facts.utils.stopwatch import stage, stopwatch
 
 log = logging.getLogger(__name__)
@@ -140,9 +139,7 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
         assert table is not None  # since latency is bounded
         allowed = problem.bounds["latency"] * table.dense
         latency = {"dense": table.dense, "allowed": allowed, "predicted": table.predicted(result.plan)}
-        networks = {"dense": problem.model, "compressed": compressed}
-        times = batch_seconds(networks, table.inputs, timing, problem.calibration.execution.precision)
-        latency["measured"] = times["compressed"].ratio(times["dense"]) * table.dense
+        latency["measured"] = table.measured(compressed, timing)
         shares = {name: f"{value / latency['dense']:.1%}" for name, value in latency.items()}
         log.info("latency, relative to the original: %(predicted)s predicted, %(measured)s measured", shares)
         deviation = abs(latency["measured"] / latency["predicted"] - 1)
@@ -157,7 +154,7 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     method, dense = type(search).__name__, dict.fromkeys(problem.parts)
     if problem.fits(dense):
         return SearchResult(dense)
-    result = distributed.all_gather(search.allocate(problem))[0]  # times and solutions may differ between ranks
+    result = search.allocate(problem)
     _refuse_unfit_plan(method, result.plan, problem.parts)
     for name, spent, budget in zip(problem.bounds, problem.spent(result.plan), problem.budget, strict=True):
         if spent > budget and name == "latency":

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from facts.cost.timing import TimingPolicy, batch_seconds
 from facts.modules.modes import autocast, evaluating
 from facts.modules.networks import run
 from facts.utils import distributed
@@ -95,6 +96,12 @@ class LatencyTable:
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
         return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
+
+    def measured(self, other: nn.Module, timing: TimingPolicy) -> float:
+        """Seconds of another network on the batch, in turns with this one; on the main process for all."""
+        networks = {"dense": self.model, "other": other}
+        times = distributed.on_main_rank(partial(batch_seconds, networks, self.inputs, timing, self.precision))
+        return times["other"].ratio(times["dense"]) * self.dense
 
     def correct(self, plan: Mapping[str, int | None], seconds: float) -> None:
         """Scale the low-rank parts' times, at most by two, to match the network's measured `seconds` with a plan."""

@@ -32,8 +32,7 @@ def load(folder):
         if isinstance(layer, nn.Linear):
             d_out, d_in = weights[f"{name}.weight"].shape
             network.set_submodule(name, nn.Linear(d_in, d_out, bias=f"{name}.bias" in weights))
-    for owner in {name.rpartition(".")[0] for name in made["plan"] if name.endswith((".scores", ".outputs"))}:
-        attention = network.get_submodule(owner)
+    for attention in [module for module in network.modules() if hasattr(module, "qkv")]:
         heads, outputs = attention.num_heads, attention.proj.in_features // attention.num_heads
         scores = (attention.qkv.out_features // heads - outputs) // 2
         width = max(scores, outputs)

@@ -54,7 +54,7 @@ def clock(monkeypatch):
         ticking(kind, lambda layer: factor[0] * layer.num_weights)
     ticking(nn.Tanh, lambda _: TANH)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
-    monkeypatch.setattr("facts.compression.allocation.batch_seconds", batch_seconds)
+    monkeypatch.setattr("facts.cost.latency.batch_seconds", batch_seconds)
     return clock
 
 
