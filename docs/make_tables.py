@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from facts.utils.files import replacing
-from facts.utils.registry import describe_methods
+from facts.utils.options import describe_methods
 
 PAGE = Path(__file__).with_name("methods.md")
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -26,9 +26,8 @@ from facts.parts import KINDS
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks import Task
-from facts.utils.cache import content_key
+from facts.utils.cache import code_of, content_key
 from facts.utils.files import writable_folder
-from facts.utils.sources import code_of
 from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

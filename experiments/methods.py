@@ -23,7 +23,7 @@ from facts.result import Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
 from facts.tasks import Task
-from facts.utils.stopwatch import timed
+from facts.utils.progress import timed
 
 # Fields that the result of a compression depends on.
 OPTIONS = (

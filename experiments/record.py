@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from facts.result import Summary
+from facts.utils.distributed import processor
 from facts.utils.files import replacing
-from facts.utils.processors import processor
 from facts.utils.version import __version__
 
 log = logging.getLogger(__name__)

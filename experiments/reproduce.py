@@ -17,7 +17,7 @@ from experiments.plan import show_plan
 from experiments.runner import started
 from experiments.workers import Part, finished, run_part, workers_of
 from facts.utils.files import writable_folder
-from facts.utils.stopwatch import hide_displays
+from facts.utils.progress import hide_displays
 
 
 @hydra.main(version_base="1.3", config_path=CONF, config_name="reproduce")

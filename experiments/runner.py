@@ -27,8 +27,7 @@ from facts.analysis import Subject
 from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
 from facts.utils.files import locked, replacing
-from facts.utils.reports import report, reporting_to
-from facts.utils.stopwatch import timed
+from facts.utils.progress import report, reporting_to, timed
 
 log = logging.getLogger(__name__)
 

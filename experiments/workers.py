@@ -22,7 +22,7 @@ from experiments.grid import GridCell, by_data, grid_of
 from experiments.machine_lock import alone, beside_others
 from experiments.runner import collect_moments, open_cell, run_cell
 from facts.utils.files import HeldElsewhere
-from facts.utils.stopwatch import hide_displays
+from facts.utils.progress import hide_displays
 
 log = logging.getLogger(__name__)
 

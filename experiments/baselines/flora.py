@@ -18,9 +18,9 @@ from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Ratios
 from facts.search.training import Training, outputs_of
 from facts.utils.batches import batch_size
+from facts.utils.numerics import seed_of
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress
-from facts.utils.random import seed_of
 
 Choices = Mapping[str, list[int | None]]
 """Layer name to the ranks on offer in ascending order, then None for dense."""

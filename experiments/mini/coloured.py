@@ -12,8 +12,8 @@ from torchvision.transforms.functional import normalize
 
 from experiments.mini.digits import Digits, input_side, load_digits
 from facts.tasks.classification.base import Batch
+from facts.utils.numerics import seed_of
 from facts.utils.options import options
-from facts.utils.random import seed_of
 
 Split = Literal["train", "test"]
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from facts.tasks.classification.base import Batch, Classification, balanced
 from facts.utils.cache import content_key
-from facts.utils.extras import needing
-from facts.utils.options import Count, Seed, options
-from facts.utils.random import seed_of
+from facts.utils.numerics import seed_of
+from facts.utils.options import Count, Seed, needing, options
 
 NUM_CLASSES = 100
 SIDE = 16

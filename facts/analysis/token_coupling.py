@@ -17,9 +17,8 @@ from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass
 from facts.moments.losses import Loss
 from facts.parts.layers import select_layers
-from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder, needing_room
-from facts.utils.options import options
+from facts.utils.options import needing, options
 from facts.utils.progress import with_progress
 
 GRAM_BYTES = 2**27

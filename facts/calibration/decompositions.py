@@ -13,9 +13,8 @@ from facts.moments.collect import LayerMoments
 from facts.moments.statistics import InputSum, at_least_tiny
 from facts.parts import Part
 from facts.parts.base import packed, unpacked
-from facts.utils.cache import Cache, content_key
+from facts.utils.cache import Cache, code_of, content_key
 from facts.utils.progress import with_progress
-from facts.utils.sources import code_of
 
 
 def decompose_layers(

@@ -54,9 +54,8 @@ from facts.moments.statistics import InputSum, Moment
 from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten, with_convolutions
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, is_pattern, select_layers
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
-from facts.utils.cache import Cache, calibration_key, content_key, name_of
-from facts.utils.sources import shared_code
-from facts.utils.stopwatch import stage
+from facts.utils.cache import Cache, calibration_key, content_key, name_of, shared_code
+from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
 

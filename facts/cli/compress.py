@@ -86,7 +86,7 @@ def compress(
     from facts.compression.compress import default_parts
     from facts.saving.save import target_folder, write_metrics
     from facts.utils.files import ScratchFolder
-    from facts.utils.stopwatch import stopwatch
+    from facts.utils.progress import stopwatch
 
     target_folder(out)
     if elastic:

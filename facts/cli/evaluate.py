@@ -189,8 +189,8 @@ def benchmark(
     from facts.cost.timing import TimingPolicy
     from facts.modules.networks import noise
     from facts.saving.manifest import MANIFEST
+    from facts.utils.distributed import device_name
     from facts.utils.files import replacing
-    from facts.utils.processors import device_name
 
     folders = {name: (Path(name) / MANIFEST).is_file() for name in models}
     networks = {

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from facts.utils.registry import describe_methods
+from facts.utils.options import describe_methods
 
 TIMM, TORCHVISION, TRANSFORMERS = "timm/", "torchvision/", "transformers/"
 MOST_WORKERS = 128

@@ -23,7 +23,7 @@ from facts.parts import Part, Plan
 from facts.result import CompressionResult, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
-from facts.utils.stopwatch import stage, stopwatch
+from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
 

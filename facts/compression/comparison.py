@@ -17,7 +17,7 @@ from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
 from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device
-from facts.utils.stopwatch import stage, stopwatch
+from facts.utils.progress import stage, stopwatch
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from facts.search.methods.cors_fisher import CoRSFisher
 from facts.search.methods.uniform import Uniform
 from facts.utils.batches import first_of
 from facts.utils.files import ScratchFolder
-from facts.utils.registry import by_name
-from facts.utils.stopwatch import stopwatch
+from facts.utils.options import by_name
+from facts.utils.progress import stopwatch
 
 log = logging.getLogger(__name__)
 

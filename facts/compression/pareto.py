@@ -12,9 +12,8 @@ from facts.calibration.prepare import Calibration
 from facts.compression.compress import compress
 from facts.estimators import ESTIMATORS, Estimator
 from facts.search import Search
-from facts.utils.extras import needing
 from facts.utils.files import ScratchFolder, replacing
-from facts.utils.registry import by_name
+from facts.utils.options import by_name, needing
 
 with needing("experiments", "a comparison"):
     import pandas as pd

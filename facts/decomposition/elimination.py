@@ -10,7 +10,7 @@ from torch import Tensor
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import Root, lift_spectrum, square_root
-from facts.utils.linalg import solved
+from facts.utils.numerics import solved
 
 STEPS_AT_ONCE = 64  # between updates of the full matrices
 

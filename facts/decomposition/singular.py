@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from facts.utils.linalg import solved
+from facts.utils.numerics import solved
 
 
 def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from facts.moments import Moment
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import Counts
-from facts.utils.registry import by_name
+from facts.utils.options import by_name
 
 
 def estimate_factors(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from facts.utils.linalg import solved
+from facts.utils.numerics import solved
 
 # Fisher and Gram matrices are sums in float32: an eigenvalue below its precision is rounding error.
 NEAR_SINGULAR = torch.finfo(torch.float32).eps

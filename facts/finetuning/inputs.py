@@ -17,7 +17,7 @@ from facts.moments.batch import at_least_float32
 from facts.moments.losses import OutputError
 from facts.utils.batches import batch_size, has_row_per_sample, in_parts
 from facts.utils.cache import calibration_key, content_key, name_of
-from facts.utils.random import seeded
+from facts.utils.numerics import seeded
 
 SMALLEST_AREA = 0.5  # fraction of the image that a random crop keeps at least
 ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image

@@ -13,7 +13,7 @@ from facts.models.openmmlab import untrained
 from facts.parts import Plan
 from facts.result import CompressionResult
 from facts.tasks import Task
-from facts.utils.stopwatch import timed
+from facts.utils.progress import timed
 
 
 @dataclass(frozen=True)

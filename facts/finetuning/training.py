@@ -22,9 +22,8 @@ from facts.modules.modes import autocast, evaluating, without_autocast
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import Cache, content_key
-from facts.utils.progress import Show, progress_of
-from facts.utils.random import seeded
-from facts.utils.reports import report
+from facts.utils.numerics import seeded
+from facts.utils.progress import Show, progress_of, report
 
 log = logging.getLogger(__name__)
 

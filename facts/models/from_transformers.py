@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from facts.models.builders import Recipe, nested, refuse_references
 from facts.models.weights import read_checkpoint, refuse_misfits
 from facts.modules.linear_calls import with_linear_layers
-from facts.utils.extras import needing
 from facts.utils.hub import offline
-from facts.utils.options import options
-from facts.utils.silence import silence
+from facts.utils.options import needing, options
+from facts.utils.progress import silence
 
 # Files that `save_pretrained` writes, by the attribute of a network and transformers' class that reads it.
 PROCESSORS = {

@@ -20,9 +20,9 @@ from facts.models.builders import Recipe, TimmModel, nested
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
 from facts.modules.pivoted import PivotedLinear
 from facts.modules.pivots import pivoted_layer
+from facts.utils.numerics import seeded
 from facts.utils.options import options
-from facts.utils.random import seeded
-from facts.utils.silence import silence
+from facts.utils.progress import silence
 
 LAYERS = ("BN", "GELU", "GN", "LN", "ReLU", "SyncBN")  # any other name might make the library import something
 

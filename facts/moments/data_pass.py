@@ -27,8 +27,7 @@ from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed
 from facts.utils.batches import batch_size, in_parts, share, to_device
-from facts.utils.progress import with_progress
-from facts.utils.stopwatch import waiting
+from facts.utils.progress import waiting, with_progress
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from facts.moments.batch import LayerBatch, add_symmetric, mirror
-from facts.utils.cache import Cache, content_key
-from facts.utils.sources import code_of
+from facts.utils.cache import Cache, code_of, content_key
 
 GradClip = float | Literal["median", "tokens"] | None
 Normalize = Literal["none", "batch"]

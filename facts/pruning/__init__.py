@@ -1,7 +1,7 @@
 """Structured pruning: methods that the paper compares with, one file each."""
 
 from facts.pruning.base import Pruner, PruningProblem
-from facts.utils.registry import load_methods
+from facts.utils.options import load_methods
 
 PRUNERS = load_methods("facts.pruning.methods", Pruner)  # type: ignore[type-abstract]
 globals().update((method.__name__, method) for method in PRUNERS.values())  # facts.pruning.NViT, and so on

@@ -26,9 +26,9 @@ from facts.cost.timing import DEFAULT_TIMING, TimingPolicy
 from facts.modules.linear_calls import copy_with
 from facts.modules.networks import OneTensor, is_transformers, reads_tokens, run
 from facts.result import CompressionResult
-from facts.utils.extras import needing
 from facts.utils.files import staging
-from facts.utils.silence import silence
+from facts.utils.options import needing
+from facts.utils.progress import silence
 
 Call = Callable[[Tensor], Any]
 

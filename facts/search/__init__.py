@@ -4,7 +4,7 @@ from facts.search.allocation import Allocation, allocate
 from facts.search.base import Plan, Search, SearchResult
 from facts.search.problem import AllocationProblem
 from facts.search.sensitivity.interpolation import interpolate_profile
-from facts.utils.registry import load_methods
+from facts.utils.options import load_methods
 
 SEARCHES = load_methods("facts.search.methods", Search)  # type: ignore[type-abstract]
 globals().update((method.__name__, method) for method in SEARCHES.values())  # facts.search.CoRS, and so on

@@ -14,9 +14,8 @@ from facts.moments.losses import on_given_labels
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
 from facts.utils.batches import batch_size, to_device
-from facts.utils.cache import calibration_key, content_key
+from facts.utils.cache import calibration_key, code_of, content_key
 from facts.utils.progress import with_progress
-from facts.utils.sources import code_of
 
 
 class Training:

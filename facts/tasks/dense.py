@@ -36,10 +36,10 @@ from facts.models.openmmlab import Features
 from facts.moments.losses import kl_divergence
 from facts.tasks.base import Evaluation, NumberedBatches, Task, chosen_indices_of, pass_over, settings_of
 from facts.utils.cache import content_key
+from facts.utils.distributed import loader_workers
+from facts.utils.numerics import seed_of, seeded
 from facts.utils.options import Count, options
-from facts.utils.processors import loader_workers
-from facts.utils.random import seed_of, seeded
-from facts.utils.silence import silence
+from facts.utils.progress import silence
 
 Split = Literal["train", "val"]
 COARSEST = 3  # of the maps from the backbone's stages: FPN's `fpn_convs.3.conv`

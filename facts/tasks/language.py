@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from facts.moments.losses import NOTHING, next_tokens, summed_cross_entropy
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
 from facts.utils.cache import content_key
-from facts.utils.extras import needing
 from facts.utils.hub import HUB, answers, fetched
-from facts.utils.options import Count, options
-from facts.utils.random import seed_of
-from facts.utils.silence import silence
+from facts.utils.numerics import seed_of
+from facts.utils.options import Count, needing, options
+from facts.utils.progress import silence
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

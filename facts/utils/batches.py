@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from facts.utils.stopwatch import waiting
+from facts.utils.progress import waiting
 
 T = TypeVar("T")
 

@@ -1,10 +1,12 @@
-"""Cache of computed tensors, in a folder, keyed by the content they were computed from."""
+"""Hashes of content and code, and a cache of tensors in a folder, keyed by what they were computed from."""
 
+import ast
 import hashlib
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,12 @@ from facts.utils import distributed
 from facts.utils.files import locked, replacing, writable_folder
 
 log = logging.getLogger(__name__)
+
+PACKAGE = Path(__file__).parents[1]
+# No result depends on these.
+WITHOUT_RESULTS = ("__main__.py", "cli", "saving")
+# Each file holds one method, and affects only that one.
+METHODS = "methods"
 
 CHECKSUM = "checksum"  # of names and tensors, in a file's metadata
 
@@ -118,3 +126,30 @@ def name_of(function: Callable, argument: str) -> str:
             f"cache= needs {argument}= to have a name of its own: define it as a function at the top of a module"
         )
     return f"{function.__module__}.{name}"
+
+
+@cache
+def shared_code() -> str:
+    """Hash of the code that every result may depend on."""
+    paths = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    shared = [path for path in paths if path.parts[0] not in WITHOUT_RESULTS and METHODS not in path.parts]
+    return content_key({str(path): statements(PACKAGE / path) for path in shared})
+
+
+@cache
+def code_of(cls: type) -> str:
+    """Hash of the file that defines a class; empty if it was typed into a session."""
+    try:
+        return content_key(statements(Path(inspect.getfile(cls))))
+    except (OSError, TypeError):
+        return ""
+
+
+@cache
+def statements(path: Path) -> str:
+    """Code of a file, without comments and docstrings."""
+    tree = ast.parse(path.read_bytes())  # in UTF-8, whatever the locale
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)

@@ -8,20 +8,23 @@ import atexit
 import logging
 import os
 import pickle
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from facts.utils.stopwatch import hide_displays
+from facts.utils.progress import hide_displays
 
 T = TypeVar("T")
 
+MOST_WORKERS = 16
 LONGEST_WAIT = timedelta(days=2)  # long enough for a rank search on the main rank; a dead process is noticed sooner
 
 
@@ -167,3 +170,26 @@ def _portable(value: Any) -> Any:
         except Exception:
             return _Failure(RuntimeError(f"process {_group.rank}: {type(value.error).__name__}: {value.error}"))
     return value
+
+
+def device_name(device: torch.device) -> str:
+    """Name of a GPU, or of this machine's processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+
+
+def processor() -> str:
+    """Name of this machine's processor, or its architecture if no name is known."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def loader_workers(wanted: int | None) -> int:
+    """Number of workers for a loader: as wanted, or this process's share of the processors, up to 16."""
+    if wanted is not None:
+        return wanted
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, able // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))  # set by torchrun

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from huggingface_hub import constants
 
-from facts.utils.extras import needing
+from facts.utils.options import needing
 
 HUB = "hub:"  # begins the name of a data set: hub:OWNER/DATASET/CONFIGURATION/SPLIT
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")

@@ -1,12 +1,19 @@
-"""Options of methods: checked when an object is built, before any work starts."""
+"""Methods by name, their options, checked before any work starts, and packages that only some uses need."""
 
+import ast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field
-from typing import Annotated, TypeVar, cast, dataclass_transform
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 T = TypeVar("T")
+
+PACKAGE = Path(__file__).parents[1]
 
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
@@ -20,3 +27,59 @@ Share = Annotated[float, Field(ge=0, le=1)]
 def options(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass with keyword-only fields. Invalid values and unknown names are errors."""
     return cast(type[T], dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls))
+
+
+class Description(NamedTuple):
+    """A method's docstring: the first line without its source, and the rest."""
+
+    summary: str
+    details: str
+
+
+def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
+    """Import the methods in a package by file name: from each file, its first subclass of `base`."""
+    methods = {}
+    for path in _files(package):
+        module = import_module(f"{package}.{path.stem}")
+        own = (thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__)
+        methods[path.stem] = next(thing for thing in own if isinstance(thing, type) and issubclass(thing, base))
+    return methods
+
+
+def describe_methods(package: str) -> dict[str, Description]:
+    """Read the docstring of each file in a package, by file name, without importing anything.
+
+    A docstring begins with `NAME: summary (source).`
+    """
+    descriptions = {}
+    for path in _files(package):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        first, _, rest = text.partition("\n")
+        summary = first.partition(": ")[2].partition(" (")[0].rstrip(".")
+        assert summary, f"the docstring of {path} must begin with `NAME: summary (source).`"
+        descriptions[path.stem] = Description(summary, rest.strip())
+    return descriptions
+
+
+def by_name(value: str | T, known: Mapping[str, type[T]], what: str) -> T:
+    """Return `value` itself, or a default instance of the class it names. Raises `ValueError` with the choices."""
+    if isinstance(value, type):
+        raise ValueError(f"{what} must be a name or an instance: {value.__name__}(), not {value.__name__}")
+    if not isinstance(value, str):
+        return value
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}; choose one of {', '.join(known)}, or pass an instance")
+    return known[value]()
+
+
+def _files(package: str) -> list[Path]:
+    return sorted(PACKAGE.joinpath(*package.split(".")[1:]).glob("[!_]*.py"))
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Wrap imports: if a package is missing, the `ModuleNotFoundError` says which extra installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{what} needs {error.name}: pip install -e '.[{extra}]'", name=error.name) from error

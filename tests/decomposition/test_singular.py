@@ -8,7 +8,7 @@ import torch
 from facts.decomposition.singular import by_gram
 from facts.decomposition.truncation import decompose
 from facts.estimators import KroneckerFactors
-from facts.utils.linalg import solved
+from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda
 
 SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]

@@ -11,7 +11,7 @@ import torch
 import facts
 from facts.cost.timing import TimingPolicy
 from facts.saving.export import onnx_call, openvino_call, openvino_formats
-from facts.utils.processors import device_name
+from facts.utils.distributed import device_name
 from tests.photos.data import NETWORKS, Table, load_all, top1
 
 pytestmark = pytest.mark.external

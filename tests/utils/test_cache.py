@@ -1,6 +1,8 @@
 """What was computed is kept, found again, never mixed up, and never trusted when damaged."""
 
 import copy
+import importlib.util
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -10,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import facts
-from facts.estimators import FACTS
-from facts.moments import GradGram, collect_moments
+from facts.estimators import FACTS, GFWSVD
+from facts.moments import GradGram, InputGram, collect_moments
 from facts.parts.layers import select_layers
-from facts.utils.cache import content_key
+from facts.utils.cache import PACKAGE, code_of, content_key, shared_code, statements
 from tests.networks import UNIFORM, EveryShape, compress_on_all, image_batches, make_model
 
 
@@ -163,3 +165,37 @@ class TestKeys:
     def test_different_content_has_different_keys(self, left, right):
         assert content_key(left) != content_key(right)
         assert content_key(left) == content_key(copy.deepcopy(left))
+
+
+def test_comments_and_docstrings_do_not_count_but_statements_do(tmp_path):
+    def code(text):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"  # a file is read once
+        path.write_text(text)
+        return statements(path)
+
+    assert code("def f(x): return x + 1") != code("def f(x=0): return x + 1")
+    assert code('"""One."""\n\n\ndef f(x):\n    """Add."""\n    return x + 1  # more\n') == code("def f(x): return x+1")
+
+
+def test_a_moment_of_another_code_is_kept_apart(tmp_path):
+    """Of the same name and fields, whether one's own changed or one is called as the package's is."""
+    spec = "from facts.moments import InputGram as Base\n\n\nclass InputGram(Base):\n    size = {}\n"
+    keys = {InputGram().key}
+    for number in range(2):
+        path = tmp_path / f"mine_{number}.py"
+        path.write_text(spec.format(number))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(path.stem, path))
+        sys.modules[path.stem] = module
+        module.__spec__.loader.exec_module(module)
+        keys.add(module.InputGram().key)
+        del sys.modules[path.stem]
+    assert len(keys) == 3 and all(key.startswith("InputGram-") for key in keys)
+
+
+def test_each_method_has_its_own_hash_and_no_part_in_the_shared_one(monkeypatch):
+    assert code_of(FACTS) != code_of(GFWSVD)
+    read = []
+    monkeypatch.setattr("facts.utils.cache.statements", lambda path: read.append(path.relative_to(PACKAGE)) or "")
+    shared_code.__wrapped__()
+    assert len(read) > 30
+    assert not [path for path in read if "methods" in path.parts or path.parts[0] in ("cli", "saving")]

@@ -5,15 +5,24 @@ import itertools
 import pytest
 
 from facts.utils import progress
-from facts.utils import stopwatch as stopwatches
-from facts.utils.progress import progress_of, with_progress
-from facts.utils.reports import report, reporting_to
-from facts.utils.stopwatch import READING, current_stopwatch, hide_displays, stage, stopwatch, timed, waiting
+from facts.utils.progress import (
+    READING,
+    current_stopwatch,
+    hide_displays,
+    progress_of,
+    report,
+    reporting_to,
+    stage,
+    stopwatch,
+    timed,
+    waiting,
+    with_progress,
+)
 
 
 @pytest.fixture(autouse=True)
 def no_choice_of_the_environment(monkeypatch):
-    monkeypatch.setattr(stopwatches, "_hidden", False)
+    monkeypatch.setattr(progress, "_hidden", False)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -61,7 +70,7 @@ def test_a_terminal_shows_the_stages_in_one_display(capsys, terminal):
 @pytest.fixture
 def clock(monkeypatch):
     """Each look at it takes a second."""
-    monkeypatch.setattr(stopwatches.time, "perf_counter", itertools.count().__next__)
+    monkeypatch.setattr(progress.time, "perf_counter", itertools.count().__next__)
 
 
 def test_stages_add_up_and_inner_stopwatches_share_them(clock):

@@ -11,8 +11,7 @@ from torch import nn
 
 from facts.pruning.base import Pruner, PruningProblem
 from facts.pruning.vit import TOKENS, check_vit, update_sizes
-from facts.utils.extras import needing
-from facts.utils.options import Count, Share, options
+from facts.utils.options import Count, Share, needing, options
 
 STEPS = 1000  # the search for the pruned fraction tries multiples of 1 / STEPS
 MOST = 950  # largest multiple: torch-pruning refuses to empty a layer

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from facts.modules.networks import is_encoder, is_transformers, whole_image
 from facts.tasks.base import ClassLogits, Evaluation, pass_over
-from facts.utils.extras import needing
-from facts.utils.options import Count, options
+from facts.utils.options import Count, needing, options
 
 if TYPE_CHECKING:
     from transformers import BaseImageProcessor

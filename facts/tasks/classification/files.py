@@ -15,8 +15,8 @@ from timm.data import ImageNetInfo
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from facts.utils.cache import content_key
-from facts.utils.extras import needing
 from facts.utils.hub import HUB, fetched
+from facts.utils.options import needing
 
 if TYPE_CHECKING:
     from datasets import Dataset

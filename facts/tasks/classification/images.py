@@ -41,9 +41,9 @@ from facts.tasks.classification.files import (
     synsets,
 )
 from facts.utils.cache import content_key
+from facts.utils.distributed import loader_workers
+from facts.utils.numerics import seed_of, seeded
 from facts.utils.options import Count, options
-from facts.utils.processors import loader_workers
-from facts.utils.random import seed_of, seeded
 
 Augmentation = Literal["none", "train"]
 Transform = Literal["paper", "crop", "timm"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from facts.utils.extras import needing
+from facts.utils.options import needing
 
 
 def test_a_missing_package_is_named_with_its_extra():
