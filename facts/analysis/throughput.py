@@ -1,18 +1,23 @@
-"""Throughput of a compressed network on this device, and of other ways to make its layers cheaper."""
+"""Speed on this device: of a compressed network, of other ways to make its layers cheaper, and of a data pass."""
 
 import copy
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from facts.analysis.base import Analysis, Findings, Subject
+from facts.calibration.prepare import Calibration, prepare
 from facts.cost.timing import TimingPolicy, speeds
+from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
+from facts.modules.modes import autocast
 from facts.modules.networks import noise
+from facts.utils.batches import batch_size, to_device
 from facts.utils.options import Count, options
 
 Variant = Literal["residual", "half", "two_of_four"]
@@ -89,3 +94,40 @@ class Throughput(Analysis):
             metrics["two_of_four_speedup"] = found["two_of_four"].throughput / found["half"].throughput
         metrics["latency_ms"] = 1000 * self.batch_size / result.throughput
         return Findings(metrics, {"speeds": {name: asdict(speed) for name, speed in found.items()}, "missing": missing})
+
+
+@options
+class DeviceRecord(Throughput):
+    """Throughput, and the seconds that FACTS's data pass takes for 1,000 samples, on layers and on units.
+
+    The passes take turns on the first batch. `plain_pass` is forward and backward with the gradients of all weights:
+    an optimiser's step without its update. On a GPU, `_gib` is the peak of its memory.
+    """
+
+    def run(self, subject: Subject) -> Findings:
+        found, given = super().run(subject), subject.calibration
+        device = next(subject.model.parameters()).device
+        inputs, targets = to_device(next(iter(given.data or ())), device)
+        passes: dict[str, Callable[[], Any]] = {"plain_pass": partial(plain_pass, given, inputs, targets)}
+        for parts in ("layers", "units"):
+            execution = replace(given.execution, cache=None)
+            own = prepare(
+                subject.model, [(inputs, targets)], held_out=(), loss=given.loss, execution=execution, parts=parts
+            )
+            passes[f"{parts}_pass"] = partial(own.moments, own.suited(FACTS()).moments, cached=False)
+        for name, timing in self.timing.times(passes).items():
+            found.metrics[f"{name}_seconds"] = 1000 * timing.median / batch_size(inputs)
+        for name, run in passes.items() if device.type == "cuda" else ():
+            torch.cuda.reset_peak_memory_stats(device)
+            run()
+            found.metrics[f"{name}_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        return found
+
+
+def plain_pass(calibration: Calibration, inputs: Any, targets: Any) -> None:
+    model: nn.Module = calibration.model
+    model.zero_grad(set_to_none=True)
+    with autocast(next(model.parameters()).device, calibration.execution.precision):
+        loss = calibration.loss(model(inputs), targets)
+    loss.backward()
+    model.zero_grad(set_to_none=True)

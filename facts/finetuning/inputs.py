@@ -1,4 +1,4 @@
-"""Lessons from inputs without labels: the targets are the original's outputs."""
+"""Training data from inputs without labels: the targets are the original's outputs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Survey:
     every: int
     held_back: list[Any]
     keys: dict[int, str]
-    num_lessons: int
+    num_training_parts: int
     num_samples: int
 
 
@@ -53,7 +53,7 @@ class Inputs:
 
     @cached_property
     def survey(self) -> Survey:
-        """Read the data once. Raises `ValueError` if they cannot be divided into lessons and a part to hold back."""
+        """Read the data once. Raises `ValueError` if they cannot be divided into parts to train on and to hold back."""
         every, size = max(2, round(1 / self.held_back)), self.part_size
         first = list(islice(self._parts(size), 2))
         if len(first) == 1 and has_row_per_sample(first[0]):  # one part to learn from, and one to judge by
@@ -83,7 +83,7 @@ class Inputs:
         return self.output_error(original, changed)
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> "Epoch":
-        return Epoch(self, (seed, epoch), range(self.survey.num_lessons))
+        return Epoch(self, (seed, epoch), range(self.survey.num_training_parts))
 
     def error(self, student: nn.Module, teacher: nn.Module, precision: torch.dtype) -> float:
         """Mean error of the student's outputs on the held-back parts."""
@@ -92,7 +92,7 @@ class Inputs:
         assert found is not None
         return found.mean
 
-    def lessons(self) -> Iterator[Any]:
+    def parts_to_train_on(self) -> Iterator[Any]:
         """Yield the parts that are not held back. Raises `ValueError` if the data differ from what the survey read."""
         for number, part in enumerate(self._parts(self.survey.part_size)):
             is_held_back = number % self.survey.every == self.survey.every - 1
@@ -113,7 +113,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The lessons of one epoch with these `numbers`, each with its own views; the others are read and skipped."""
+    """The parts of one epoch with these `numbers`, each with its own views; the others are read and skipped."""
 
     inputs: Inputs
     seed: tuple[int, ...]
@@ -127,7 +127,7 @@ class Epoch:
 
     def __iter__(self) -> Iterator[tuple[Any, None]]:
         chosen = self.numbers
-        own = islice(self.inputs.lessons(), chosen.start, chosen.stop, chosen.step)
+        own = islice(self.inputs.parts_to_train_on(), chosen.start, chosen.stop, chosen.step)
         for number, part in zip(chosen, own, strict=True):
             if self.inputs.views and _is_one_photo_each(part):
                 with seeded(*self.seed, number):

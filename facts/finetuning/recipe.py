@@ -1,5 +1,7 @@
-"""Recipes for finetuning."""
+"""Recipes for finetuning, and the losses that they minimise."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Protocol
 
@@ -9,9 +11,14 @@ from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRSchedu
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
-from facts.finetuning.blocks import compressed_blocks, matching_error, outputs_of
+from facts.modules.heads import PaddedHeads
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import run
+from facts.moments.batch import at_least_float32
+from facts.moments.data_pass import blocks_of
+from facts.moments.statistics import at_least_tiny
 from facts.tasks.base import Batches
 from facts.utils.batches import batch_size
 from facts.utils.options import Count, NotNegative, Positive, Share, options
@@ -19,7 +26,7 @@ from facts.utils.options import Count, NotNegative, Positive, Share, options
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
-class Lessons(Protocol):
+class TrainingData(Protocol):
     """Batches to train on, and losses to minimise: a task, or the inputs of `facts.recover`."""
 
     def training(self, model: nn.Module, epoch: int, seed: int = 0) -> Batches: ...
@@ -111,7 +118,7 @@ class Finetuning(Steps):
             case "cosine":
                 return CosineLRScheduler(optimizer, total_steps, lr_min=self.min_learning_rate, **common)
 
-    def loss(self, lessons: Lessons, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
+    def loss(self, data: TrainingData, student: nn.Module, teacher: nn.Module, inputs: Any, targets: Any) -> Tensor:
         """(1 - alpha) times the loss on labels + alpha times the distance from the teacher, summed over samples.
 
         For class logits the distance is temperature² KL(teacher / temperature ‖ student / temperature), as in the DeiT
@@ -122,12 +129,63 @@ class Finetuning(Steps):
         with outputs_of(student, matched) as of_blocks:
             outputs = run(student, inputs)
         if self.alpha < 1:
-            parts.append((1 - self.alpha) * lessons.loss(outputs, targets))
+            parts.append((1 - self.alpha) * data.loss(outputs, targets))
         if self.alpha or matched:
             with torch.no_grad(), outputs_of(teacher, matched) as originals:
                 original = run(teacher, inputs)
         if self.alpha:
-            parts.append(self.alpha * lessons.distillation_error(original, outputs, self.temperature))
+            parts.append(self.alpha * data.distillation_error(original, outputs, self.temperature))
         if matched:
             parts.append(self.block_weight * matching_error(originals, of_blocks, batch_size(inputs)))
         return sum(parts[1:], start=parts[0])
+
+
+def compressed_blocks(model: nn.Module, original: nn.Module) -> list[str]:
+    """Find the names of blocks with low-rank or narrower layers; of the low-rank layers, if they are in no block."""
+    sizes = {name: parameter.shape for name, parameter in original.named_parameters()}
+    low_rank = [module for module in model.modules() if isinstance(module, LowRankLayer)]
+    narrower = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, PaddedHeads)
+        or (isinstance(module, nn.Linear) and sizes.get(f"{name}.weight", module.weight.shape) != module.weight.shape)
+    ]
+    found = blocks_of(model, [*low_rank, *narrower]) or low_rank
+    return [name for name, module in model.named_modules() if module in found]
+
+
+@contextmanager
+def outputs_of(model: nn.Module, names: Iterable[str]) -> Iterator[list[Tensor]]:
+    """Collect the output of each call of these modules within the `with` block in a list, in order.
+
+    Raises `ValueError` for a name that the network does not have.
+    """
+    outputs: list[Tensor] = []
+    modules = dict(model.named_modules())
+
+    def note(module: nn.Module, args: tuple, output: object) -> None:
+        outputs.append(next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)))
+
+    with ExitStack() as stack:
+        for name in names:
+            if name not in modules:
+                raise ValueError(
+                    f"the original has no {name}, whose output should be matched: give the network that was "
+                    "compressed, or block_weight=0"
+                )
+            stack.callback(modules[name].register_forward_hook(note).remove)
+        yield outputs
+
+
+def matching_error(originals: list[Tensor], changed: list[Tensor], num_samples: int) -> Tensor:
+    """Σ over samples and outputs of ‖changed - original‖² / ‖original‖².
+
+    Outputs whose shapes differ, as after pruning a width that all blocks share, are skipped.
+    """
+    errors = []
+    for pair in zip(originals, changed, strict=True):
+        if pair[0].shape != pair[1].shape:
+            continue
+        original, other = (at_least_float32(output).reshape(num_samples, -1) for output in pair)
+        errors.append(((other - original).square().sum(1) / at_least_tiny(original.square().sum(1))).sum())
+    return torch.stack(errors).sum() if errors else torch.zeros(())

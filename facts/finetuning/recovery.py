@@ -73,9 +73,9 @@ class Recovery(Steps):
         samples, which are used neither to train nor to choose. Checkpoints are kept in `cache`, as in `finetune`.
         """
         start = time.perf_counter()
-        lessons, others = data
+        to_learn, others = data
         held_out = list(others)
-        inputs = Inputs(lessons, output_error, self.batch_size, self.held_back, self.views)
+        inputs = Inputs(to_learn, output_error, self.batch_size, self.held_back, self.views)
         student, dtype = copy_with(network), next(network.parameters()).dtype
         precision = dtype if dtype in HALVES else torch.float32  # of the returned network
 

@@ -1,13 +1,20 @@
-"""State of finetuning: everything that changes, as stored in a checkpoint."""
+"""What finetuning changes: the state that a checkpoint holds, and pivoted layers as plain factors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
+from facts.decomposition.singular import spectral_factors
 from facts.finetuning.recipe import Finetuning
+from facts.modules.linear_calls import replace_submodule
+from facts.modules.lowrank import LowRankLinear
+from facts.modules.pivoted import PivotedLinear
+from facts.modules.pivots import arithmetic_of, pivoted_layer
+from facts.utils.cache import optimizer_tensors, restore_optimizer
 
 
 class State:
@@ -29,7 +36,7 @@ class State:
         self.scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "float16")
         self.steps, self.total_steps = 0, total_steps
         self.totals = torch.zeros(recipe.num_epochs, 2, dtype=torch.float64)
-        self.seconds = self.seconds_to_judge = self.seconds_to_save = 0.0
+        self.seconds = self.seconds_to_validate = self.seconds_to_save = 0.0
         self.errors: list[float] = []
         self.best: dict[str, Tensor] = {}
 
@@ -55,15 +62,16 @@ class State:
             tensor.copy_(self.best[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        moments = self.optimizer.state_dict()["state"]
         return {
             **{f"student/{name}": tensor.detach() for name, tensor in self._weights().items()},
-            **{f"adamw/{i}/{key}": tensor for i, entries in moments.items() for key, tensor in entries.items()},
+            **{f"adamw/{name}": tensor for name, tensor in optimizer_tensors(self.optimizer).items()},
             **{f"scaler/{key}": torch.tensor(value) for key, value in self.scaler.state_dict().items()},
             **{f"best/{name}": tensor for name, tensor in self.best.items()},
             "steps": torch.tensor([self.steps, self.total_steps]),
             "totals": self.totals,
-            "seconds": torch.tensor([self.seconds, self.seconds_to_judge, self.seconds_to_save], dtype=torch.float64),
+            "seconds": torch.tensor(
+                [self.seconds, self.seconds_to_validate, self.seconds_to_save], dtype=torch.float64
+            ),
             "errors": torch.tensor(self.errors, dtype=torch.float64),
         }
 
@@ -73,21 +81,44 @@ class State:
             tensor.copy_(tensors[f"student/{name}"])
             if f"best/{name}" in tensors:
                 self.best[name] = tensors[f"best/{name}"].to(tensor.device)
-        moments: dict[int, dict[str, Tensor]] = {}
-        scaler = {}
-        for name, tensor in tensors.items():
-            match name.split("/"):
-                case "adamw", index, key:
-                    moments.setdefault(int(index), {})[key] = tensor
-                case "scaler", key:
-                    scaler[key] = tensor.item()
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        if scaler:
+        restore_optimizer(self.optimizer, _below("adamw/", tensors))
+        if scaler := {key: tensor.item() for key, tensor in _below("scaler/", tensors).items()}:
             self.scaler.load_state_dict(scaler)
         self.steps, self.total_steps = tensors["steps"].tolist()
-        self.seconds, self.seconds_to_judge, self.seconds_to_save = tensors["seconds"].tolist()
+        self.seconds, self.seconds_to_validate, self.seconds_to_save = tensors["seconds"].tolist()
         self.totals, self.errors = tensors["totals"], tensors["errors"].tolist()
 
     def _weights(self) -> dict[str, Tensor]:
         """Parameters and buffers, each once: some networks register one under several names."""
         return {**dict(self.student.named_parameters()), **dict(self.student.named_buffers())}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def plain_factors(model: nn.Module) -> Iterator[None]:
+    """Replace every pivoted layer by two factors within the block, and the factors by a pivoted layer afterwards.
+
+    Both forms reach the same weights, but a small step of a pivot or a coefficient can be a large step of the weight.
+    If the pivots were permuted, new ones are chosen for half precision again. After an error the factors remain.
+    """
+    pivoted = {name: module for name, module in model.named_modules() if isinstance(module, PivotedLinear)}
+    for name, layer in pivoted.items():
+        replace_submodule(model, name, _balanced(layer))
+    yield
+    for name, layer in pivoted.items():
+        factors = model.get_submodule(name)
+        assert isinstance(factors, LowRankLinear)
+        precision = torch.float32 if layer.order is None else torch.bfloat16
+        arithmetic = arithmetic_of(factors.left, precision)
+        pivots = pivoted_layer(factors.left, factors.right, factors.bias, arithmetic=arithmetic)
+        replace_submodule(model, name, pivots)
+
+
+@torch.no_grad()
+def _balanced(layer: PivotedLinear) -> LowRankLinear:
+    """The same weight as two factors with equal singular values."""
+    left, right = spectral_factors(*(factor.double() for factor in layer.factors()), share=0.5)
+    return LowRankLinear(left.to(layer.basis), right.to(layer.basis), layer.bias)

@@ -1,36 +1,39 @@
-"""Training: steps, checkpoints, progress."""
+"""Training: steps, checkpoints, progress; and PELA's protocol, whose stages train a backbone, then the network."""
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from facts.finetuning.factors import plain_factors
-from facts.finetuning.recipe import Finetuning, Lessons
-from facts.finetuning.state import State
+from facts.finetuning.recipe import Finetuning, TrainingData
+from facts.finetuning.state import State, plain_factors
+from facts.models.openmmlab import untrained
 from facts.modules.modes import autocast, evaluating, without_autocast
+from facts.parts import Plan
+from facts.result import CompressionResult
+from facts.tasks import Task
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import Cache, content_key
 from facts.utils.numerics import seeded
-from facts.utils.progress import Show, progress_of, report
+from facts.utils.progress import Show, progress_of, report, timed
 
 log = logging.getLogger(__name__)
 
 Numbered = tuple[int, tuple[Any, Any]]
 """A batch and its number in the epoch."""
 
-Judge = Callable[[nn.Module], float]
+Validate = Callable[[nn.Module], float]
 """Maps a network, in any mode, to its error on samples that it is not trained on, the same in all processes."""
 
 NUM_TRIALS = 4  # steps to estimate how many fit into the given minutes; the first of them is not timed
@@ -41,7 +44,7 @@ MARGIN = 0.02  # fraction of the given minutes for work that is not timed
 class Outcome:
     """The mean loss of each epoch, and the time, including that of an interrupted run up to its last checkpoint.
 
-    `errors` are those measured by the judge before the training and after each epoch; `seconds_before` is the
+    `errors` are those measured by `validate` before the training and after each epoch; `seconds_before` is the
     interrupted run's time.
     """
 
@@ -54,15 +57,15 @@ class Outcome:
 def finetune(
     student: nn.Module,
     teacher: nn.Module,
-    lessons: Lessons,
+    data: TrainingData,
     recipe: Finetuning,
     folder: Path | str | None = None,
-    judge: Judge | None = None,
+    validate: Validate | None = None,
     start: float | None = None,
 ) -> Outcome:
     """Train all parameters of `student` in place, on batches of a task or of inputs only; `teacher` is unchanged.
 
-    Pivoted layers are trained as plain factors, and become pivoted again. With a `judge`, the student ends with the
+    Pivoted layers are trained as plain factors, and become pivoted again. With `validate`, the student ends with the
     weights of the smallest error, possibly its initial ones. There is no early stopping: high rates hurt before they
     help. A recipe's minutes count from `start`, a value of `time.perf_counter` (default: now).
 
@@ -78,10 +81,10 @@ def finetune(
     def train() -> Outcome:
         cache, checkpoint = Cache(Path(folder)) if folder else None, ""
         if cache:
-            data = lessons.content_key(teacher)
-            checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, data)}"
+            of_data = data.content_key(teacher)
+            checkpoint = f"finetuning-{content_key(recipe.identity(), repr(student), student, teacher, of_data)}"
         with plain_factors(student), without_autocast(next(student.parameters()).device):
-            return _Training(student, teacher, lessons, recipe, cache, checkpoint, judge, start).run()
+            return _Training(student, teacher, data, recipe, cache, checkpoint, validate, start).run()
 
     return distributed.on_all_ranks(train)
 
@@ -90,18 +93,18 @@ def finetune(
 class _Training:
     student: nn.Module
     teacher: nn.Module
-    lessons: Lessons
+    data: TrainingData
     recipe: Finetuning
     cache: Cache | None
     checkpoint: str
-    judge: Judge | None
+    validate: Validate | None
     start: float
     seconds_before: float = 0.0
     timed_from: tuple[int, float] | None = None  # steps and seconds after this process's first step
 
     def __post_init__(self) -> None:
         self.device = next(self.student.parameters()).device
-        self.num_batches = len(self.lessons.training(self.teacher, 0, self.recipe.seed))
+        self.num_batches = len(self.data.training(self.teacher, 0, self.recipe.seed))
         if not self.num_batches:
             raise ValueError("the task has no complete batch to train on: lower its batch_size")
         self.steps_per_epoch = -(-self.num_batches // self.recipe.accumulate)
@@ -125,7 +128,7 @@ class _Training:
                 norm.train(self.recipe.train_batch_norm)
             show(state.steps, state.total_steps)
             if not state.errors:
-                self._judge()
+                self._validate()
             while not self._is_over():
                 self._epoch(state.steps // self.steps_per_epoch, show)
         self.student.zero_grad()
@@ -143,12 +146,12 @@ class _Training:
     def _seconds_left(self) -> float:
         """Seconds that the recipe leaves for steps, the same in all processes.
 
-        Time is reserved for a step, a checkpoint, an evaluation by the judge here and two of the returned network.
+        Time is reserved for a step, a checkpoint, an evaluation by `validate` here and two of the returned network.
         """
         if not self.recipe.minutes:
             return math.inf
         state = self.state
-        to_come = self._seconds_of_step() + 3 * state.seconds_to_judge + state.seconds_to_save
+        to_come = self._seconds_of_step() + 3 * state.seconds_to_validate + state.seconds_to_save
         given = (1 - MARGIN) * 60 * self.recipe.minutes
         return distributed.all_gather(max(0.0, given - self._seconds() - to_come))[0]
 
@@ -162,7 +165,7 @@ class _Training:
         first = self.state.steps % self.steps_per_epoch
         own = slice(first * self.recipe.accumulate + distributed.rank(), None, distributed.size())
         numbers = range(self.num_batches)[own]
-        batches = iter(self.lessons.training(self.teacher, epoch, self.recipe.seed)[own])
+        batches = iter(self.data.training(self.teacher, epoch, self.recipe.seed)[own])
         for step in range(first, self.steps_per_epoch):
             in_step = range(step * self.recipe.accumulate, (step + 1) * self.recipe.accumulate)
             chosen = [number for number in in_step if number in numbers]
@@ -171,14 +174,14 @@ class _Training:
             show(self.state.steps, self.state.total_steps, f"loss {loss:.4g}")
             last = step + 1 == self.steps_per_epoch or self._is_over()
             if last:
-                self._judge()
+                self._validate()
             to_save = last or self.state.steps % self.recipe.save_every == 0
             if self.recipe.minutes and (to_save or self.state.steps == NUM_TRIALS):
                 self._plan()
             if to_save:
                 self._save(epoch)
             if last:
-                error = {"error": self.state.errors[-1]} if self.judge else {}
+                error = {"error": self.state.errors[-1]} if self.validate else {}
                 report("finetuning", epoch=epoch + 1, loss=self._mean_loss(epoch), **error)
                 return
 
@@ -194,12 +197,12 @@ class _Training:
         self.state.total_steps = distributed.all_gather(min(self.most_steps, affordable))[0]
         self._schedule()
 
-    def _judge(self) -> None:
+    def _validate(self) -> None:
         """Measure the student's error, and keep its weights if it is the smallest so far."""
-        if self.judge:
+        if self.validate:
             start = time.perf_counter()
-            self.state.note_error(self.judge(self.student))
-            self.state.seconds_to_judge = time.perf_counter() - start
+            self.state.note_error(self.validate(self.student))
+            self.state.seconds_to_validate = time.perf_counter() - start
 
     def _step(self, epoch: int, batches: list[Numbered]) -> float:
         """Update the weights once, from the batches of all processes. Returns the mean loss."""
@@ -243,7 +246,7 @@ class _Training:
         inputs, targets = to_device(batch, self.device)
         try:
             with seeded(*seed, device=self.device), autocast(self.device, self.recipe.autocast_type):
-                loss = self.recipe.loss(self.lessons, self.student, self.teacher, inputs, targets) / num_samples
+                loss = self.recipe.loss(self.data, self.student, self.teacher, inputs, targets) / num_samples
             self.state.scaler.scale(loss).backward()
         except torch.OutOfMemoryError as error:
             raise MemoryError(
@@ -271,3 +274,48 @@ class _Training:
             "finetuning: step %d of %d, mean loss of epoch %d %.4g, %s left",
             state.steps, state.total_steps, epoch + 1, self._mean_loss(epoch), left,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The backbone's first task, its retraining on that task, and the training of the whole network."""
+
+    task: Task
+    retraining: Finetuning
+    training: Finetuning
+
+    def identity(self) -> dict[str, Any]:
+        recipes = {"retraining": self.retraining.identity(), "training": self.training.identity()}
+        return {"task": repr(self.task), **recipes}
+
+
+class Trained(NamedTuple):
+    """A network trained on a compressed backbone, the ranks of the classifier's layers, and each stage's seconds."""
+
+    model: nn.Module
+    plan: Plan
+    seconds: dict[str, float]
+
+
+def train_in_stages(
+    network: nn.Module,
+    task: Task,
+    stages: Stages,
+    compress: Callable[[nn.Module, Iterable[Any]], CompressionResult],
+    folder: Path | None = None,
+) -> Trained:
+    """Train a network like `network`, with new heads and a compressed backbone (paper, supplement, PELA).
+
+    `compress(classifier, calibration_data)` compresses the classifier, which is retrained with the dense one as its
+    teacher; then its backbone and untrained heads learn the task. Checkpoints are kept in `folder`.
+    """
+    seconds: dict[str, float] = {}
+    device = next(network.parameters()).device
+    classifier = network.recipe.classifier.build().to(device)
+    result = compress(classifier, stages.task.calibration(classifier))
+    with timed(seconds, "retraining"):
+        finetune(result.model, classifier, stages.task, stages.retraining, folder)
+    trained = untrained(network.recipe, result.model, stages.training.seed).to(device)
+    with timed(seconds, "finetuning"):
+        finetune(trained, network, task, stages.training, folder)
+    return Trained(trained, result.plan, result.summary.seconds | seconds)

@@ -14,7 +14,7 @@ from facts.moments.losses import on_given_labels
 from facts.search.base import Search
 from facts.search.problem import AllocationProblem
 from facts.utils.batches import batch_size, to_device
-from facts.utils.cache import calibration_key, code_of, content_key
+from facts.utils.cache import calibration_key, code_of, content_key, optimizer_tensors, restore_optimizer
 from facts.utils.progress import with_progress
 
 
@@ -78,22 +78,21 @@ class Training:
                 problem.cache.save(file, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        state = self.optimizer.state_dict()["state"]
-        tensors = {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
-        tensors |= {f"{index}/value": parameter.detach() for index, parameter in enumerate(self.parameters)}
-        return {**tensors, "generator": self.generator.get_state(), "epochs": torch.tensor(self.done)}
+        return {
+            **optimizer_tensors(self.optimizer),
+            **{f"{index}/value": parameter.detach() for index, parameter in enumerate(self.parameters)},
+            "generator": self.generator.get_state(),
+            "epochs": torch.tensor(self.done),
+        }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        state: dict[int, dict[str, Tensor]] = {index: {} for index in range(len(self.parameters))}
-        for key in tensors.keys() - {"generator", "epochs"}:
-            index, name = key.split("/")
-            state[int(index)][name] = tensors[key]
-        for parameter, values in zip(self.parameters, state.values(), strict=True):
-            parameter.data.copy_(values.pop("value"))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        others = dict(tensors)
+        self.generator.set_state(others.pop("generator"))
+        self.done = int(others.pop("epochs"))
+        for index, parameter in enumerate(self.parameters):
+            parameter.data.copy_(others.pop(f"{index}/value"))
+        restore_optimizer(self.optimizer, others)
         (self.group,) = self.optimizer.param_groups
-        self.generator.set_state(tensors["generator"])
-        self.done = int(tensors["epochs"])
 
 
 class TrainedLayer:

@@ -82,6 +82,21 @@ class Cache:
         return self.folder / f"{name}.safetensors"
 
 
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """List an optimizer's state as tensors, called `<number of the parameter>/<name>`."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}/{name}": value for index, values in state.items() for name, value in values.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer the state that `optimizer_tensors` listed."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split("/")
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
 def content_key(*parts: Any) -> str:
     """Short hash of models, tensors, nested lists and mappings of them, and anything with a stable `repr`."""
     digest = hashlib.sha256()

@@ -58,7 +58,7 @@ def test_every_layer_lies_near_its_dense_cosine(data, name):
 
 def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypatch):
     plain = FisherSimilarity(num_probes=8).run(subject(data, FACTS()))
-    monkeypatch.setattr("facts.analysis.fisher_similarity.MAX_VALUES", 8 * 150)
+    monkeypatch.setattr("facts.analysis.fisher.MAX_PRODUCTS", 8 * 150)
     for _ in range(2):
         again = FisherSimilarity(num_probes=8).run(subject(data, FACTS(), execution=facts.Execution(cache=tmp_path)))
         assert again.metrics == pytest.approx(plain.metrics, rel=1e-9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import facts
-from facts.analysis.similarity import cosine, norm_ratio, probe_terms
+from facts.analysis.fisher import cosine, norm_ratio, probe_terms
 from facts.moments import FisherProducts
 from facts.moments.batch import LayerBatch
 from facts.moments.gradients import make_probes

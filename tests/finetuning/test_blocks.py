@@ -6,8 +6,8 @@ from torch import nn
 
 import facts
 from facts.finetuning import Finetuning, finetune
-from facts.finetuning.blocks import compressed_blocks, matching_error, outputs_of
 from facts.finetuning.inputs import Inputs
+from facts.finetuning.recipe import compressed_blocks, matching_error, outputs_of
 from facts.moments.losses import kl_divergence
 from tests.networks import image_batches, make_vit
 

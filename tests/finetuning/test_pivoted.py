@@ -8,7 +8,7 @@ from torch import nn
 
 import facts
 from facts.finetuning import finetune
-from facts.finetuning.factors import plain_factors
+from facts.finetuning.state import plain_factors
 from facts.modules.forms import FORMS
 from tests.finetuning.setting import Given, recipe
 from tests.networks import image_batches, make_model, relative_error

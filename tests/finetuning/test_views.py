@@ -37,15 +37,15 @@ def test_crops_are_those_of_torchvision(monkeypatch):
 def test_only_photos_have_views(shape):
     inputs = torch.rand(shape)
     data = [(inputs, None), (inputs, None)]
-    lessons = Inputs(data, kl_divergence, 4, 0.5, views=True)
-    assert all(part.equal(inputs) for part, _ in lessons.training(None, 0))
+    training_data = Inputs(data, kl_divergence, 4, 0.5, views=True)
+    assert all(part.equal(inputs) for part, _ in training_data.training(None, 0))
 
 
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():
     images = torch.rand(12, 3, 8, 8)
-    lessons = Inputs([(images, None)], kl_divergence, 4, 0.3, views=True)
+    training_data = Inputs([(images, None)], kl_divergence, 4, 0.3, views=True)
     first, again, other = (
-        torch.cat([part for part, _ in lessons.training(None, epoch, seed=5)]) for epoch in (0, 0, 1)
+        torch.cat([part for part, _ in training_data.training(None, epoch, seed=5)]) for epoch in (0, 0, 1)
     )
     assert first.equal(again) and not first.equal(other)
-    assert torch.cat([part for part, _ in lessons.training(None, 0, seed=5)[1:]]).equal(first[4:])
+    assert torch.cat([part for part, _ in training_data.training(None, 0, seed=5)[1:]]).equal(first[4:])

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from facts.pruning import DISP
-from facts.pruning.gates import gate_widths, gated, indexed, remaining_weights
-from facts.pruning.methods.disp_llm import target_share
+from facts.pruning.methods.disp_llm import gate_widths, gated, indexed, remaining_weights, target_share
 from tests.pruning.problems import make_problem, make_vit
 
 

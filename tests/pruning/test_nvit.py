@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from facts.pruning.methods import nvit
-from facts.pruning.widths import NarrowAttention, importance, widths_of, without
+from facts.pruning.methods.nvit import NarrowAttention, importance, widths_of, without
 from tests.networks import image_batches
 from tests.pruning.problems import make_vit
 

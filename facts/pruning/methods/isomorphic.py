@@ -9,8 +9,7 @@ from pydantic import Field
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from facts.pruning.base import Pruner, PruningProblem
-from facts.pruning.vit import TOKENS, check_vit, update_sizes
+from facts.pruning.base import TOKENS, Pruner, PruningProblem, check_vit, update_sizes
 from facts.utils.options import Count, Share, needing, options
 
 STEPS = 1000  # the search for the pruned fraction tries multiples of 1 / STEPS

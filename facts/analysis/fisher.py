@@ -1,0 +1,220 @@
+"""Parts of the Fisher that estimators keep and drop: its cosine to a Kronecker product, and cross-token terms.
+
+Legend: n = d_in, m = d_out, D = Σ_t g_t x_tᵀ `[m, n]` the weight gradient of a sample.
+Source of the cosine: the paper's supplement on the comparison of estimators.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from facts.analysis.base import Analysis, Findings, Subject, groups_within
+from facts.estimators import Estimator, KroneckerFactors
+from facts.estimators.base import see_data
+from facts.estimators.whitening import square_root
+from facts.moments import (
+    FisherProducts,
+    GradWeightedInputGram,
+    InputWeightedGradGram,
+    LayerMoments,
+    Moment,
+    SampleGradGrams,
+    TokenLocalProducts,
+)
+from facts.moments.gradients import make_probes
+from facts.utils.options import options
+
+MAX_PRODUCTS = 2**30  # in the products held at once: 4 GiB in float32, and as much for their probes
+MAX_VALUES = 2**29  # held at once by each of two kinds of products: 2 GiB in float32, and as much for the probes
+
+
+@options
+class FisherSimilarity(Analysis):
+    """Operator cosine similarity from `num_probes` Gaussian probes, the same for every estimator.
+
+    `factors: raw` takes the estimator's own factors; `shrunk` those of the decomposition, shrunk and repaired. Metrics:
+    `cosine`, the mean over layers, and `cosine_error`, its standard error. Values: the same by layer.
+    """
+
+    num_probes: Annotated[int, Field(ge=2)] = 32
+    factors: Literal["raw", "shrunk"] = "raw"
+    seed: int = 0
+
+    needs_factors: ClassVar[bool] = True
+
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:
+        if estimator is None:
+            raise ValueError("Fisher similarity needs an estimator: choose one, or leave the analysis out")
+
+    def run(self, subject: Subject) -> Findings:
+        self.check(subject.model, subject.estimator)
+        assert subject.estimator is not None
+        estimator, moments = see_data(subject.estimator, subject.calibration.moments)
+        wanted = FisherProducts(self.num_probes, self.seed)
+        terms = {}
+        for group in groups_within(subject.layers, MAX_PRODUCTS // self.num_probes):
+            for name, held_out in subject.held_out.moments((wanted,), group).items():
+                (products,) = held_out[wanted]
+                d_out, d_in = products.shape[1:]
+                probes = make_probes(self.num_probes, d_out, d_in, self.seed).to(products)
+                factors = self._factors(estimator, moments[name])
+                try:
+                    terms[name] = probe_terms(products, probes, factors)
+                except ValueError as error:
+                    raise ValueError(f"layer {name}: {error}; leave it out") from error
+        mean, layers = cosine(terms.values()), {name: cosine([layer]) for name, layer in terms.items()}
+        return Findings(
+            {"cosine": mean.value, "cosine_error": mean.standard_error},
+            {name: {"cosine": e.value, "cosine_error": e.standard_error} for name, e in layers.items()},
+        )
+
+    def _factors(self, estimator: Estimator, moments: LayerMoments) -> KroneckerFactors:
+        factors = estimator.factors(moments)
+        if self.factors == "raw":
+            return factors
+        row, col = estimator.shrinkage(moments)
+        roots = square_root(factors.A, col, factors.repair).matrix, square_root(factors.B, row, factors.repair).matrix
+        A, B = (None if root is None else root @ root.T for root in roots)
+        return KroneckerFactors(A=A, B=B)
+
+
+@dataclass(frozen=True, eq=False)
+class ChangeEnergies(Moment):
+    """Σ_k (Σ_t e_t)² and Σ_k Σ_t e_t² with e_t = g_tᵀ ΔW x_t, the first-order error at token t of a changed layer."""
+
+    changes: Mapping[str, Tensor] = field(repr=False)
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # each plan has its own change
+
+    def shapes(self, d_in, d_out):
+        return (), ()
+
+    def init_state(self, layer, like, d_in, d_out):
+        return like.new_zeros(2, dtype=torch.float64), self.changes[layer].to(like)
+
+    def add(self, total, batch):
+        energies, change = total
+        errors = ((batch.g @ change) * batch.x).sum(dim=-1).double()
+        energies += torch.stack([errors.sum(dim=1).square().sum(), errors.square().sum()])
+
+    def finalize(self, total):
+        return total[0].unbind()
+
+
+@options
+class CrossMoments(Analysis):
+    """Ratio of the dropped cross-token part to the kept token-local one, on held-out samples; 0 if nothing is lost.
+
+    Values are by layer; metrics are their means over layers. `operator`: ‖F - F_local‖_F / ‖F_local‖_F of the Fisher
+    itself, from `num_probes` probes, with its standard error `operator_error`. `input_side`, `grad_side`: the same
+    ratio for E[DᵀD] and E[DDᵀ], whose cross-token part vanishes by the assumption (paper, 4.1). `loss`: E[Σ_{t≠s} e_t
+    e_s] / E[Σ_t e_t²] along the change ΔW of compression, at least -1; absent for a layer left dense.
+    """
+
+    num_probes: Annotated[int, Field(ge=2)] = 32
+    seed: int = 0
+
+    def run(self, subject: Subject) -> Findings:
+        fisher, local = FisherProducts(self.num_probes, self.seed), TokenLocalProducts(self.num_probes, self.seed)
+        sides = (SampleGradGrams(), GradWeightedInputGram(), InputWeightedGradGram())
+        change = ChangeEnergies(_changes(subject))
+        layers = {}
+        for group in groups_within(subject.layers, MAX_VALUES // self.num_probes):
+            # Not cached: the change belongs to one plan, and the products are large.
+            found = subject.held_out.moments((fisher, local, *sides, change), group, cached=False)
+            for name, moments in found.items():
+                (whole,), (kept,) = moments[fisher], moments[local]
+                operator = norm_ratio(whole - kept, kept)
+                (whole_A, whole_B), (A,), (B,) = (moments[side] for side in sides)
+                layers[name] = {
+                    "operator": operator.value,
+                    "operator_error": operator.standard_error,
+                    "input_side": _norm_ratio(whole_A - A, A),
+                    "grad_side": _norm_ratio(whole_B - B, B),
+                }
+                whole_loss, kept_loss = moments[change]
+                if kept_loss > 0:
+                    layers[name]["loss"] = (whole_loss / kept_loss - 1).item()
+        kinds = ("operator", "input_side", "grad_side", "loss")
+        known = {kind: [ratios[kind] for ratios in layers.values() if kind in ratios] for kind in kinds}
+        return Findings({f"cross_{kind}": fmean(ratios) for kind, ratios in known.items() if ratios}, layers)
+
+
+def _changes(subject: Subject) -> dict[str, Tensor]:
+    """ΔW of every layer; zero without a compressed network."""
+    compressed = subject.model if subject.compressed is None else subject.compressed
+    return {
+        name: layer.weight.detach() - compressed.get_submodule(name).weight.detach()
+        for name, layer in subject.layers.items()
+    }
+
+
+def _norm_ratio(dropped: Tensor, kept: Tensor) -> float:
+    """‖dropped‖_F / ‖kept‖_F; 0 if nothing is dropped, even if nothing is kept."""
+    above, below = (torch.linalg.vector_norm(matrix, dtype=torch.float64).item() for matrix in (dropped, kept))
+    return above / below if above else 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value estimated from random probes, and its standard error."""
+
+    value: float
+    standard_error: float
+
+
+def probe_terms(products: Tensor, probes: Tensor, factors: KroneckerFactors) -> Tensor:
+    """Compute ⟨F V, F̂ V⟩, ‖F V‖² and ‖F̂ V‖² of each probe V, with F̂ V = B V A: `[K, 3]` in float64.
+
+    `products` `[K, m, n]` are F V, `probes` `[K, m, n]` are V. F V and the factors are divided by their norms, which
+    leaves the cosine unchanged. Raises `ValueError` if one of them is zero.
+    """
+    approximate = probes
+    if factors.B is not None:
+        approximate = _unit(factors.B.to(probes)) @ approximate
+    if factors.A is not None:
+        approximate = approximate @ _unit(factors.A.to(probes))
+    exact = _unit(products)
+    pairs = ((exact, approximate), (exact, exact), (approximate, approximate))
+    return torch.stack([(a * b).sum(dim=(1, 2), dtype=torch.float64) for a, b in pairs], dim=1).cpu()
+
+
+def cosine(layers: Iterable[Tensor]) -> Estimate:
+    """The mean over layers of mean ⟨F V, F̂ V⟩ / √(mean ‖F V‖² · mean ‖F̂ V‖²), from each layer's terms `[K, 3]`.
+
+    The standard error is that of the linearised ratio (delta method), for layers with the same probes.
+    """
+    values, influences = [], []
+    for terms in layers:
+        both, exact, approximate = terms.mean(dim=0)
+        value = both / (exact * approximate).sqrt()
+        values.append(value)
+        influences.append(value * (terms @ torch.stack([1 / both, -0.5 / exact, -0.5 / approximate])))
+    return _estimate(torch.stack(values).mean(), torch.stack(influences).mean(dim=0))
+
+
+def norm_ratio(first: Tensor, second: Tensor) -> Estimate:
+    """√(mean ‖P V‖² / mean ‖Q V‖²), an estimate of ‖P‖_F / ‖Q‖_F, from the products of P and of Q, `[K, m, n]`."""
+    squares = torch.stack([each.double().square().sum(dim=(1, 2)).cpu() for each in (first, second)], dim=1)
+    above, below = squares.mean(dim=0)
+    if above == 0:
+        return Estimate(0.0, 0.0)
+    value = (above / below).sqrt()
+    influence = value / 2 * (squares @ torch.stack([1 / above, -1 / below]))
+    return _estimate(value, influence)
+
+
+def _estimate(value: Tensor, influence: Tensor) -> Estimate:
+    return Estimate(value.item(), (influence.std() / len(influence) ** 0.5).item())
+
+
+def _unit(matrix: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)  # float32 may not hold its square
+    if norm == 0:
+        raise ValueError("the cosine is not defined: a layer's gradients, or an estimator's factor, are all zero")
+    return matrix / norm.to(matrix.dtype)
