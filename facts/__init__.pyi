@@ -16,8 +16,8 @@ from .cost.count import count_cost as count_cost
 from .decomposition.truncation import Decomposition as Decomposition
 from .decomposition.truncation import decompose as decompose
 from .decomposition.truncation import low_rank_factors as low_rank_factors
+from .estimators import estimate_factors as estimate_factors
 from .estimators.base import KroneckerFactors as KroneckerFactors
-from .estimators.factors import estimate_factors as estimate_factors
 from .finetuning.recovery import Recovery as Recovery
 from .finetuning.recovery import recover as recover
 from .modules.lowrank import LowRankLinear as LowRankLinear

@@ -1,9 +1,53 @@
 """Estimators: from moments to Kronecker factors, one file per method."""
 
-from facts.estimators.base import Estimator, KroneckerFactors
-from facts.utils.options import load_methods
+from torch import Tensor
+
+from facts.estimators.base import Estimator, KroneckerFactors, see_data
+from facts.moments import Moment
+from facts.moments.batch import LayerBatch, split_samples
+from facts.moments.collect import LayerMoments
+from facts.moments.statistics import Counts
+from facts.utils.options import by_name, load_methods
 
 ESTIMATORS = load_methods("facts.estimators.methods", Estimator)  # type: ignore[type-abstract]
 globals().update((method.__name__, method) for method in ESTIMATORS.values())  # facts.estimators.FACTS, and so on
 
-__all__ = ["ESTIMATORS", "Estimator", "KroneckerFactors", *(method.__name__ for method in ESTIMATORS.values())]
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "KroneckerFactors",
+    "estimate_factors",
+    *(method.__name__ for method in ESTIMATORS.values()),
+]
+
+
+def estimate_factors(
+    estimator: str | Estimator, inputs: Tensor, output_grads: Tensor, weight: Tensor | None = None
+) -> KroneckerFactors:
+    """Compute the Kronecker factors of one batch, without a model and before shrinkage.
+
+    `inputs [N, T, d_in]` and `output_grads [N, T, d_out]`, the gradients of each sample's own loss; further axes in the
+    middle count as tokens. Raises `ValueError` if shapes disagree, including that of `weight [d_out, d_in]`.
+    """
+    estimator = by_name(estimator, ESTIMATORS, "estimator")
+    d_in, d_out = inputs.shape[-1], output_grads.shape[-1]
+    if inputs.shape[:-1] != output_grads.shape[:-1]:
+        raise ValueError(
+            f"inputs {list(inputs.shape)} and output_grads {list(output_grads.shape)} may differ only in the last axis"
+        )
+    if weight is not None and weight.shape != (d_out, d_in):
+        raise ValueError(f"the weight must be [d_out, d_in] = [{d_out}, {d_in}], got {list(weight.shape)}")
+    batch = LayerBatch(
+        split_samples(inputs, len(inputs), "inputs"), split_samples(output_grads, len(inputs), "output_grads")
+    )
+
+    def collect(moments: tuple[Moment, ...]) -> dict[str, LayerMoments]:
+        totals = {}
+        for moment in (Counts(), *moments):
+            total = moment.init_state("layer", batch.x, d_in, d_out)
+            moment.add(total, batch)
+            totals[moment] = moment.finalize(total)
+        return {"layer": LayerMoments(totals)}
+
+    estimator, moments = see_data(estimator, collect)
+    return estimator.factors(moments["layer"])
