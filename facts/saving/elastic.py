@@ -26,11 +26,10 @@ from facts.result import CompressionResult, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
 from facts.saving.structure import read_header
-from facts.search.base import MILPSearch, Profile
+from facts.search.base import AllocationProblem, MILPSearch, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
-from facts.search.problem import AllocationProblem
 from facts.utils.files import replacing
 
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve

@@ -21,9 +21,9 @@ from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, Roles, ScoreUn
 from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
 from facts.parts.layers import LayerPart
 from facts.search import AllocationProblem
+from facts.search.fisher import exact_profiles
+from facts.search.measured import Sensitivity
 from facts.search.methods.comcat import Mixture
-from facts.search.sensitivity.fisher import exact_profiles
-from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import (
     image_batches,
     make_causal_lm,
