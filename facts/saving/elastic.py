@@ -19,7 +19,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS
-from facts.modules.modes import without_autocast
+from facts.modules.networks import without_autocast
 from facts.parts import part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS
 from facts.result import CompressionResult, Summary

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.modes import autocast, evaluating, replaced_forwards
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, replaced_forwards, run
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import OutputError, squared_error
 from facts.search.base import AllocationProblem, Profile

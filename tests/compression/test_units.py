@@ -14,8 +14,7 @@ import facts
 from facts.cost.count import count_params
 from facts.estimators import FACTS
 from facts.modules.heads import PaddedHeads
-from facts.modules.modes import replaced_forwards
-from facts.modules.networks import run
+from facts.modules.networks import replaced_forwards, run
 from facts.parts import part_at, put
 from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, Roles, ScoreUnit, put_heads
 from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
