@@ -26,8 +26,7 @@ from experiments.grid import GridCell, by_data
 from experiments.record import Record, published_records, read_records
 from facts.cost.count import count_params, meta_input
 from facts.cost.probe import Probe
-from facts.modules.modes import frozen
-from facts.modules.networks import run
+from facts.modules.networks import frozen, run
 from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
 from facts.tasks import Task

@@ -20,8 +20,8 @@ from .estimators import estimate_factors as estimate_factors
 from .estimators.base import KroneckerFactors as KroneckerFactors
 from .finetuning.recovery import Recovery as Recovery
 from .finetuning.recovery import recover as recover
+from .modules.forms import PivotedLinear as PivotedLinear
 from .modules.lowrank import LowRankLinear as LowRankLinear
-from .modules.pivoted import PivotedLinear as PivotedLinear
 from .moments.collect import MemoryPolicy as MemoryPolicy
 from .moments.losses import SampledLabels as SampledLabels
 from .moments.losses import next_tokens as next_tokens

@@ -14,8 +14,7 @@ from facts.cost.count import Cost, CostName, Size
 from facts.modules.forms import FormName
 from facts.moments.losses import OutputError
 from facts.parts import Plan
-from facts.search.base import Search
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem, Search
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from facts.calibration.data import Batch
 from facts.decomposition.truncation import Decomposition
-from facts.modules.modes import frozen, replaced_forwards
+from facts.modules.networks import frozen, replaced_forwards
 from facts.moments.statistics import at_least_tiny
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.training import Training, outputs_of, task_loss

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from facts.calibration.data import Batch
 from facts.decomposition.truncation import Decomposition
-from facts.modules.modes import frozen, replaced_forwards
+from facts.modules.networks import frozen, replaced_forwards
 from facts.moments.data_pass import blocks_of
 from facts.search import AllocationProblem, Plan, Search, SearchResult
 from facts.search.base import Ratios

@@ -19,8 +19,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import KroneckerFactors
 from facts.estimators.whitening import lift_spectrum
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.modes import evaluating
-from facts.modules.networks import run
+from facts.modules.networks import evaluating, run
 from facts.moments import InputGram
 from facts.parts.attention import HeadsUnit, OutputUnit, ScoreUnit
 from facts.parts.base import Part

@@ -15,8 +15,7 @@ from facts.cost.timing import TimingPolicy, speeds
 from facts.estimators.methods.facts import FACTS
 from facts.modules.forms import PLAIN
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.modules.modes import autocast
-from facts.modules.networks import noise
+from facts.modules.networks import autocast, noise
 from facts.utils.batches import batch_size, to_device
 from facts.utils.options import Count, options
 

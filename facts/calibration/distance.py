@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.calibration.data import Batch
 from facts.calibration.outputs import refuse_not_finite
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import KL_VALUES, OutputError, SquaredError, kl_divergence
 from facts.utils.batches import batch_size, in_parts, to_device
 

@@ -34,8 +34,7 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator, WeightedInputEstimator, see_data
 from facts.modules.forms import FORMS, PLAIN, Form, FormName, refuse_unknown_form
 from facts.modules.lowrank import LinearLayer
-from facts.modules.modes import autocast
-from facts.modules.networks import is_encoder, noise
+from facts.modules.networks import autocast, is_encoder, noise
 from facts.moments.collect import DEFAULT_POLICY, LayerMoments, MemoryPolicy, collect_moments
 from facts.moments.losses import (
     Loss,

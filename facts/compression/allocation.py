@@ -16,9 +16,9 @@ from facts.cost.count import CostName, Size
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
+from facts.modules.forms import relative_error
 from facts.modules.lowrank import LowRankLayer
-from facts.modules.modes import without_autocast
-from facts.modules.pivots import relative_error
+from facts.modules.networks import without_autocast
 from facts.parts import Part, Plan
 from facts.result import CompressionResult, Summary
 from facts.search import AllocationProblem, Search, SearchResult

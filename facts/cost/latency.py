@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from facts.cost.timing import TimingPolicy, batch_seconds
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, run
 from facts.utils import distributed
 
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the rank at which a part costs as much as dense

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from facts.cost.count import counting, whole_forward
-from facts.modules.linear_calls import skeleton, with_linear_layers
-from facts.modules.modes import autocast, evaluating, frozen
-from facts.modules.networks import run
-from facts.modules.pointwise import is_pointwise
+from facts.modules.linear_calls import is_pointwise, skeleton, with_linear_layers
+from facts.modules.networks import autocast, evaluating, frozen, run
 from facts.utils.batches import batch_size, described, first_sample, has_row_per_sample, to_device
 
 log = logging.getLogger(__name__)

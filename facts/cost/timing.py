@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer
 
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, run
 from facts.utils.options import Positive, options
 
 HALF = (torch.float16, torch.bfloat16)

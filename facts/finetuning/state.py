@@ -8,12 +8,11 @@ import torch
 from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
-from facts.decomposition.singular import spectral_factors
+from facts.decomposition.truncation import spectral_factors
 from facts.finetuning.recipe import Finetuning
+from facts.modules.forms import PivotedLinear, arithmetic_of, pivoted_layer
 from facts.modules.linear_calls import replace_submodule
 from facts.modules.lowrank import LowRankLinear
-from facts.modules.pivoted import PivotedLinear
-from facts.modules.pivots import arithmetic_of, pivoted_layer
 from facts.utils.cache import optimizer_tensors, restore_optimizer
 
 

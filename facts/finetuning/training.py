@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from facts.finetuning.recipe import Finetuning, TrainingData
 from facts.finetuning.state import State, plain_factors
 from facts.models.openmmlab import untrained
-from facts.modules.modes import autocast, evaluating, without_autocast
+from facts.modules.networks import autocast, evaluating, without_autocast
 from facts.parts import Plan
 from facts.result import CompressionResult
 from facts.tasks import Task

@@ -17,9 +17,8 @@ from timm.models import SwinTransformer, VisionTransformer
 from torch import Tensor, nn
 
 from facts.models.builders import Recipe, TimmModel, nested
+from facts.modules.forms import PivotedLinear, pivoted_layer
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.modules.pivoted import PivotedLinear
-from facts.modules.pivots import pivoted_layer
 from facts.utils.numerics import seeded
 from facts.utils.options import options
 from facts.utils.progress import silence

@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from facts.modules.lowrank import LinearLayer
-from facts.modules.modes import autocast, frozen, hooked, replaced_forwards, without_autocast
-from facts.modules.networks import run
+from facts.modules.networks import autocast, frozen, hooked, replaced_forwards, run, without_autocast
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.losses import Loss, SampledTargets
 from facts.utils import distributed

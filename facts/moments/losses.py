@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, run
 from facts.utils.batches import batch_size, described, to_device
 from facts.utils.cache import content_key
 

@@ -6,10 +6,14 @@ from torch import nn
 
 from facts.cost.probe import Probe
 from facts.decomposition.truncation import Decomposition
-from facts.modules.forms import PLAIN, Form, Pivoted
-from facts.modules.linear_calls import copy_with, replace_submodule, with_linear_layers
-from facts.modules.pivoted import Layout
-from facts.modules.pointwise import PointwiseConvolution, is_pointwise
+from facts.modules.forms import PLAIN, Form, Layout, Pivoted
+from facts.modules.linear_calls import (
+    PointwiseConvolution,
+    copy_with,
+    is_pointwise,
+    replace_submodule,
+    with_linear_layers,
+)
 from facts.parts.attention import Attention
 from facts.parts.base import Found, Kind, Part, Plan
 from facts.parts.hidden import Hidden

@@ -14,11 +14,9 @@ from facts.cost.probe import Call, Probe
 from facts.decomposition.truncation import Decomposition, decompose
 from facts.estimators.base import KroneckerFactors
 from facts.modules.forms import PLAIN, Form
-from facts.modules.linear_calls import replace_submodule, with_linear_layers
+from facts.modules.linear_calls import is_pointwise, replace_submodule, with_linear_layers
 from facts.modules.lowrank import own_parameter
-from facts.modules.modes import evaluating
-from facts.modules.networks import output_layers
-from facts.modules.pointwise import is_pointwise
+from facts.modules.networks import evaluating, output_layers
 from facts.parts.base import Found, Kind, Part, module_at
 
 EXCLUDED_NAMES = ("norm", "head", "patch_embed", "downsample", "classifier")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from facts.calibration.prepare import Calibration
 from facts.cost.count import count_cost, count_params
-from facts.modules.modes import autocast
+from facts.modules.networks import autocast
 from facts.utils.batches import batch_size, to_device
 from facts.utils.options import options
 

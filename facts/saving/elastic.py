@@ -19,18 +19,17 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
 from facts.modules.forms import FORMS
-from facts.modules.modes import without_autocast
+from facts.modules.networks import without_autocast
 from facts.parts import part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS
 from facts.result import CompressionResult, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
 from facts.saving.structure import read_header
-from facts.search.base import MILPSearch, Profile
+from facts.search.base import AllocationProblem, MILPSearch, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
-from facts.search.problem import AllocationProblem
 from facts.utils.files import replacing
 
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve

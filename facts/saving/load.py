@@ -17,9 +17,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from facts.models.from_transformers import read_processors
 from facts.models.weights import refuse_misfits, sha256
+from facts.modules.forms import PivotedLinear
 from facts.modules.linear_calls import skeleton
 from facts.modules.networks import is_transformers
-from facts.modules.pivoted import PivotedLinear
 from facts.parts import emptied
 from facts.result import CompressionResult
 from facts.saving.elastic import cut

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from facts.modules.forms import FormName
-from facts.modules.pivoted import Layout
+from facts.modules.forms import FormName, Layout
 from facts.result import Summary
 from facts.utils.version import __version__
 

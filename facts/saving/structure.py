@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from facts.modules.pivoted import Layout, PivotedLinear
+from facts.modules.forms import Layout, PivotedLinear
 
 MOST_HEADER = 2**23  # bytes
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

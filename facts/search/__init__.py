@@ -1,9 +1,8 @@
 """Searches choose the number of components that each layer keeps; one file per method."""
 
 from facts.search.allocation import Allocation, allocate
-from facts.search.base import Plan, Search, SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.sensitivity.interpolation import interpolate_profile
+from facts.search.base import AllocationProblem, Plan, Search, SearchResult
+from facts.search.methods.cors import interpolate_profile
 from facts.utils.options import load_methods
 
 SEARCHES = load_methods("facts.search.methods", Search)  # type: ignore[type-abstract]

@@ -1,17 +1,167 @@
 """Searches: from the layers and a budget to a rank plan."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
+import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor, nn
 
+from facts.calibration.data import Batch
+from facts.calibration.decompositions import file_name
+from facts.calibration.prepare import Calibration
+from facts.cost.count import CostName
+from facts.cost.latency import LatencyTable
 from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import Estimator
+from facts.parts import Part
 from facts.parts.base import Plan
 from facts.search.allocation import Allocation, allocate
-from facts.search.problem import AllocationProblem
+from facts.utils.cache import Cache
 from facts.utils.options import Positive, Ratio, options
+
+
+@dataclass(frozen=True)
+class AllocationProblem:
+    """A prepared network, its layers' decompositions by an estimator, and `bounds`: the ratio of each cost to keep.
+
+    FLOPs and parameters are counted over the parts; latency is that of the whole network, predicted by `latency`. After
+    rounds, `limits` holds the costs that the bounds allow, computed from the original network. `sensitivity` holds
+    batches on which a changed network is compared with the original.
+    """
+
+    calibration: Calibration
+    estimator: Estimator
+    decompositions: Mapping[str, Decomposition]
+    bounds: Mapping[CostName, float]
+    limits: tuple[float, ...] | None = None
+    latency: LatencyTable | None = None
+    sensitivity: Iterable[Batch] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.calibration.model
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return self.calibration.parts
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        """The layers, if the parts are layers. Raises `ValueError` for units."""
+        return self.calibration.layers
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def cache(self) -> Cache | None:
+        """The cache for errors of this network with these decompositions, if there is one."""
+        cache = self.calibration.cache if self.calibration.execution.cache_errors else None
+        return cache and Cache(cache.folder / file_name(self.estimator))
+
+    def sensitivity_batches(self) -> Iterable[Batch]:
+        """The sensitivity data. Raises `ValueError` if there are none."""
+        if self.sensitivity is None:
+            raise ValueError("this search compares outputs: give calibration or sensitivity data")
+        return self.sensitivity
+
+    def training_batches(self) -> Iterable[Batch]:
+        """The calibration data. Raises `ValueError` if there are none."""
+        if self.calibration.data is None:
+            raise ValueError("this search trains on calibration data: give some")
+        return self.calibration.data
+
+    def cost(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> tuple[float, ...]:
+        """Cost of a part at a rank (None for dense), one value per bound: integers except for latency.
+
+        It may depend on the `plan` of the parts before it; without one, these are dense.
+        """
+        part = self.parts[name]
+        costs: dict[CostName, float] = {"flops": part.flops(rank, plan or {}), "params": part.num_weights(rank)}
+        if "latency" in self.bounds:
+            assert self.latency is not None
+            costs["latency"] = self.latency.seconds(name, rank)
+        return tuple(costs[bound] for bound in self.bounds)
+
+    def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
+        return tuple(map(math.fsum, zip(*(self.cost(name, rank, plan) for name, rank in plan.items()), strict=True)))
+
+    @cached_property
+    def dense(self) -> tuple[float, ...]:
+        return self.spent(dict.fromkeys(self.parts))
+
+    @cached_property
+    def budget(self) -> tuple[float, ...]:
+        """The cost allowed for the layers, with ratios as exact decimals: 0.7 of 10 is 7.
+
+        Raises `ValueError` for a latency that leaves no time for the layers.
+        """
+        return self.limits or tuple(
+            self._latency_budget(ratio) if name == "latency" else math.floor(Fraction(str(ratio)) * Fraction(dense))
+            for (name, ratio), dense in zip(self.bounds.items(), self.dense, strict=True)
+        )
+
+    def _latency_budget(self, ratio: float) -> float:
+        assert self.latency is not None
+        dense, rest = self.latency.dense, self.latency.rest
+        budget = ratio * dense - rest
+        if budget <= 0:
+            raise ValueError(
+                f"of the network's {1000 * dense:.4g} ms, {1000 * rest:.4g} are outside the layers to compress: "
+                f"{1000 * ratio * dense:.4g} ms, a ratio of {ratio:.3g}, cannot be met; allow more than that"
+            )
+        return budget
+
+    def fits(self, plan: Mapping[str, int | None]) -> bool:
+        return all(spent <= budget for spent, budget in zip(self.spent(plan), self.budget, strict=True))
+
+    def share(self, name: str, rank: int | None) -> float:
+        """A layer's cost as a share of the dense cost of all layers, summed over the bounds."""
+        return sum(cost / dense for cost, dense in zip(self.cost(name, rank), self.dense, strict=True))
+
+    def full_rank(self, name: str) -> int:
+        """The largest rank at which a layer costs no more than dense (ratio 1), or 1 if there is none."""
+        return max(1, self.parts[name].full_rank)
+
+    def rank_of_ratio(self, name: str, ratio: float) -> int:
+        """The rank at which a layer costs at most `ratio` of its dense cost, but at least 1."""
+        return self.parts[name].rank_of_ratio(ratio)
+
+    def ranks_of_ratios(self, ratios: Collection[float]) -> dict[str, list[int]]:
+        """The ranks of several ratios for each layer, in ascending order and without duplicates."""
+        return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.parts}
+
+    def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
+        """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths."""
+        largest = ranks(min(self.bounds.values()))
+        if "latency" in self.bounds and not self.fits(largest):
+            too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
+            largest = ranks(too_slow / 1000)
+        return largest
+
+    def energies(self, name: str) -> Tensor:
+        """Energies of a part's components `[k]` in float64, summed over the heads of a unit."""
+        return torch.stack([self.decompositions[linear].energies.double() for linear in self.parts[name].linears]).sum(
+            dim=0
+        )
+
+    def candidate_ranks(
+        self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
+    ) -> dict[str, list[int]]:
+        """The ranks to choose from for each layer: multiples of `multiple` with ratios `between` two values."""
+        lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.parts} for ratio in between)
+        return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.parts}
+
 
 Profile = dict[str, dict[int | None, float]]
 """Error of each layer, by name, at each rank; the dense layer (None) has error 0 unless it is listed."""
@@ -62,3 +212,21 @@ class MILPSearch(Search):
         }
         solution = allocate(profiles, problem.budget, time_limit=self.time_limit)
         return {name: choices[name][index] for name, index in solution.choices.items()}, solution
+
+
+def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
+    """List the multiples of `multiple` between two ranks.
+
+    If there are fewer than `at_least`, `multiple` is halved again and again, until every rank is listed.
+    """
+    while True:
+        ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
+        if len(ranks) >= at_least or multiple == 1:
+            return ranks
+        multiple //= 2
+
+
+def ranks_between(ranks: Sequence[int], num_points: int) -> list[int]:
+    """Add `num_points` ranks between every two neighbours, evenly spaced and rounded, without duplicates."""
+    points = [np.linspace(low, high, num_points + 2) for low, high in pairwise(ranks)]
+    return sorted({*ranks, *np.rint(points).astype(int).ravel().tolist()})

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.modules.modes import autocast, frozen, replaced_forwards
-from facts.modules.networks import run
+from facts.modules.networks import autocast, frozen, replaced_forwards, run
 from facts.moments.losses import on_given_labels
-from facts.search.base import Search
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem, Search
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import calibration_key, code_of, content_key, optimizer_tensors, restore_optimizer
 from facts.utils.progress import with_progress

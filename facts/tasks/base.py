@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from facts.modules.modes import autocast, evaluating
-from facts.modules.networks import run
+from facts.modules.networks import autocast, evaluating, run
 from facts.moments.losses import kl_divergence, summed_cross_entropy
 from facts.utils.batches import to_device
 from facts.utils.options import options

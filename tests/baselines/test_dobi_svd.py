@@ -8,7 +8,7 @@ from experiments.baselines.dobi_svd import (
     SmoothTruncation,
     TruncatedLayer,
 )
-from facts.modules.modes import replaced_forwards
+from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem
 

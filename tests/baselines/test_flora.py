@@ -14,7 +14,7 @@ from experiments.baselines.flora import (
     offered,
     within_budget,
 )
-from facts.modules.modes import replaced_forwards
+from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem, plain_problem
 

@@ -14,16 +14,15 @@ import facts
 from facts.cost.count import count_params
 from facts.estimators import FACTS
 from facts.modules.heads import PaddedHeads
-from facts.modules.modes import replaced_forwards
-from facts.modules.networks import run
+from facts.modules.networks import replaced_forwards, run
 from facts.parts import part_at, put
 from facts.parts.attention import NO_PRODUCTS, Heads, OutputUnit, Roles, ScoreUnit, put_heads
 from facts.parts.hidden import NOT_SEPARATE, HiddenUnit
 from facts.parts.layers import LayerPart
 from facts.search import AllocationProblem
+from facts.search.fisher import exact_profiles
+from facts.search.measured import Sensitivity
 from facts.search.methods.comcat import Mixture
-from facts.search.sensitivity.fisher import exact_profiles
-from facts.search.sensitivity.measured import Sensitivity
 from tests.networks import (
     image_batches,
     make_causal_lm,

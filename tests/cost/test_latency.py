@@ -9,8 +9,8 @@ from torch import nn
 import facts
 from facts.cost.latency import LatencyTable
 from facts.cost.timing import Timing, TimingPolicy
+from facts.modules.forms import PivotedLinear
 from facts.modules.lowrank import LowRankLinear
-from facts.modules.pivoted import PivotedLinear
 from facts.parts import part_at, put
 from facts.search import Uniform
 from tests.networks import UNIFORM

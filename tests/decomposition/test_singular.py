@@ -5,8 +5,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from facts.decomposition.singular import by_gram
-from facts.decomposition.truncation import decompose
+from facts.decomposition.truncation import by_gram, decompose
 from facts.estimators import KroneckerFactors
 from facts.utils.numerics import solved
 from tests.devices.pretended import pretended_cuda

@@ -15,7 +15,7 @@ from facts.calibration.prepare import prepare
 from facts.compression.compress import compress
 from facts.models.openmmlab import untrained
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.modules.pivoted import PivotedLinear
+from facts.modules.forms import PivotedLinear
 
 pytestmark = pytest.mark.external
 

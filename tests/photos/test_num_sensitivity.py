@@ -22,7 +22,7 @@ from facts.moments.losses import kl_divergence
 from facts.parts import apply_plan
 from facts.search import CoRS, CoRSFisher
 from facts.search.base import Search, SearchResult
-from facts.search.sensitivity.measured import Sensitivity
+from facts.search.measured import Sensitivity
 from tests.photos.data import Table, load_network, load_photos, top1
 
 pytestmark = pytest.mark.external

@@ -11,7 +11,7 @@ from torch import nn
 
 import facts
 from experiments.mini.train import mini_recipe
-from facts.modules.pivoted import PivotedLinear
+from facts.modules.forms import PivotedLinear
 from tests.disk import room_for
 from tests.networks import make_image_classifier, make_model
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import facts
-from facts.cost.ranks import candidate_ranks, ranks_between
 from facts.search import (
     SEARCHES,
     ASVDSearch,
@@ -23,7 +22,8 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
-from facts.search.sensitivity.measured import Sensitivity
+from facts.search.base import candidate_ranks, ranks_between
+from facts.search.measured import Sensitivity
 from tests.baselines.methods import BASELINES
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import losing, make_problem, plain_problem

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from facts.modules.modes import frozen
+from facts.modules.networks import frozen
 from facts.pruning.base import Pruner, PruningProblem, check_vit, removal_order, slice_parameter, update_sizes
 from facts.utils.options import Count, NotNegative, Positive, Seed, options
 from facts.utils.progress import with_progress

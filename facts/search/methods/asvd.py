@@ -3,9 +3,8 @@
 from bisect import bisect_left
 
 from facts.parts import Plan
-from facts.search.base import Profile, Ratios, Search, SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.sensitivity.measured import Sensitivity
+from facts.search.base import AllocationProblem, Profile, Ratios, Search, SearchResult
+from facts.search.measured import Sensitivity
 from facts.utils.options import options
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.search.base import MILPSearch, Ratios, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem, MILPSearch, Ratios, SearchResult
 from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, Positive, Seed, options
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from facts.estimators.base import TwoSidedEstimator
 from facts.moments.losses import kl_divergence
-from facts.search.base import MILPSearch, Profile, SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.sensitivity.fisher import Labels, exact_profiles, kronecker_profile
+from facts.search.base import AllocationProblem, MILPSearch, Profile, SearchResult
+from facts.search.fisher import Labels, exact_profiles, kronecker_profile
 from facts.utils.options import Count, Seed, options
 
 # Profiles cover every rank; the plan is reported with errors at these ratios, for comparison with measured ones.

@@ -6,9 +6,8 @@ from typing import Literal
 
 from facts.moments.losses import error_to_changed
 from facts.parts import Plan
-from facts.search.base import Profile, Search, SearchResult
-from facts.search.problem import AllocationProblem
-from facts.search.sensitivity.measured import Sensitivity
+from facts.search.base import AllocationProblem, Profile, Search, SearchResult
+from facts.search.measured import Sensitivity
 from facts.utils.options import Count, options
 
 WIDEST = (1e-12, 1e6)  # thresholds between which every relative error lies

@@ -4,9 +4,8 @@ import itertools
 import math
 
 from facts.moments.statistics import at_least_tiny
-from facts.search.base import Search, SearchResult
+from facts.search.base import AllocationProblem, Search, SearchResult
 from facts.search.methods.uniform import Uniform
-from facts.search.problem import AllocationProblem
 from facts.utils.options import Positive, Share, options
 
 

@@ -3,8 +3,7 @@
 import math
 from collections import defaultdict
 
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem, Search, SearchResult
 from facts.utils.options import options
 
 

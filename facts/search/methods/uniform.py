@@ -1,7 +1,6 @@
 """Uniform: the same ratio for every layer (paper, section 5.1)."""
 
-from facts.search.base import Search, SearchResult
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem, Search, SearchResult
 from facts.utils.options import Count, options
 
 

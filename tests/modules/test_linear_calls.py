@@ -1,4 +1,4 @@
-"""PyTorch's own attention, whose weights no layer's `forward` meets, by linear layers."""
+"""PyTorch's own attention and 1x1 convolutions, computed by linear layers."""
 
 import itertools
 
@@ -8,8 +8,14 @@ import torchvision
 from torch import nn
 
 import facts
-from facts.modules.attention import LinearAttention, can_be_linear
-from facts.modules.linear_calls import with_linear_layers
+from facts.modules.linear_calls import (
+    LinearAttention,
+    PointwiseConvolution,
+    can_be_linear,
+    is_pointwise,
+    with_linear_layers,
+)
+from facts.modules.lowrank import LowRankLinear
 from tests.networks import relative_error
 
 N, T, S, HEADS, DIM = 3, 5, 7, 4, 24
@@ -98,3 +104,83 @@ def test_an_attention_that_reads_weights_is_left_alone():
     assert "features.1.0.mlp.0" in result.plan
     reason = "it is never called: another module may read its weight"
     assert result.skipped["features.1.0.attn.qkv"] == reason
+
+
+class Convolutions(nn.Module):
+    """Images `[N, 3, 8, 8]` through 1x1 convolutions and others."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.expand = nn.Conv2d(12, 24, 1)
+        self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.strided = nn.Conv2d(24, 16, 1, stride=2, bias=False)
+        self.grouped = nn.Conv2d(16, 16, 1, groups=2)
+        self.fc = nn.Linear(16, 20)
+        self.head = nn.Linear(20, 4)
+
+    def forward(self, images):
+        x = torch.relu(self.depthwise(torch.relu(self.expand(self.stem(images)))))
+        x = torch.relu(self.grouped(torch.relu(self.strided(x))))
+        return self.head(torch.relu(self.fc(x.mean(dim=(2, 3)))))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Convolutions()
+
+
+@pytest.fixture
+def batches():
+    torch.manual_seed(1)
+    return [(torch.randn(4, 3, 8, 8), torch.randint(4, (4,))) for _ in range(2)]
+
+
+@pytest.mark.parametrize("stride", [1, 2, (2, 3)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_computes_what_the_convolution_does(stride, bias):
+    """To rounding in float64, on images of odd sizes; and the convolution comes back to the bit."""
+    convolution = nn.Conv2d(5, 7, 1, stride=stride, bias=bias).double()
+    images = torch.randn(2, 5, 9, 11, dtype=torch.float64)
+    pointwise = PointwiseConvolution(convolution)
+    assert relative_error(pointwise(images), convolution(images)) < 1e-14
+    again = pointwise.convolution()
+    assert again(images).equal(convolution(images))
+    assert {name: tensor.shape for name, tensor in again.state_dict().items()} == {
+        name: tensor.shape for name, tensor in convolution.state_dict().items()
+    }
+
+
+def test_only_by_choice(model, batches):
+    assert [name for name, module in model.named_modules() if is_pointwise(module)] == ["expand", "strided"]
+    result = facts.compress(model, batches)
+    assert list(result.plan) == ["fc"]
+    reason = 'it is a 1x1 convolution: layers="all" takes it too'
+    assert result.skipped == {"expand": reason, "strided": reason, "head": "its name holds `head`"}
+    assert type(result.model.expand) is nn.Conv2d
+    named = facts.compress(model, batches, layers=["strided", "fc"])
+    assert list(named.plan) == ["strided.linear", "fc"]
+    assert named.skipped == {"expand": "not among the layers named", "head": "not among the layers named"}
+
+
+def test_compressed(model, batches):
+    result = facts.compress(model, batches, search="cors", ratio=0.7, form="plain", layers="all")
+    assert list(result.plan) == ["expand.linear", "strided.linear", "fc"]
+    assert result.summary.spent["flops"] <= result.summary.budget["flops"]
+    assert result.model(batches[0][0]).isfinite().all()
+    assert result.skipped == {"head": "its name holds `head`"}
+    for name, rank in result.plan.items():
+        layer = result.model.get_submodule(name.removesuffix(".linear"))
+        if name.endswith(".linear"):
+            assert type(layer) is (nn.Conv2d if rank is None else PointwiseConvolution)
+        else:
+            assert isinstance(layer, nn.Linear if rank is None else LowRankLinear)
+
+
+def test_taken_where_there_is_no_linear_layer(batches):
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 12, 1), nn.Flatten(), nn.LazyLinear(4))
+    model(batches[0][0])
+    assert list(facts.compress(model, batches).plan) == ["0.linear", "2.linear"]
+    with pytest.raises(ValueError, match="Sequential has no layer to compress: 0: it is a 1x1 convolution"):
+        facts.compress(model, batches, layers="linear")

@@ -6,8 +6,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from facts import LowRankLinear, PivotedLinear
-from facts.modules.forms import FORMS
-from facts.modules.pivots import pivoted_layer
+from facts.modules.forms import FORMS, pivoted_layer
 from tests.networks import compiled_outputs, relative_error
 
 PIVOTED = ("rows", "columns", "scattered rows", "scattered columns")

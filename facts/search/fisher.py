@@ -15,7 +15,7 @@ from torch import Tensor
 from facts.moments.batch import LayerBatch
 from facts.moments.data_pass import DataPass, within_memory
 from facts.moments.losses import Loss, on_drawn_targets, on_given_labels
-from facts.search.problem import AllocationProblem
+from facts.search.base import AllocationProblem
 from facts.utils.cache import calibration_key, content_key
 
 Labels = Literal["sampled", "given"]

@@ -7,7 +7,7 @@ from facts.estimators import FACTS
 from facts.estimators.whitening import shrink
 from facts.moments.losses import SampledLabels
 from facts.search import CoRSFisher
-from facts.search.sensitivity.fisher import exact_profiles, kronecker_profile
+from facts.search.fisher import exact_profiles, kronecker_profile
 from tests.networks import KeyedBatches, image_batches
 from tests.search.problems import every_rank, make_problem, truncated
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facts.search import interpolate_profile
-from facts.search.sensitivity.interpolation import METHODS
+from facts.search.methods.cors import METHODS
 
 # The points of the paper's figure of two layers of DeiT-B: what it drew, and the errors that were measured.
 FIGURE = pd.read_csv(Path(__file__).with_name("paper_figure.csv"))

@@ -1,1 +1,0 @@
-"""Sensitivities of layers: measured, predicted to second order, interpolated."""
