@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = (
     *("*.md", "CITATION.cff", "docs/*.md", "docs/*.svg", "docs/*.css", "docs/*.js", "tests/README.md", "examples/*.*"),
     *("results/*/*.md", "results/*/*/*.md", "results/*/*.png", "results/*/figures/*.png", "results/*/report.html"),
+    *("results/*/earlier/*.csv", "results/*/earlier/*.png"),
 )
 FIGURE = """<figure markdown="span">
 ![{title}]({path}){{ loading=lazy }}

@@ -20,6 +20,7 @@ from facts.estimators import ESTIMATORS
 from facts.finetuning import Finetuning, Recovery
 from facts.models import Recipe
 from facts.modules.forms import FORMS
+from facts.modules.networks import is_encoder
 from facts.moments.collect import MemoryPolicy
 from facts.moments.losses import Loss, SampledLabels
 from facts.parts import KINDS
@@ -31,7 +32,7 @@ from facts.utils.files import writable_folder
 from facts.utils.version import RESULTS
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROFILES = ("mini", "paper")
+PROFILES = ("mini", "photos", "paper")
 LABELS = ("given", "sampled")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 
@@ -55,6 +56,10 @@ class Cell:
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
         )
+        if analysis and analysis.reads_layers and (config.fit_bias or config.parts == "units"):
+            raise ValueError(
+                "this analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
+            )
         return cls(
             config=config,
             recipe=instantiate(config.model[profile]),
@@ -70,19 +75,21 @@ class Cell:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The network prepared for compression, with the task's data and the cache."""
+        """The network prepared for compression, with the task's data and the cache; an encoder by its features."""
+        own: dict[str, Any] = (
+            {} if is_encoder(self.model) else {"loss": self.loss, "output_error": self.task.output_error}
+        )
         return prepare(
             self.model,
             self.task.calibration(self.model),
             held_out=(),  # the task evaluates on its own data
-            loss=self.loss,
-            output_error=self.task.output_error,
             execution=replace(self.execution, cache=self.folder / "cache" if self.config.cache else None),
             input_shape=self.task.input_shape(self.model),
             excluded_names=self.config.excluded_names,
             parts=self.config.parts,
             form=self.config.form,
             fit_bias=self.config.fit_bias,
+            **own,
         )
 
     @cached_property
@@ -197,10 +204,6 @@ def check(config: DictConfig) -> None:
             raise ValueError(f"{field} must be at least {least}, got {value}")
     checked(MemoryPolicy, config.hardware.memory)
     checked(TimingPolicy, config.hardware.timing)
-    if config.analysis and (config.fit_bias or config.parts == "units"):
-        raise ValueError(
-            "an analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
-        )
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):
         raise ValueError(f"hardware.device must be cpu, cuda or cuda:N, got {config.hardware.device!r}")
     if config.hardware.device.startswith("cuda") and not torch.cuda.is_available():

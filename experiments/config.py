@@ -43,12 +43,13 @@ COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 @dataclass
 class ByProfile:
-    """A choice with one target per profile: the paper's, and its stand-in."""
+    """A choice with one target per profile: the paper's, its stand-in, and that of `photos`, by default the paper's."""
 
     name: str = MISSING
     title: str = ""
     paper: dict[str, Any] = MISSING
     mini: dict[str, Any] = MISSING
+    photos: Any = "${.paper}"
 
 
 @dataclass
@@ -85,11 +86,13 @@ class Experiment:
     """A table or a figure: rows and columns of overrides, and how to show them. Or a collection of `experiments`.
 
     With `metrics` it has a table; with `figure`, the name of a function in `experiments/output/figures.py`, a figure.
-    The overrides in `mini` apply only to that profile, after the columns'. An ablation has a row for each of the
-    `axis_values` of its `axis`, a field or a list of fields; `option` is its file if the command line names it.
-    `seeds` is the number of draws of the calibration sample, the search sample and sampled labels behind each value.
-    `properties` are attributes of the estimators, with their titles, that the table shows. With `by_device`, rows of
-    other devices follow. `not_applicable` holds, by row and column, the reasons why cells are left out.
+    The overrides in `mini` apply only to that profile, after the columns'. `photos` holds the fields that differ in
+    that profile: an experiment without it is not for that profile, one with all its columns there is only for it. An
+    ablation has a row for each of the `axis_values` of its `axis`, a field or a list of fields; `option` is its file if
+    the command line names it. `seeds` is the number of draws of the calibration sample, the search sample and sampled
+    labels behind each value. `properties` are attributes of the estimators, with their titles, that the table shows.
+    With `by_device`, rows of other devices follow. `not_applicable` holds, by row and column, the reasons why cells are
+    left out.
     """
 
     name: str = MISSING
@@ -107,6 +110,7 @@ class Experiment:
     by_device: bool = False
     overrides: list[str] = field(default_factory=list)
     mini: list[str] = field(default_factory=list)
+    photos: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict)
     rows: dict[str, list[str]] = field(default_factory=dict)
     unranked: list[str] = field(default_factory=list)
@@ -145,6 +149,7 @@ class Config:
     imagenet: str = MISSING
     coco: str = MISSING
     ade20k: str = MISSING
+    photos: str = MISSING
     seed: int = MISSING
     results: str = MISSING
     axis: Any = None

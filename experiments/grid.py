@@ -45,7 +45,7 @@ METHOD = ("estimator", "search", "analysis", "pruning", "finetuning")
 EXPERIMENT = TypeAdapter(Experiment)
 # Keys that concern a whole run: they cannot be an axis and do not enter an ablation's name.
 OF_RUN = {"axis", "force", "part", "plan", "profile", "results", "tracking", "values", "workers"}
-OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet"}  # folders
+OF_RUN |= {"ade20k", "checkpoints", "coco", "imagenet", "photos"}  # folders
 MOST_CHARACTERS = 100  # in a name
 Status = Literal["done", "failed", "missing", "n.a."]
 
@@ -176,7 +176,7 @@ def named_experiments(config: DictConfig) -> Iterator[Experiment]:
     elif config.experiment.name == "all":
         yield from possible(every_experiment())
     elif (experiment := checked(config.experiment, str(names[0]))).experiments:
-        yield from possible(map(experiment_of, experiment.experiments))
+        yield from possible(map(experiment_of, filter(is_named_for_profile, experiment.experiments)))
     else:
         yield experiment
 
@@ -188,11 +188,16 @@ def every_experiment() -> list[Experiment]:
     for name in options:
         if name not in ("ablation", "all") and not name.startswith("_"):
             try:
-                own[name] = experiment_of(name)
+                if is_named_for_profile(name):
+                    own[name] = experiment_of(name)
             except Exception as error:  # one broken file must not keep the others out of the report
                 log.warning("%s is left out: %s", name, str(error).partition("\n")[0])
     names = dict.fromkeys([*own[MAIN].experiments, *own])
-    return [own[name] for name in names if not own[name].experiments]
+    return [own[name] for name in names if name in own and not own[name].experiments]
+
+
+def is_named_for_profile(name: str) -> bool:
+    return is_for_profile(composed(f"experiment={name}").experiment)
 
 
 def experiment_of(name: str) -> Experiment:
@@ -211,7 +216,7 @@ def checked(experiment: Experiment, name: str) -> Experiment:
         raise out_of_range(error, place) from None
     if experiment.experiments:
         return experiment
-    experiment = with_rows(experiment)
+    experiment = with_rows(experiment if experiment.option else in_profile(experiment))
     shown = {"rows": experiment.rows, "columns": experiment.columns, "metrics": experiment.metrics or experiment.figure}
     if lacking := [field for field, value in shown.items() if not value]:
         raise ValueError(f"{place} has no {' and no '.join(lacking)}, and would produce nothing")
@@ -238,6 +243,26 @@ def possible(experiments: Iterable[Experiment]) -> list[Experiment]:
         else:
             able.append(experiment)
     return able
+
+
+def is_for_profile(experiment: Experiment) -> bool:
+    """Check for fields of the profile `photos`, or for columns outside them; a collection is for every profile."""
+    own = experiment.photos if in_photos() else experiment.columns or not experiment.photos
+    return bool(experiment.experiments or own)
+
+
+def in_profile(experiment: Experiment) -> Experiment:
+    """Copy an experiment with its profile's fields. Raises `ValueError` if it is not for the profile."""
+    if not is_for_profile(experiment):
+        raise ValueError(f"experiment={experiment.name} is {'not' if in_photos() else 'only'} for profile=photos")
+    experiment = copy.deepcopy(experiment)
+    for name, value in plain(experiment.photos).items() if in_photos() else ():
+        setattr(experiment, name, value)
+    return experiment
+
+
+def in_photos() -> bool:
+    return HydraConfig.initialized() and HydraConfig.get().runtime.choices["profile"] == "photos"
 
 
 def with_rows(experiment: Experiment) -> Experiment:
@@ -275,7 +300,7 @@ def as_override(value: Any) -> str:
 
 def ablation_of(config: DictConfig) -> Experiment:
     """Complete the experiment `ablation` from the command line; a model given there becomes the only column."""
-    experiment = with_rows(config.experiment)
+    experiment = with_rows(in_profile(config.experiment))
     axis = plain(experiment.axis)
     fields = [str(field) for field in (axis if isinstance(axis, list) else [axis])]
     given = [override for override in given_overrides() if override.key_or_group.partition(".")[0] not in OF_RUN]
@@ -311,7 +336,7 @@ def ablation_of(config: DictConfig) -> Experiment:
 def check_field(field: str, config: DictConfig) -> None:
     """Raise `ValueError`, with the nearest names, unless rows can set this field or choose from this group."""
     names = [*HydraConfig.get().runtime.choices, *pd.json_normalize(plain(config)).columns]
-    apart = {*OF_RUN, "experiment", "hydra", *set(PROFILES) - {config.profile.name}}
+    apart = {*OF_RUN, "experiment", "hydra", *PROFILES} - {config.profile.name}
     known = [name for name in names if not apart & set(re.split("[./]", name)) and name != "model"]
     if field not in known:
         nearest = ", ".join(get_close_matches(field, known, cutoff=0.5)) or "none is similar"

@@ -1,4 +1,4 @@
-"""Rewrite the report from existing results: `python -m experiments.report [profile=mini|paper] [results=FOLDER]`.
+"""Rewrite the report from existing results: `python -m experiments.report [profile=NAME] [results=FOLDER]`.
 
 With `experiment=NAME`, its table and figure are first drawn from the records, as after the jobs of a launcher.
 """

@@ -123,18 +123,19 @@ def measure(cell: Cell) -> dict[str, Any]:
         product = trained(product, cell)
     model, seconds = product.model, dict(product.seconds)
     with timed(seconds, "evaluation"):
-        evaluation = cell.task.evaluate(model, cell.execution.precision)
+        evaluation = cell.task.evaluate(model, cell.execution.precision, cell.model)
     assert product.cost.flops is not None  # the shape is known
     cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
-    metrics = {**evaluation, **cost, **product.metrics}
-    outcomes = {metric: packed(values) for metric, values in evaluation.outcomes.items()}
-    fields: dict[str, Any] = {"outcomes": outcomes, "plan": product.plan, "summary": product.summary}
+    metrics, outcomes = {**evaluation, **cost, **product.metrics}, dict(evaluation.outcomes)
+    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary}
     if analysis := cell.analysis:
         with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
             findings = analysis.run(subject_of(cell, model))
         metrics |= findings.metrics
+        outcomes |= findings.outcomes
         fields["analysis"] = findings.values
-    return {**fields, "metrics": metrics, "seconds": seconds}
+    shares = {metric: packed(values) for metric, values in outcomes.items()}
+    return {**fields, "metrics": metrics, "outcomes": shares, "seconds": seconds}
 
 
 def trained(product: Product, cell: Cell) -> Product:

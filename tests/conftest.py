@@ -16,10 +16,6 @@ settings.register_profile("suite", deadline=None, max_examples=20, derandomize=T
 settings.load_profile("suite")
 
 
-def pytest_addoption(parser):
-    parser.addoption("--write-results", action="store_true", help="tests/photos measure and write their results")
-
-
 def pytest_collection_finish():
     """Exclude imports, which stay, from garbage collections, which would take half a second each otherwise."""
     gc.freeze()

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from facts.calibration.prepare import Calibration
 from facts.estimators import Estimator
@@ -32,10 +32,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Findings:
-    """`metrics` by name, and `values`, plain lists and mappings, for plots."""
+    """`metrics` by name, `values`, plain lists and mappings, for plots, and `outcomes` as those of a task."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    outcomes: dict[str, Tensor] = field(default_factory=dict)
 
 
 @options
@@ -44,6 +45,8 @@ class Analysis(ABC):
 
     needs_factors: ClassVar[bool] = False
     """Whether it needs an estimator's factors of the calibration data."""
+    reads_layers: ClassVar[bool] = True
+    """Whether it looks into layers, not only at the finished network."""
     depends_on_device: ClassVar[bool] = False
     """Whether its values depend on the hardware."""
 

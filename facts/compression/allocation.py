@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 FIRST = 0.7
 PAYS_BELOW = 0.6
-"""Units are measured again at `FIRST` if at most this ratio remains (results/defaults/units.md)."""
+"""Units are measured again at `FIRST` if at most this ratio remains (results/photos/earlier/unit_defaults.csv)."""
 
 LATENCY_TOLERANCE = 0.02  # of a predicted latency: less than the error of a measurement
 MAX_CORRECTIONS = 2

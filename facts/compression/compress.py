@@ -124,7 +124,7 @@ def compress(
 
 
 def default_parts(calibration: Iterable[Any] | None, *named: object) -> str:
-    """Units, which keep most accuracy (results/photos/units.md); layers if `named`, or where units cannot work."""
+    """Units, which keep most accuracy (results/photos); layers if `named`, or where units cannot work."""
     are_layers = calibration is None or any(each is not None for each in named)
     return "layers" if are_layers else "units"
 

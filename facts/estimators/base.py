@@ -13,7 +13,10 @@ from facts.moments import InputGram, LayerMoments, Moment
 from facts.moments.statistics import Normalize, at_least_tiny
 from facts.utils.options import Positive, Share, options
 
-ROW_OF_LAYERS, ROW_OF_UNITS = 0.7, 0.3  # from the paper, and chosen on photos (results/defaults/units.md)
+ROW_OF_LAYERS, ROW_OF_UNITS = (
+    0.7,
+    0.3,
+)  # from the paper, and chosen on photos (results/photos/earlier/unit_defaults.csv)
 PLAIN_SHARE_OF_UNITS = 0.5
 
 

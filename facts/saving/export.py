@@ -326,7 +326,7 @@ def benchmark(
     with TemporaryDirectory() as temporary:
         folders = {name: Path(temporary, str(number)) for number, name in enumerate(networks)}
         calls = {
-            f"{runtime}: {name}": _load(networks[name], runtime, batch, folder, int8)
+            f"{runtime}: {name}": loaded(networks[name], runtime, batch, folder, int8)
             for runtime, (name, folder) in product(chosen, folders.items())
         }
         whole, single = (
@@ -338,7 +338,7 @@ def benchmark(
     ]
 
 
-def _load(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
+def loaded(network: nn.Module, runtime: str, batch: Tensor, folder: Path, int8: Iterable[Any] | None) -> Call:
     """Load the network in a runtime and format, as a function of a batch; its files are kept in the folder."""
     kind, _, number_format = runtime.partition(", ")
     if kind in COMPILERS:

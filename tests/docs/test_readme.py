@@ -55,7 +55,7 @@ def committed(path: str) -> pd.DataFrame:
 
 
 def test_the_table_of_photos_holds_the_numbers_of_the_file():
-    points = committed("results/photos/units.csv").set_index(["network", "method", "ratio"]).judged
+    points = committed("results/photos/earlier/units.csv").set_index(["network", "method", "ratio"]).judged
     networks = {"ViT-Tiny": "vit_tiny", "DeiT-Tiny": "deit_tiny"}
     methods = {"units": "units", "layers": "layers, pivoted"}
     table = shown("photos").set_index("top-1")

@@ -17,7 +17,7 @@ from tests.docs.test_readme import committed
 
 def test_the_defaults_of_units_are_those_of_the_rule():
     """One choice after the other: the highest mean top-1 over both networks and all ratios; rounds by the distance."""
-    points = committed("results/defaults/units.csv")
+    points = committed("results/photos/earlier/unit_defaults.csv")
     once = points[points.num_rounds == 1]
     rows = once[once.plain_share == PLAIN_SHARE_OF_UNITS].groupby("shrinkage_row").top1.mean()
     assert rows.idxmax() == ROW_OF_UNITS and len(rows) == 3
@@ -31,7 +31,7 @@ def test_the_defaults_of_units_are_those_of_the_rule():
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
-    points = committed("results/photos/units.csv")
+    points = committed("results/photos/earlier/units.csv")
     chosen = points[points.method != "dense"].groupby("method").chosen.mean()
     assert chosen["units"] > chosen["layers, pivoted"]
     assert default_parts([]) == "units"
@@ -41,8 +41,8 @@ def test_the_default_parts_keep_most_on_the_photos_that_choose():
 def test_committed_records_bear_their_fingerprints():
     """A warning names the tables with outdated records, which a run would compute again."""
     outdated = Counter()
-    for path in sorted((ROOT / "results/mini/tables").glob("*.jsonl")):
-        records = list(published_records(path.stem, ROOT / "results/mini"))
+    for path in sorted((ROOT / "results").glob("*/tables/*.jsonl")):
+        records = list(published_records(path.stem, path.parents[1]))
         assert len(records) == len(path.read_text().splitlines())
         for record in records:
             assert record.fingerprint == content_key(record.identity, record.model_hash, record.data_hash)

@@ -91,6 +91,6 @@ def test_every_public_name_has_a_place_and_a_signature(site, pages):
 
 def test_every_figure_is_shown_with_its_caption(site, pages):
     shown = pages[site / "docs/figures.html"].images
-    drawn = [path for pattern in ("mini/figures/*.png", "vit_tiny/*.png") for path in (ROOT / "results").glob(pattern)]
+    drawn = [path for pattern in ("mini/figures/*.png", "photos/*/*.png") for path in (ROOT / "results").glob(pattern)]
     assert sorted(shown) == sorted(f"../{path.relative_to(ROOT)}" for path in drawn)
     assert all(len(caption) > 20 for caption in shown.values())

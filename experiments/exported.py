@@ -1,0 +1,61 @@
+"""Analysis of a network in the runtime that it is shipped for."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from facts.analysis.base import Analysis, Findings, Subject
+from facts.cost.timing import TimingPolicy
+from facts.estimators import Estimator
+from facts.saving.export import loaded, runtimes_of
+from facts.tasks.classification.base import percentage
+from facts.utils.options import Count, options
+
+for name in ("onnx_ir", "onnxscript"):
+    logging.getLogger(name).setLevel(logging.WARNING)  # they report every node that they remove
+
+FIRST = "OpenVINO, float32"  # what speed-ups are over, for the original
+
+
+@options
+class Exported(Analysis):
+    """Top-1, megabytes and speed of a classifier in a `runtime` of `facts.saving.export`, such as `OpenVINO, int8`.
+
+    int8 is calibrated on the calibration data; the held-out data judge. `latency_ms` is that of a batch, `speedup` over
+    the original in OpenVINO's float32, with which it takes turns.
+    """
+
+    runtime: str = FIRST
+    batch_size: Count = 16
+    timing: TimingPolicy = TimingPolicy()
+
+    depends_on_device = True
+    reads_layers = False
+
+    def check(self, model: nn.Module, estimator: Estimator | None) -> None:
+        known = [name for name in runtimes_of(torch.device("cpu"), int8=True) if not name.startswith("PyTorch")]
+        if self.runtime not in known:
+            raise ValueError(f"there is no runtime {self.runtime!r} here: choose from {'; '.join(known) or 'none'}")
+
+    def run(self, subject: Subject) -> Findings:
+        batches = list(subject.held_out.data or ())
+        images = batches[0][0][: self.batch_size]
+        with TemporaryDirectory() as temporary:
+
+            def load(network: nn.Module, runtime: str, name: str) -> tuple:
+                call = loaded(network, runtime, images, folder := Path(temporary, name), subject.calibration.data)
+                return call, sum(path.stat().st_size for path in folder.iterdir())
+
+            network = subject.model if subject.compressed is None else subject.compressed
+            call, size = load(network, self.runtime, "own")
+            original, _ = load(subject.model, FIRST, "original")
+            right = torch.cat([call(images).argmax(dim=1) == labels for images, labels in batches])
+            times = self.timing.times({"own": partial(call, images), "original": partial(original, images)})
+        speed = {"latency_ms": 1000 * times["own"].median, "speedup": 1 / times["own"].ratio(times["original"])}
+        return Findings(
+            {"exported_top1": percentage(right), "megabytes": size / 1e6, **speed}, {}, {"exported_top1": right}
+        )

@@ -1,0 +1,109 @@
+"""The profile `photos`: its experiments without any data, a cell on photos made up, and one on real ones."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import experiments.reproduce
+from experiments.photos import Photos
+from experiments.runner import open_cell, run_cell
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+PHOTOS = DATA / "imagenet_photos"
+FEW = ["task.photos.num_calibration=8", "task.photos.num_sensitivity=8"]
+
+
+def made_up(root: Path, num_calibration: int, num_validation: int) -> list[str]:
+    """Write noise as photos, in classes 0, 1, ..., and return the lines of their labels."""
+    rng, lines = np.random.default_rng(0), []
+    for part, number in (("calibration", num_calibration), ("validation", num_validation)):
+        (root / part).mkdir(parents=True)
+        for label in range(number):
+            pixels = rng.integers(0, 256, (180, 200, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / part / f"{label}.png")
+            lines.append(f"{part}/{label}.png,{label},n{label:08}")
+    return lines
+
+
+def links(root: Path, num_calibration: int, num_validation: int) -> list[str]:
+    """Link to some real photos."""
+    lines = (PHOTOS / "labels.csv").read_text().splitlines()
+    found = []
+    for part, number in (("calibration", num_calibration), ("validation", num_validation)):
+        (root / part).symlink_to(PHOTOS / part)
+        found += [line for line in lines if line.startswith(f"{part}/")][:number]
+    return found
+
+
+def write_labels(root: Path, lines: list[str]) -> Path:
+    (root / "labels.csv").write_text("\n".join(["file,label,synset", *lines]))
+    return root
+
+
+def test_every_experiment_of_photos_is_planned_without_data(monkeypatch, capsys, tmp_path):
+    """All cells compose; the plan says what they lack."""
+    given = ["profile=photos", "experiment=all", "plan=true", f"results={tmp_path}", "hydra/job_logging=none"]
+    monkeypatch.setattr(sys, "argv", ["reproduce", *given])
+    monkeypatch.setenv("COLUMNS", "200")
+    experiments.reproduce.main()
+    printed = capsys.readouterr().out
+    for title in (
+        "Layers or units",
+        "Every method on two",
+        "Encoders",
+        "Units and number formats",
+        "Defaults of units",
+    ):
+        assert title in printed
+    assert "blocked" in printed and "DeiT-B" not in printed
+
+
+def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(cell_config, tmp_path):
+    root = write_labels(tmp_path, made_up(tmp_path, num_calibration=8, num_validation=5))
+    network = ["model=deit_tiny", "model.photos.tag=test_vit", "model.photos.weights=random"]
+    cell = open_cell(cell_config("profile=photos", f"photos={root}", *FEW, *network, "ratio=0.5"))
+    record = run_cell(cell)
+    assert {"top1", "chosen", "distance", "chosen_distance"} <= record.metrics.keys()
+    assert [len(f"{int(record.outcomes[half], 16):b}") - 1 for half in ("chosen", "top1")] == [3, 2]
+    assert record.metrics["distance"] > 0
+    _, judging = cell.task.analysis(cell.model)
+    assert [label for _, labels in judging for label in labels.tolist()] == [1, 3]
+
+
+@pytest.mark.external
+@pytest.mark.skipif(not PHOTOS.exists(), reason=f"no photos in {PHOTOS}")
+def test_units_of_a_published_network_keep_it_useful_on_real_photos(cell_config, tmp_path):
+    root = write_labels(tmp_path, links(tmp_path, num_calibration=64, num_validation=64))
+    few = ["task.photos.num_calibration=64", "task.photos.num_sensitivity=40"]
+    own = ["profile=photos", f"photos={root}", f"checkpoints={DATA}", *few, "model=deit_tiny"]
+    dense, units = (
+        run_cell(open_cell(cell_config(*own, *method))).metrics
+        for method in (["estimator=none"], ["search=cors_fisher", "parts=units", "ratio=0.8"])
+    )
+    assert dense["top1"] > 65 and dense["distance"] == 0
+    assert units["top1"] > dense["top1"] - 25 and units["gflops"] < 0.85 * dense["gflops"]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (None, "no photos at {root}: set photos= to a folder with calibration/"),
+        (["calibration/0.png,0,"], "labels.csv names no photo in validation/: set photos= to a folder with"),
+        (["calibration/0.png,cat,"], "labels.csv needs columns `file` and `label`, of whole numbers"),
+        (["validation/9.png,0,"], "names 1 files that are not there: validation/9.png"),
+        (["calibration/0.png,0,", "validation/0.png,0,"], "has 1 photos for this use, and 8 are asked for"),
+    ],
+)
+def test_what_a_folder_lacks_is_said_in_one_line(tmp_path, lines, message):
+    all_lines = made_up(tmp_path, num_calibration=8, num_validation=1)
+    few = {"root": write_labels(tmp_path, all_lines), "num_calibration": 8, "num_sensitivity": 8}
+    assert Photos(**few).inspect().startswith("8 images to calibrate on, 1 to evaluate on")
+    (tmp_path / "labels.csv").unlink() if lines is None else write_labels(tmp_path, lines)
+    with pytest.raises((OSError, ValueError), match=re.escape(message.format(root=tmp_path))) as caught:
+        Photos(**few).inspect()
+    assert "\n" not in str(caught.value)
