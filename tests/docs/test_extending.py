@@ -1,6 +1,7 @@
 """Methods are added as `docs/extending.md` says, outside the package and inside it."""
 
 import json
+import runpy
 import shlex
 import shutil
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 import experiments.reproduce
 import experiments.run
+from facts.parts import KINDS
 from tests.docs.pages import ROOT, marked, run, section_of, write_files
 
 pytestmark = pytest.mark.system
@@ -49,6 +51,14 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatc
     outcomes = {json.loads(path.read_text())["outcomes"]["top1"] for path in records}
     assert len(outcomes) == 4, "every method gives a network of its own"
     assert all(row in printed for row in top1.index)
+
+
+def test_a_kind_of_part_is_compressed(tmp_path, monkeypatch):
+    write_files(section_of(PAGE, "A kind of part"), tmp_path)
+    monkeypatch.setitem(KINDS, "adapters", ())  # taken out again afterwards
+    result = runpy.run_path(str(tmp_path / "my_parts.py"))["result"]
+    assert [*result.plan] == ["0", "1"] and 0 < sum(result.plan.values()) <= 32
+    assert [adapter.up.in_features for adapter in result.model[:2]] == [*result.plan.values()]
 
 
 def test_an_estimator_inside_the_package_has_five_parts(tmp_path):
