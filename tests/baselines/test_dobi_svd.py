@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from experiments.baselines.dobi_svd import (
-    DobiSVDSearch,
-    SmoothTruncation,
-    TruncatedLayer,
-)
+from experiments.baselines.dobi_svd import DobiSVDSearch, SmoothTruncation, TruncatedLayer
 from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem

@@ -7,13 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.baselines.flora import (
-    Evolution,
-    FLORASearch,
-    Supernet,
-    offered,
-    within_budget,
-)
+from experiments.baselines.flora import Evolution, FLORASearch, Supernet, offered, within_budget
 from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem, plain_problem

@@ -36,12 +36,7 @@ def run(command: str, folder: Path, **environment: str) -> str:
     """Run a command in a shell in which `python` is this one, and return what it prints."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
+        command, shell=True, cwd=folder, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -7,15 +7,7 @@ import torch
 
 from experiments.mini import CHECKPOINTS
 from experiments.mini.digits import Digits
-from experiments.mini.train import (
-    WITHIN,
-    epochs_for,
-    main,
-    mini_recipe,
-    mini_recipes,
-    top1_on_test,
-    train,
-)
+from experiments.mini.train import WITHIN, epochs_for, main, mini_recipe, mini_recipes, top1_on_test, train
 from facts.models import CausalLM, OpenMMLabModel
 from tests.mini.test_digits import network_of
 

@@ -14,15 +14,7 @@ from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from facts.utils.batches import in_parts
 from tests.by_sample import BY_SAMPLE, assert_same_factors, factors_of
-from tests.networks import (
-    LAYERS,
-    KeyedBatches,
-    Runs,
-    image_batches,
-    make_in_place,
-    make_model,
-    make_sharing,
-)
+from tests.networks import LAYERS, KeyedBatches, Runs, image_batches, make_in_place, make_model, make_sharing
 
 
 def limited_model(at_once: int):

@@ -11,13 +11,7 @@ import torch
 
 from experiments.config import CONF
 from tests.networks import relative_error
-from tests.parallel.together import (
-    ACCUMULATE,
-    factors_of_all,
-    finetuned,
-    plans,
-    recovered,
-)
+from tests.parallel.together import ACCUMULATE, factors_of_all, finetuned, plans, recovered
 
 pytestmark = pytest.mark.system
 
