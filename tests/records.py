@@ -108,16 +108,16 @@ def write_paper(path: Path, top1: dict[str, float]) -> None:
     pd.DataFrame(lines, columns=["row", "column", "metric", "paper"]).to_csv(path, index=False)
 
 
-def write_results(folder: Path, records: bool = True, comparable: bool = False) -> list[Experiment]:
+def write_results(folder: Path) -> list[Experiment]:
     """Write tables, a figure, and the records."""
     for experiment in EXPERIMENTS[:3]:
         places = [_place(experiment, row, column) for row in experiment.rows for column in experiment.columns]
-        for place in places if records else ():
+        for place in places:
             if place.record:
                 write_record(place.record, folder / "records")
         if experiment.name in RATIOS:
             write_paper(folder / "paper" / f"{experiment.name}.csv", {row: top1 - 5 for row, top1 in TOP1.items()})
         with patch.object(paper, "FOLDER", folder / "paper"):
-            write_tables(experiment, entries_of(experiment, places, comparable), folder / "tables", {})
+            write_tables(experiment, entries_of(experiment, places, comparable=False), folder / "tables", {})
     draw_figure(ABLATION, places, folder / "figures")
     return EXPERIMENTS

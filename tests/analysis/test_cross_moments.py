@@ -7,6 +7,7 @@ import facts
 from facts.analysis import CrossMoments, Subject
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, UNIFORM, compress_on_all, image_batches, make_model
+from tests.oracles.factors import every
 from tests.oracles.fisher import dense_fisher, dense_token_local
 from tests.oracles.samples import model_samples
 
@@ -26,10 +27,6 @@ def found():
 def subject(model, batches, compressed=None):
     held_out = facts.prepare(model, batches, held_out=())
     return Subject(calibration=held_out.on([]), held_out=held_out, compressed=compressed)
-
-
-def every(samples):
-    return [sample for batch in samples for sample in batch]
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -10,7 +10,7 @@ from facts.estimators import ESTIMATORS, FACTS
 from facts.estimators.whitening import raise_shrinkage, shrink
 from facts.moments.losses import summed_cross_entropy
 from tests.networks import LAYERS, image_batches, make_model
-from tests.oracles.factors import ORACLES
+from tests.oracles.factors import ORACLES, every
 from tests.oracles.fisher import dense_fisher, dense_product, matrix_cosine
 from tests.oracles.samples import model_samples
 
@@ -32,10 +32,6 @@ def subject(data, estimator, **settings):
     return Subject(calibration=prepared, held_out=prepared.on(held_out), estimator=estimator)
 
 
-def every(samples):
-    return [sample for batch in samples for sample in batch]
-
-
 def exact(data, name, layer, shrinkage=(0.0, 0.0)):
     *_, calibration, held_out = data
     A, B = ORACLES[name](calibration[layer])
@@ -46,12 +42,12 @@ def exact(data, name, layer, shrinkage=(0.0, 0.0)):
 
 @pytest.mark.parametrize("name", ["facts", "kfac_reduce", "gfwsvd", "fwsvd"])
 def test_every_layer_lies_near_its_dense_cosine(data, name):
-    """Within four standard errors; the mean over layers too."""
+    """Within four standard errors, which are neither much too large nor too small; the mean over layers too."""
     findings = FisherSimilarity(num_probes=NUM_PROBES).run(subject(data, ESTIMATORS[name]()))
     expected = {layer: exact(data, name, layer) for layer in LAYERS}
-    for layer in LAYERS:
-        found = findings.values[layer]
-        assert abs(found["cosine"] - expected[layer]) < 4 * found["cosine_error"], layer
+    found = findings.values
+    scores = [(found[layer]["cosine"] - expected[layer]) / found[layer]["cosine_error"] for layer in LAYERS]
+    assert max(map(abs, scores)) < 4 and 0.3 < torch.tensor(scores).square().mean().sqrt() < 2, scores
     mean = sum(expected.values()) / len(LAYERS)
     assert abs(findings.metrics["cosine"] - mean) < 4 * findings.metrics["cosine_error"]
 
@@ -65,11 +61,6 @@ def test_groups_of_layers_and_the_cache_change_nothing(data, tmp_path, monkeypat
     assert list(tmp_path.rglob("FisherProducts*"))
     layers = {str(size): torch.nn.Linear(size, 1, bias=False) for size in (3, 4, 9, 1, 2)}
     assert [list(group) for group in groups_within(layers, 7)] == [["3", "4"], ["9"], ["1", "2"]]
-
-
-def test_without_an_estimator_there_is_nothing_to_compare(data):
-    with pytest.raises(ValueError, match="choose one, or leave the analysis out"):
-        FisherSimilarity().run(subject(data, None))
 
 
 def test_repaired_factors_are_those_of_the_decomposition(data):

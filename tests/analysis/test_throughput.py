@@ -61,12 +61,3 @@ def test_a_network_in_half_precision_gets_its_inputs_in_it(model, compressed, pr
     found = speeds({"dense": model, "half": half}, IMAGES.float(), QUICK, precision)
     assert found["half"].throughput > 0 and types == {torch.float16}
     assert next(model.parameters()).dtype == torch.float32
-
-
-def test_a_network_in_a_format_that_no_file_holds_is_timed_without_a_file(model):
-    class Own(torch.Tensor):
-        pass
-
-    model.vector.weight = torch.nn.Parameter(model.vector.weight.detach().as_subclass(Own))
-    found = speeds({"own": model}, IMAGES, QUICK)["own"]
-    assert found.throughput > 0 and found.load is None and found.memory is None

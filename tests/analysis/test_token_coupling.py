@@ -12,6 +12,7 @@ from facts.moments.batch import LayerBatch
 from facts.moments.losses import summed_cross_entropy
 from facts.parts.layers import select_layers
 from tests.networks import image_batches, make_model
+from tests.oracles.factors import every
 from tests.oracles.samples import model_samples
 
 pytest.importorskip("hyppo", reason="the extra `analysis` is not installed")
@@ -47,8 +48,8 @@ def test_what_is_stored_is_what_the_layers_see():
     stores = collect_tokens(model, select_layers(model).layers, batches, loss=summed_cross_entropy)
     samples = model_samples(model, batches, summed_cross_entropy)
     for name, store in stores.items():
-        every = [sample for batch in samples[name] for sample in batch]
-        for kind, expected in (("inputs", [s.X for s in every]), ("grads", [s.G for s in every])):
+        for kind, side in (("inputs", "X"), ("grads", "G")):
+            expected = [getattr(sample, side) for sample in every(samples[name])]
             expected = torch.stack(expected, dim=1)
             expected = expected / expected.square().mean().sqrt()
             actual = torch.cat([store.read(kind, t, t + 1) for t in range(store.num_tokens)])

@@ -8,45 +8,17 @@ from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
 from tests.search.problems import make_problem
 
-SHARES = torch.tensor([1.0, 0.9, 0.6, 0.2, 0.0], dtype=torch.float64)
-
-
-def by_svd(matrix, shares):
-    """The same by PyTorch's SVD, whose gradient divides by differences of singular values."""
-    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
-    return (u * s * shares[: len(s)]) @ vh
-
-
-def gradients(truncate, matrix, shares):
-    matrix, shares = matrix.clone().requires_grad_(), shares.clone().requires_grad_()
-    weights = torch.randn(matrix.shape, generator=torch.Generator().manual_seed(3), dtype=matrix.dtype)
-    outputs = truncate(matrix, shares)
-    return outputs.detach(), *torch.autograd.grad((outputs * weights).sum(), (matrix, shares))
-
-
-def a_matrix(rows, columns, seed=0):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def orthogonal(size):
-    return torch.linalg.qr(a_matrix(size, size, seed=1))[0]
-
-
-@pytest.mark.parametrize("rows", [5, 40])
-def test_truncation_is_by_the_svd_where_values_are_apart(rows):
-    matrix = a_matrix(rows, 5)
-    found, expected = (gradients(function, matrix, SHARES) for function in (SmoothTruncation.apply, by_svd))
-    for value, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(value, reference, rtol=1e-8, atol=1e-10)
-
 
 @pytest.mark.parametrize(
     "values", [[1, 1, 1, 1, 1], [3, 2, 2, 1, 0.5], [3, 2, 1, 1 - 1e-13, 0.5], [3, 2, 0, 0, 0], [0, 0, 0, 0, 0]]
 )
 def test_the_gradient_is_finite_where_values_tie(values):
     """Where PyTorch's is infinite, NaN or of the size of the inverse difference."""
-    matrix = orthogonal(5) * torch.tensor(values, dtype=torch.float64) @ orthogonal(5).mT
-    outputs, of_matrix, of_shares = gradients(SmoothTruncation.apply, matrix, SHARES)
+    vectors, _ = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64))
+    matrix = (vectors * torch.tensor(values, dtype=torch.float64) @ vectors.mT).requires_grad_()
+    shares = torch.tensor([1.0, 0.9, 0.6, 0.2, 0.0], dtype=torch.float64, requires_grad=True)
+    outputs = SmoothTruncation.apply(matrix, shares)
+    of_matrix, of_shares = torch.autograd.grad((outputs * torch.randn_like(outputs)).sum(), (matrix, shares))
     assert outputs.isfinite().all() and of_shares.isfinite().all()
     assert of_matrix.abs().max() < 100  # terms of the series times the weights
 

@@ -5,22 +5,13 @@ import random
 
 import pytest
 import torch
-from torch import nn
 
 from experiments.baselines.flora import Evolution, FLORASearch, Supernet, offered, within_budget
 from facts.modules.networks import replaced_forwards
 from tests.networks import image_batches
-from tests.search.problems import make_problem, plain_problem
+from tests.search.problems import make_problem
 
 RATIOS = FLORASearch().ratios
-
-
-def test_choices_are_the_published_ratios_of_the_full_rank_that_cost_less_than_dense():
-    """Of 96 x 32 at most 23 components do; of 8 x 8 three; of 1 x 24 none."""
-    sizes = [(32, 96), (96, 8), (8, 8), (8, 1), (1, 24)]
-    problem = plain_problem(nn.Sequential(*(nn.Linear(*size) for size in sizes)), {}, {"flops": 0.5})
-    expected = {"0": [4, 8, 12, 16, 20, None], "1": [1, 2, 3, 4, 5, 6, None], "2": [1, 2, 3, None]}
-    assert offered(problem, RATIOS) == expected
 
 
 @pytest.mark.parametrize("fit_bias", [False, True])

@@ -47,13 +47,6 @@ def test_the_tree_shows_every_folder():
         assert sorted(shown) == sorted(folders | files)
 
 
-def test_the_drawing_names_what_is_there():
-    words = re.findall(r'class="code"[^>]*>([^<]*)<', (ROOT / "docs/data_flow.svg").read_text())
-    named = [name for text in words for name in re.findall(r"[\w/]+(?:/|\.py)", text)]
-    roots = (ROOT, ROOT / "facts", ROOT / "experiments")
-    assert named and [name for name in named if not any((root / name).exists() for root in roots)] == []
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_names_that_a_page_imports_are_there(page):
     code = "".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))

@@ -49,22 +49,10 @@ def test_draws_follow_the_seed_and_share_no_data_pass(ablation):
         ablation(*SHRINKAGE, "seeds=0")
 
 
-def test_the_command_line_chooses_the_columns(ablation):
-    small = "+experiment.columns.Small=['model=deit_s']"
-    grid = grid_of(ablation("axis=estimator.shrinkage_row", "values=[0]", "ratio=0.3", small))
-    columns = {cell.column: (cell.config.model.name, cell.config.ratio) for cell in grid}
-    assert columns == {"DeiT-B": ("deit_b", 0.3), "Swin-B": ("swin_b", 0.3), "Small": ("deit_s", 0.3)}
-
-
 @pytest.mark.parametrize(
     ("overrides", "rows", "default"),
     [
         (["axis=ratio", "values=[0.3]"], {"0.3": ["ratio=0.3"]}, "ratio=0.5 (DeiT-B) or 0.6 (Swin-B)"),
-        (
-            ["axis=finetuning", "values=[[],recovery]"],
-            {"none": ["finetuning=[]"], "recovery": ["finetuning=recovery"]},
-            "finetuning=null",
-        ),
         (
             ["axis=[estimator.grad_clip,estimator.normalize]", "values={neither:[null,none],1:[median,batch]}"],
             {
@@ -107,7 +95,6 @@ def test_no_two_ablations_have_the_same_name(ablation):
         (["axis=model", "values=[deit_b]"], "rows cannot vary axis=model"),
         (["axis=estimator.shrinkage_row", "values=[0,2]"], r"shrinkage_row=2: input should be less than or equal to 1"),
         (["axis=ratio", "values=[half]"], r"ratio=half: Value 'half' of type 'str' could not be converted to Float$"),
-        (["axis=ratio", "values=0.5"], r"values must be a list such as values=\[0,0\.3,0\.7\], .* got 0\.5"),
         (["axis=[ratio,seed]", "values=[[0.5,1],[0.4]]"], r"a list of 2 settings \(ratio, seed\), got \[0\.4\]"),
         (["axis=ratio"], "the experiment ablation, which needs both"),
         (

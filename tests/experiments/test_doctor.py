@@ -6,7 +6,7 @@ import wandb
 from rich.console import Console
 
 from experiments.doctor import Finding, examine, look_first, main
-from experiments.grid import GridCell, possible
+from experiments.grid import GridCell
 
 
 def found(*configs) -> dict[str, Finding]:
@@ -82,10 +82,3 @@ def test_a_run_with_a_problem_starts_only_by_force(cell_config, monkeypatch, cap
     config.force = True
     look_first(config, [], Console())
     assert capsys.readouterr().out == 2 * "problem  disk: full\n         to do: clear it\n"
-
-
-def test_experiments_without_their_packages_are_left_out_and_named(cell_config, without_module, caplog):
-    without_module("mmcv._ext")
-    experiments = [cell_config(f"experiment={name}").experiment for name in ("detection", "model_sizes")]
-    assert [experiment.name for experiment in possible(experiments)] == ["model_sizes"]
-    assert "detection is left out, since mmcv._ext are missing: make reproduce-all" in caplog.text

@@ -1,8 +1,5 @@
 """Figures: what is plotted is what the records say, and what is missing is said."""
 
-import itertools
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,18 +8,12 @@ from PIL import Image
 
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking, steps
+from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
 from experiments.record import Record, packed
 from tests.records import make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10
-
-
-def record(scale: float = 1.0) -> Record:
-    """Two layers of full rank 200 whose errors are powers of ten."""
-    profile = [[round(200 * ratio), ratio, scale * 10 ** (-5 * ratio)] for ratio in RATIOS]
-    return make_record(summary=make_summary(profile=dict.fromkeys(INTERPOLATED_LAYERS, profile)))
 
 
 def places(records: dict[str, Record | None]) -> list[GridCell]:
@@ -47,7 +38,10 @@ def drawn(experiment: Experiment, cells: list[GridCell]) -> pd.DataFrame:
 
 
 def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
-    values = drawn(drawing("sensitivity_interpolation", "CoRS"), places({"CoRS": record()}))
+    """Layers have full rank 200, and their errors are powers of ten."""
+    profile = [[round(200 * ratio), ratio, 10 ** (-5 * ratio)] for ratio in RATIOS]
+    record = make_record(summary=make_summary(profile=dict.fromkeys(INTERPOLATED_LAYERS, profile)))
+    values = drawn(drawing("sensitivity_interpolation", "CoRS"), places({"CoRS": record}))
     assert set(values.layer) == set(INTERPOLATED_LAYERS)
     for _, layer in values.groupby("layer"):
         curves = {name: curve.set_index("ratio").error for name, curve in layer.groupby("curve")}
@@ -65,17 +59,6 @@ def test_a_figure_of_nothing_says_so(name):
     assert drawn(experiment, places({"A": None})).empty
 
 
-def test_predictions_are_paired_with_what_was_measured():
-    records = {"measured": record(), "Kronecker": record(0.5), "exact": None}
-    values = drawn(drawing("fisher_prediction", *records), places(records))
-    assert set(values.prediction) == {"Kronecker"} and len(values) == 2 * 9
-    assert np.allclose(values.predicted, 0.5 * values.measured)
-
-
-def analysed(analysis=None, **metrics) -> Record:
-    return make_record(metrics=metrics, analysis=analysis or {})
-
-
 COUPLING = {
     "layer": "blocks.4.mlp.fc2",
     "num_samples": 30,
@@ -85,16 +68,11 @@ COUPLING = {
 }
 
 
-def one_column(row: str, entry: Record, *missing: str) -> list[GridCell]:
-    """A record in the column Net, none in others."""
-    done = GridCell("demo", row, "Net", None, "done", entry)
-    return [done, *(GridCell("demo", row, column, None) for column in missing)]
-
-
 def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     """And a figure is written as PDF and as PNG, which is not blank, with its values."""
     experiment = drawing("token_couplings", "coupling", columns="Net, Other")
-    draw_figure(experiment, one_column("coupling", analysed(COUPLING), "Other"), tmp_path)
+    cells = [*places({"coupling": make_record(analysis=COUPLING)}), GridCell("demo", "coupling", "Other", None)]
+    draw_figure(experiment, cells, tmp_path)
     assert (tmp_path / "demo.pdf").read_bytes().startswith(b"%PDF")
     pixels = np.asarray(Image.open(tmp_path / "demo.png").convert("L"))
     assert pixels.shape[1] > 600 and 0.001 < (pixels < 128).mean() < 0.5
@@ -107,22 +85,6 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
     assert np.isnan(tokens.distance_correlation[2])
 
 
-def test_the_motivation_sets_similarity_against_accuracy():
-    similar = analysed(cosine=0.12, cosine_error=0.01, top1=75.0)
-    records = {"coupling": analysed(COUPLING), "KFAC": similar, "FACTS": None}
-    (row,) = drawn(drawing("motivation", *records), places(records)).dropna(subset="estimator").to_dict("records")
-    assert (row["estimator"], row["cosine"], row["cosine_error"], row["top1"]) == ("KFAC", 0.12, 0.01, 75.0)
-
-
-def test_cross_moments_are_drawn_layer_by_layer():
-    ratios = {"operator": 2.0, "operator_error": 0.1, "input_side": 0.4, "grad_side": 0.3}
-    record = analysed({"first": ratios | {"loss": -0.2}, "second": ratios})  # the second layer was left dense
-    experiment = drawing("cross_moments", "FACTS", columns="Net, Other, Third")
-    values = drawn(experiment, one_column("FACTS", record, "Other", "Third")).set_index("layer")
-    assert values.loss["first"] == -0.2 and np.isnan(values.loss["second"])
-    assert values.operator.tolist() == [2.0, 2.0]
-
-
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1"}
     records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
@@ -132,33 +94,6 @@ def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
     figure, _ = ablation(experiment, {(cell.row, cell.column): cell.record for cell in places(records)})
     assert np.ptp(figure.axes[0].get_ylim()) >= 5 and figure.axes[0].get_legend() is None and figure.legends
-
-
-def test_bars_show_each_network_and_say_what_cannot_run():
-    rates = {"dense": 100.0, "compressed": 150.0, "residual": 120.0}
-    rest = {"spread": 0.1, "latency": 0.01, "load": 0.1, "memory": None}
-    speeds = {name: {"throughput": rate, **rest} for name, rate in rates.items()}
-    timed = replace(record(), analysis={"speeds": speeds, "missing": {"two_of_four": "no such GPU"}})
-    values = drawn(drawing("throughput", "A"), places({"A": timed})).set_index("network")
-    assert values.ratio.to_dict() == {"dense": 1.0, "residual": 1.2, "compressed": 1.5}
-
-
-def test_steps_have_a_panel_for_each_network_and_the_original_across_it():
-    columns = {f"{network}, {ratio} %": [] for network in ("A", "B") for ratio in (60, 30)}
-    experiment = replace(drawing("steps", "Dense", "FACTS", "CoRS", *"abcd", unranked=["Dense"]), columns=columns)
-    records = {
-        (row, column): make_record(metrics={"gflops": float(column[3:5]) / 1000, "top1": 80.0 - number})
-        for (number, row), column in itertools.product(enumerate(experiment.rows), columns)
-    }
-    records["CoRS", "B, 30 %"] = None
-    figure, points = steps(experiment, records)
-    assert [axes.get_title() for axes in figure.axes] == ["A", "B"]
-    curves = [{line.get_label(): list(line.get_xdata()) for line in axes.lines} for axes in figure.axes]
-    assert curves[0]["FACTS"] == curves[0]["CoRS"] == [30.0, 60.0] and curves[1]["CoRS"] == [60.0]
-    assert list(figure.axes[0].lines[0].get_ydata()) == [80.0, 80.0] and len(points) == 27
-    assert [axes.get_xlabel() for axes in figure.axes] == ["MFLOPs", "MFLOPs"]
-    looks = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_label() != "Dense"]
-    assert [len(set(look)) for look in zip(*looks, strict=True)] == [6, 6]
 
 
 def judged(num_right: int, minutes: float, size: int = 200) -> Record:

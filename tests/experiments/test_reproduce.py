@@ -1,20 +1,16 @@
 """Whole tables: what is refused, failing cells, and one data pass for a column."""
 
-import sys
 from concurrent.futures import BrokenExecutor
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 import experiments.reproduce
 import experiments.workers
 from experiments.cell import Cell
-from experiments.config import CONF, Experiment
-from experiments.config import compose as compose_cell
-from experiments.grid import GridCell, cell_of, checked, chosen_experiments, every_experiment, experiment_of, samples_of
+from experiments.config import Experiment
+from experiments.grid import GridCell, checked, every_experiment
 from experiments.record import unpacked
 from experiments.runner import open_cell
 from experiments.workers import run_cells, share_data_pass
@@ -25,17 +21,11 @@ SMALL = ["model.mini.weights=random", "task.mini.num_calibration=64"]
 
 
 @pytest.fixture
-def reproduce(monkeypatch, tmp_path):
-    """A function from overrides to a run of `reproduce` in this process: of one figure's only cell by default."""
-
-    def run(*overrides, experiment="sensitivity_interpolation", folder=()):
-        given = [f"experiment={experiment}", "tracking=off", "workers=1", f"results={tmp_path}", *overrides]
-        quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        monkeypatch.setattr(sys, "argv", ["reproduce", *folder, *given, *quiet])
-        experiments.reproduce.main()
-
+def reproduce(command, monkeypatch):
+    """A function from overrides to a run of `reproduce` in this process, of one figure's only cell."""
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    return run
+    one_cell = "experiment=sensitivity_interpolation", "workers=1"
+    return lambda *overrides: command(experiments.reproduce.main, *overrides, *one_cell)
 
 
 def test_a_row_with_a_misspelt_method_is_named_with_the_choices(reproduce):
@@ -49,16 +39,10 @@ def test_a_file_of_the_users_that_the_package_has_too_is_named(reproduce, tmp_pa
     (own / "mine.yaml").write_text("_target_: facts.estimators.PELA\n")
     folder = ("--config-dir", str(own.parent))
     mine = '+experiment.rows.Mine=["estimator=mine"]'
-    reproduce(mine, "plan=true", folder=folder)
+    reproduce(*folder, mine, "plan=true")
     (own / "asvd.yaml").write_text("_target_: facts.estimators.PELA\n")
     with pytest.raises(SystemExit, match=r"conf/estimator/asvd.yaml would not be read: the package has estimator/asvd"):
-        reproduce(folder=folder)
-
-
-def test_torchrun_is_refused(reproduce, monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(SystemExit, match="share out this machine's GPUs by workers=N: start it without torchrun"):
-        reproduce()
+        reproduce(*folder)
 
 
 GOOD = "name: mine\ntask: classification\nmetrics: {top1: Top-1}\nranked_by: top1\ncolumns: {Net: []}\nrows: {A: []}\n"
@@ -172,47 +156,3 @@ def test_cells_that_keep_no_cache_share_no_pass_and_are_cells_of_their_own(small
     run_cells([alone])
     assert not (cell.folder / "cache").exists()
     assert alone.record.values["total_minutes"] > 0
-
-
-@pytest.fixture
-def command_line(composing, monkeypatch):
-    """A function that composes a configuration of `reproduce` as its command line does."""
-    given: list[str] = []
-    chosen = SimpleNamespace(
-        overrides=SimpleNamespace(task=given), runtime=SimpleNamespace(choices={"profile": "mini"})
-    )
-    monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: chosen)
-    with composing():
-
-        def build(*overrides):
-            given[:] = overrides
-            return compose("reproduce", [*overrides])
-
-        yield build
-
-
-@pytest.mark.system
-def test_the_main_job_begins_with_the_main_tables_and_comes_first_among_all(command_line):
-    main = [experiment.name for experiment in chosen_experiments(command_line())]
-    assert main[:3] == ["classification_50", "classification_40", "classification_60"]
-    assert not {"baselines", "pivoted"} & {*main} and "beyond" in main
-    every = [experiment.name for experiment in chosen_experiments(command_line("experiment=all"))]
-    ablations = {path.stem for path in (Path(CONF) / "experiment").glob("ablation_*.yaml")}
-    assert every[: len(main)] == main and {"baselines", "search_methods", *ablations} < {*every}
-    assert "ablation" not in every and "ablation_labels" in ablations
-    assert len(set(every)) == len(every)
-    named = chosen_experiments(command_line("experiment=[llm,throughput]"))
-    assert [experiment.name for experiment in named] == ["llm", "throughput"]
-
-
-def test_samples_name_every_network_and_method_once(command_line, monkeypatch):
-    """Most are put together, of the parts that composing would give."""
-    composed = []
-    monkeypatch.setattr("experiments.grid.compose", lambda *each: composed.append(each) or compose_cell(*each))
-    cells = [*samples_of(chosen_experiments(command_line("experiment=calibration_size")))]
-    assert len(composed) == 5 + 3  # the methods on one network, and the other networks
-    assert len({(cell.row, cell.column) for cell in cells}) == 5 * 4
-    swin = next(cell for cell in cells if (cell.row, cell.column) == ("FACTS + CoRS (1024)", "Swin-B"))
-    assert swin.config == cell_of(experiment_of("calibration_size"), swin.row, swin.column).config
-    few = cell_of(experiment_of("model_sizes"), "FACTS", "DeiT-S").known_config
-    assert few.task.mini.num_calibration == 1024

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.results import properties_of
 from experiments.output.tables import ERRORS, arrange, as_text, entries_of, write_tables
 from tests.records import make_record, outcomes, write_paper
 
@@ -117,21 +115,3 @@ def test_flops_of_small_networks_are_in_mflops_without_the_papers(experiment):
     table = arrange(experiment, small, {}, as_text)
     assert [head[1:] for head in table] == [("MFLOPs", ""), ("Top-1", ""), ("Top-1", "paper")]
     assert table.loc["A"].tolist() == ["4.2", "12.5", "10.0"]
-
-
-def test_properties_of_the_estimators_stand_beside_their_rows(experiment, tmp_path):
-    experiment.properties = {"token_local": "token-local", "couples": "act-grad coupling"}
-    made = [replace(place, config=config(place.row)) for place in places({"Baseline": 9, "A": 1, "B": 2})]
-    properties = properties_of(experiment, made)
-    assert properties["A"] == {"token-local": "yes", "act-grad coupling": "yes"}
-    assert properties["B"] == {"token-local": "no", "act-grad coupling": "no"}
-    assert set(properties) == {"A", "B"}
-    write_tables(experiment, entries_of(experiment, made, comparable=False), tmp_path, properties)
-    header, _, *rows = (tmp_path / "demo.md").read_text().splitlines()[2:]
-    assert [cell.strip() for cell in header.split("|")[1:4]] == ["Method", "token-local", "act-grad coupling"]
-    assert [cell.strip() for cell in rows[2].split("|")[1:4]] == ["B", "no", "no"]
-
-
-def config(row: str):
-    targets = {"A": "facts.estimators.FACTS", "B": "facts.estimators.KFACReduce"}
-    return OmegaConf.create({"estimator": {"_target_": targets.get(row)}})

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.output.tracking import MOST_CHARACTERS, group_of
 from experiments.runner import open_cell, run_cell
-from facts.finetuning import finetune
 
 pytestmark = pytest.mark.system
 
@@ -53,40 +51,12 @@ def test_a_run_holds_config_metrics_plan_and_a_history_of_stages(offline, runs):
     assert run_cell(open_cell(offline)).status == "done" and len(runs) == 1  # a finished cell starts no run
 
 
-def test_every_epoch_is_logged_with_its_loss(cell_config, runs, monkeypatch):
-    outcomes = []
-
-    def noting(*arguments):
-        outcomes.append(finetune(*arguments))
-        return outcomes[-1]
-
-    monkeypatch.setattr("facts.finetuning.recovery.finetune", noting)
-    recovery = ["finetuning=recovery", "finetuning.mini.epochs=2", "finetuning.mini.views=false"]
-    own = ["estimator=pela", "tracking=offline", "tracking.group=mine", "ratio=0.3"]
-    record = run_cell(open_cell(cell_config(*own, *recovery)))
-    (run,) = runs
-    assert run.start["group"] == "mine"
-    first, second, end = (row for row in run.history if row.get("stage") == "finetuning")
-    assert (first["epoch/finetuning"], second["epoch/finetuning"]) == (1, 2)
-    assert first["loss/finetuning"] > second["loss/finetuning"] > 0
-    assert [row["error/finetuning"] for row in (first, second)] == outcomes[0].errors[1:]
-    assert first["error/finetuning"] > second["error/finetuning"] > 0 and record.summary.recovery.epochs == 2
-    assert end["seconds/finetuning"] == pytest.approx(record.seconds["finetuning"])
-
-
 def test_a_failed_cell_is_a_failed_run(offline, runs, monkeypatch):
     monkeypatch.setattr("experiments.runner.measure", lambda cell: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_cell(open_cell(offline))
     (run,) = runs
     assert (run.exit_code, run.history) == (1, [])
-
-
-def test_long_groups_are_cut_and_stay_distinct():
-    long = ["ratio=" + ",".join(f"{number / 1000}" for number in range(100, 200))]
-    first, second = group_of(long), group_of([*long, "seed=1"])
-    assert len(first) == len(second) == MOST_CHARACTERS
-    assert first != second
 
 
 @pytest.mark.parametrize("stage", ["log", "missing"])

@@ -116,24 +116,19 @@ def test_what_a_killed_worker_leaves_is_done_by_others(monkeypatch, tmp_path, ca
 
 
 @pytest.mark.system
-def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(monkeypatch, tmp_path):
+def test_jobs_of_a_launcher_run_the_parts_and_the_report_draws_them(command, monkeypatch, tmp_path):
     """Of the table of throughput, whose two cells are timed, of networks without weights."""
-    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64", "tracking=off"]
-    given += ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", f"results={tmp_path}"]
-    given += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-
-    def call(command, *overrides):
-        monkeypatch.setattr(sys, "argv", ["command", *overrides, *given])
-        command.main()
-
+    given = ["experiment=throughput", "model.mini.weights=random", "task.mini.num_calibration=64"]
+    given += ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0"]
     with pytest.raises(SystemExit, match=r"as jobs: add -m 'part=range\(2\)'"):
-        call(experiments.reproduce, "hydra/launcher=joblib")
-    call(experiments.reproduce, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "part=range(2)")
+        command(experiments.reproduce.main, "hydra/launcher=joblib", *given)
+    joblib = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "part=range(2)"]
+    command(experiments.reproduce.main, *joblib, *given)
     assert len(list(tmp_path.glob("mini/records/*.json"))) == 2 and not (tmp_path / "mini/tables").exists()
     with pytest.raises(SystemExit, match="part must be from 0 to 1, got 2"):
-        call(experiments.reproduce, "part=2")
+        command(experiments.reproduce.main, "part=2", *given)
     monkeypatch.setattr(experiments.report, "report_on_all", lambda folder: None)
-    call(experiments.report)
+    command(experiments.report.main, *given)
     found = pd.read_csv(tmp_path / "mini/tables/throughput.csv")
     here = found[found.row == "This device"]
     assert len(here) == 6 and (here.status == "done").all() and here.fingerprint.nunique() == 2

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from facts.finetuning import Finetuning, finetune
-from facts.moments.losses import squared_error, summed_cross_entropy
-from facts.tasks import Task
+from facts.moments.losses import summed_cross_entropy
 from tests.finetuning.setting import Given, finetuned, make_student, recipe, same_weights
 from tests.networks import image_batches, make_model, relative_error
 
@@ -30,18 +29,6 @@ def test_the_loss_is_the_formula():
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     alone = Finetuning(alpha=0.0).loss(Given([5]), student, None, images, labels)
     assert alone.equal(summed_cross_entropy(student(images), labels))
-
-
-def test_outputs_that_are_no_logits_are_compared_by_the_task_s_own_error():
-    class Features(Given):
-        distillation_error = Task.distillation_error
-        output_error = staticmethod(squared_error)
-
-    original, changed = torch.rand(3, 4), torch.rand(3, 4)
-    task = Features([1])
-    assert task.distillation_error(original, changed, 1.0).equal(squared_error(original, changed))
-    with pytest.raises(ValueError, match="outputs of Features are not class logits: temperature must be 1"):
-        task.distillation_error(original, changed, 2.0)
 
 
 @pytest.fixture
@@ -128,10 +115,6 @@ def test_a_loss_that_is_not_finite_is_an_error():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rate": math.inf}, "learning_rate"),
-        ({"alpha": 1.1}, "alpha"),
-        ({"precision": "auto"}, "precision"),
-        ({"warmup": 5}, "warmup"),
         ({"min_learning_rate": 0.1}, "min_learning_rate 0.1 must not exceed learning_rate 0.01"),
         ({"schedule": "steps"}, "give them with schedule=steps"),
         ({"decay_epochs": [8]}, "give them with schedule=steps"),

@@ -21,16 +21,3 @@ def test_useless_structures_go_first():
         assert sorted({row % 24 // 8 for row in rows.tolist()}) == heads
         units = (block.mlp.fc1.bias.detach() * 100).round().int()
         assert len(units) <= 28 and units.min() >= 20
-
-
-def test_the_whole_network_is_narrower():
-    pruned = Isomorphic(round_to=2).prune(make_problem(ratio=0.5))
-    width = pruned.embed_dim
-    assert width < 24 and width % 2 == 0
-    assert pruned.pos_embed.shape == (1, 6, width)
-    assert pruned.cls_token.shape == pruned.dist_token.shape == (1, 1, width)
-    assert pruned.head.in_features == pruned.head_dist.in_features == width
-    for attention in (block.attn for block in pruned.blocks):
-        assert attention.attn_dim == attention.num_heads * attention.head_dim == attention.proj.in_features
-        assert attention.qkv.out_features == 3 * attention.attn_dim
-        assert attention.scale == attention.head_dim**-0.5

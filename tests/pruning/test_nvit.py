@@ -18,19 +18,6 @@ def narrowable(**arguments):
     return model
 
 
-def kept_without(widths, name, unit):
-    """Masks that keep all units but one."""
-    kept = {each: torch.ones(width.size, dtype=torch.bool) for each, width in widths.items()}
-    kept[name][unit] = False
-    return kept
-
-
-def with_gradients(model):
-    images, labels = image_batches([8], dtype=torch.float32)[0]
-    torch.nn.functional.cross_entropy(model(images), labels).backward()
-    return images
-
-
 @pytest.mark.parametrize(
     ("width", "silence"),
     [
@@ -47,9 +34,12 @@ def test_units_without_effect_can_go(width, silence):
         silence(model.blocks[0]).zero_()
         if width.endswith("key_dims"):  # the bias of the query is what is left of it
             model.blocks[0].attn.qkv.bias[:24].unflatten(0, (3, 8))[:, 1] = 0
-    images, widths = with_gradients(model), widths_of(model)
+    images, labels = image_batches([8], dtype=torch.float32)[0]
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    widths = widths_of(model)
     scores = importance(model, widths)[width]
-    kept = kept_without(widths, width, 1)
+    kept = {name: torch.ones(each.size, dtype=torch.bool) for name, each in widths.items()}
+    kept[width][1] = False
     if not width.endswith("key_dims"):  # the keys that no query meets still have no gradient of their own
         assert scores.argmin() == 1
     torch.testing.assert_close(without(model, widths, kept)(images), model(images))

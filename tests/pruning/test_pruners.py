@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from experiments.config import CONF, instantiate
 from facts.cost.count import count_cost
 from facts.pruning import DISP, PRUNERS, Isomorphic, NViT
-from facts.pruning.base import PruningProblem
 from tests.pruning.problems import make_problem, make_vit
 
 QUICK = {
@@ -80,8 +79,3 @@ def test_a_budget_out_of_reach(name):
 def test_networks_that_cannot_be_pruned(model, what):
     with pytest.raises(ValueError, match=rf"vision transformers \(vit_\*, deit_\*\).*({what})"):
         QUICK["nvit"].prune(make_problem(model()))
-
-
-def test_a_problem_without_data():
-    with pytest.raises(ValueError, match="pruning needs calibration data"):
-        PruningProblem(make_problem().calibration.on(()), 0.5, (3, 8, 8), "params")

@@ -3,9 +3,6 @@
 import copy
 import importlib.util
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 import torch
@@ -13,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import facts
 from facts.estimators import FACTS, GFWSVD
-from facts.moments import GradGram, InputGram, collect_moments
-from facts.parts.layers import select_layers
+from facts.moments import InputGram
 from facts.utils.cache import PACKAGE, code_of, content_key, shared_code, statements
 from tests.networks import UNIFORM, EveryShape, compress_on_all, image_batches, make_model
 
@@ -81,28 +77,6 @@ class TestCompress:
         plain, _ = passes(model, batches, estimator=name)
         assert weights(first).equal(weights(second)) and weights(first).equal(weights(plain))
         assert first.summary.repaired == second.summary.repaired
-
-    def test_passes_at_the_same_time_take_turns_and_write_no_file_twice(self, model, batches, folder):
-        cache = facts.prepare(model, batches, held_out=(), execution=facts.Execution(cache=folder)).cache
-        under_way = Event()
-
-        def slowly():
-            for batch in batches:
-                under_way.set()
-                time.sleep(0.2)
-                yield batch
-
-        def collect(network, data):
-            moments = collect_moments(network, select_layers(network).layers, data, [GradGram()], cache=cache)
-            return moments["tokens"][GradGram()][0]
-
-        with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(collect, copy.deepcopy(model), slowly())
-            assert under_way.wait(30)
-            Counting.calls = 0
-            second = pool.submit(collect, copy.deepcopy(model), batches)
-            assert first.result().equal(second.result())
-        assert Counting.calls == 3
 
     def test_other_content_is_another_key(self, model, batches, folder, monkeypatch):
         def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):

@@ -1,4 +1,4 @@
-"""Progress: a display on a terminal of its own, lines of the log elsewhere; seconds and reports of stages."""
+"""Progress: lines of the log where there is no terminal; seconds and reports of stages."""
 
 import itertools
 
@@ -7,8 +7,6 @@ import pytest
 from facts.utils import progress
 from facts.utils.progress import (
     READING,
-    current_stopwatch,
-    hide_displays,
     progress_of,
     report,
     reporting_to,
@@ -20,51 +18,19 @@ from facts.utils.progress import (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_choice_of_the_environment(monkeypatch):
-    monkeypatch.setattr(progress, "_hidden", False)
+def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_what_takes_long_writes_a_line_now_and_then_where_there_is_no_terminal(capsys, caplog, monkeypatch):
     caplog.set_level("INFO")
     clock = itertools.count(step=10)  # seconds, of which a batch takes 10 or, with a line, 20
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     assert list(with_progress(range(8), "counting")) == list(range(8))
-    assert list(with_progress(iter(range(4)), "streaming")) == list(range(4))
     with progress_of("work") as show:
         for done in range(4):
             show(done, None, f"loss {done - 1}")
     assert capsys.readouterr().err == ""
-    assert caplog.messages == [
-        "counting: 3 of 8, 0:01:07 left",
-        "counting: 6 of 8, 0:00:27 left",
-        "streaming: 3 of 4, 0:00:13 left",
-        "work: 3, loss 2",
-    ]
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, this is a terminal
-    monkeypatch.setenv("TERM", "xterm")
-
-
-def test_a_terminal_shows_the_stages_in_one_display(capsys, terminal):
-    with stopwatch():
-        for name in ("first", "second"):
-            with stage(name):
-                for number, _ in enumerate(with_progress("ab", "letters")):
-                    row = current_stopwatch().display.tasks[-1]
-                    assert (row.description, row.completed, row.total) == (f"{name}: letters", number, 2)
-        print("a line for a file")
-        rows = [(row.description, row.finished) for row in current_stopwatch().display.tasks]
-        assert rows == [("first", True), ("second", True)]
-    captured = capsys.readouterr()
-    assert captured.out == "a line for a file\n" and captured.err.count("✓") >= 2
-    hide_displays()
-    assert list(with_progress([1, 2, 3], "counting")) == [1, 2, 3] and capsys.readouterr().err == ""
+    lines = ["counting: 3 of 8, 0:01:07 left", "counting: 6 of 8, 0:00:27 left", "work: 3, loss 2"]
+    assert caplog.messages == lines
 
 
 @pytest.fixture
