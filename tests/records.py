@@ -36,14 +36,19 @@ def outcomes(top1: float) -> dict[str, str]:
     return {"top1": packed(torch.arange(NUM_SAMPLES) < top1 / 100 * NUM_SAMPLES)}
 
 
+def demo(**fields: Any) -> Experiment:
+    """Make an experiment of one column and one metric, unless fields say otherwise."""
+    usual = {"name": "demo", "title": "A demonstration", "metrics": {"top1": "Top-1"}, "ranked_by": "top1"}
+    return Experiment(**{**usual, "columns": {"Net": []}, **fields})
+
+
 def table(ratio: int) -> Experiment:
     """One of two tables that differ in their budget alone."""
     rows: dict[str, list[str]] = {row: [] for row in [*TOP1, "Failing", "Later"]}
-    return Experiment(
+    return demo(
         name=f"demo_{ratio}",
         title=f"A demonstration at {ratio} %",
         metrics={"gflops": "GFLOPs", "top1": "Top-1", "minutes": "Search [min]"},
-        ranked_by="top1",
         columns={"Net": [], "Other": []},
         rows={**rows, "Baseline": ["estimator=none"], BOTH: ["estimator=facts", "search=cors"]},
         unranked=["Baseline"],
@@ -52,16 +57,8 @@ def table(ratio: int) -> Experiment:
     )
 
 
-ABLATION = Experiment(
-    name="demo_ablation",
-    title="An ablation",
-    figure="ablation",
-    axis_title="alpha",
-    metrics={"top1": "Top-1"},
-    ranked_by="top1",
-    columns={"Net": []},
-    rows={"0.5": [], "none": []},
-)
+TWO = {"0.5": [], "none": []}
+ABLATION = demo(name="demo_ablation", title="An ablation", figure="ablation", axis_title="alpha", rows=TWO)
 MAPS = Experiment(name="demo_maps", title="Maps", figure="token_couplings", columns={"Net": []}, rows={"map": []})
 RATIOS = {"demo_40": 40, "demo_50": 50}
 EXPERIMENTS = [*map(table, RATIOS.values()), ABLATION, MAPS]

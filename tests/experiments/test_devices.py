@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from experiments import paper
-from experiments.config import CONF, Experiment
+from experiments.config import CONF
 from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, kept_records, rows_of_other_devices, wide_table
 from experiments.record import write_record, write_records
-from tests.records import make_record
+from tests.records import demo, make_record
 
 HERE = {"processor": "AMD EPYC", "gpu": "none", "threads": "2"}
 H100 = {"processor": "AMD EPYC", "gpu": "NVIDIA H100 80GB HBM3", "threads": "16"}
@@ -31,16 +31,8 @@ def experiment(tmp_path, monkeypatch):
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "demo.csv").write_text("row,column,metric,paper\nV100,Net,speedup,1.6\n")
-    return Experiment(
-        name="demo",
-        title="Speed",
-        figure="throughput",
-        metrics={"compressed_throughput": "Low rank", "speedup": "Speed-up"},
-        ranked_by="speedup",
-        by_device=True,
-        columns={"Net": []},
-        rows={"This device": []},
-    )
+    ranked = {"metrics": {"compressed_throughput": "Low rank", "speedup": "Speed-up"}, "ranked_by": "speedup"}
+    return demo(figure="throughput", **ranked, by_device=True, rows={"This device": []})
 
 
 def test_rows_of_other_devices(experiment, tmp_path):

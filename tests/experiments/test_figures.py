@@ -11,7 +11,7 @@ from experiments.grid import GridCell
 from experiments.output.figures import DRAWINGS, ablation, draw_figure, ranking
 from experiments.output.layer_figures import INTERPOLATED_LAYERS
 from experiments.record import Record, packed
-from tests.records import make_record, make_summary
+from tests.records import demo, make_record, make_summary
 
 RATIOS = np.arange(1, 10) / 10
 
@@ -22,13 +22,8 @@ def places(records: dict[str, Record | None]) -> list[GridCell]:
 
 def drawing(figure: str, *rows: str, columns: str = "Net", **fields) -> Experiment:
     named = {"columns": {column: [] for column in columns.split(", ")}, "rows": {row: [] for row in rows}}
-    return Experiment(
-        name="demo",
-        title="A figure of many words, so many that they take more than a line",
-        figure=figure,
-        **named,
-        **fields,
-    )
+    title = "A figure of many words, so many that they take more than a line"
+    return demo(title=title, figure=figure, **named, **fields)
 
 
 def drawn(experiment: Experiment, cells: list[GridCell]) -> pd.DataFrame:
@@ -55,8 +50,7 @@ def test_measured_points_lie_on_the_windows_and_the_spline_has_its_own_curve():
 
 @pytest.mark.parametrize("name", sorted(DRAWINGS.keys() - {"fisher_prediction", "token_couplings"}))
 def test_a_figure_of_nothing_says_so(name):
-    experiment = drawing(name, "A", metrics={"top1": "Top-1"}, ranked_by="top1")
-    assert drawn(experiment, places({"A": None})).empty
+    assert drawn(drawing(name, "A"), places({"A": None})).empty
 
 
 COUPLING = {
@@ -86,9 +80,8 @@ def test_couplings_show_the_map_and_the_tokens_that_vary(tmp_path):
 
 
 def test_an_ablation_shows_measured_values_in_the_order_of_its_rows():
-    fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1"}
     records = {"0.7": judged(1800, 0, 2000), "0.1": None, "none": judged(1790, 0, 2000)}
-    experiment = drawing("ablation", *records, **fields)
+    experiment = drawing("ablation", *records)
     values = drawn(experiment, places(records))
     assert values[["row", "top1"]].to_numpy().tolist() == [["0.7", 90.0], ["none", 89.5]]
     assert values.standard_error.tolist() == pytest.approx([0.671, 0.686], abs=0.001)
@@ -107,9 +100,8 @@ def judged(num_right: int, minutes: float, size: int = 200) -> Record:
 def ranked() -> tuple[Experiment, dict]:
     """A slow best, a quick one just behind it, one that is neither, and one that has no record of the second column."""
     lines = {"Dense": (200, 0), "best": (180, 9), "quick": (179, 1), "poor": (100, 2), "half": (190, 1)}
-    fields = {"metrics": {"top1": "Top-1"}, "ranked_by": "top1", "unranked": ["Dense"]}
     records = {(row, column): judged(*line) for row, line in lines.items() for column in "AB"}
-    return drawing("ranking", *lines, columns="A, B", **fields), {**records, ("half", "B"): None}
+    return drawing("ranking", *lines, columns="A, B", unranked=["Dense"]), {**records, ("half", "B"): None}
 
 
 def test_a_ranking_says_who_is_level_with_the_best_and_who_is_worth_its_time(ranked):

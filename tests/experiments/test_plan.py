@@ -5,11 +5,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from rich.console import Console
 
 from experiments.cell import results_folder
-from experiments.grid import GridCell, drawn
-from experiments.plan import latest_records, needs_of, show_plan, state_of
+from experiments.grid import GridCell
+from experiments.plan import latest_records, needs_of, state_of
 from experiments.reproduce import main as reproduce
 from experiments.runner import open_cell, run_cell
 from experiments.workers import share_data_pass
@@ -23,20 +22,6 @@ def test_a_plan_shows_every_cell_without_running_any(command, tmp_path):
     assert printed.count("to do") == 3 + 14
     assert re.search(r"together +│ 17 .* unknown ", printed)
     assert not list(tmp_path.rglob("*.json")) and not (tmp_path / "mini/cache").exists()
-
-
-@pytest.mark.system
-def test_the_time_of_a_cell_stands_for_every_other_method_on_its_network(cell_config, capsys):
-    """Also for another draw of what is done."""
-    config, other = cell_config("experiment=contributions", "estimator=pela"), cell_config("estimator=svd_llm")
-    experiment = config.experiment
-    experiment.columns, experiment.rows = {"Net": []}, {"A": [], "B": []}
-    grid = [GridCell(experiment.name, row, "Net", each) for row, each in (("A", config), ("B", other))]
-    run_cell(open_cell(config))
-    assert [state(each) for each in (config, other)] == ["done", "to do"]
-    show_plan([experiment], [drawn(grid[0], 1), *grid], config, Console(width=200))
-    printed = capsys.readouterr().out
-    assert re.search(r"A +│ to do ", printed) and "│ 2     │ 0:00:0" in printed
 
 
 def state(config) -> str:
@@ -76,12 +61,6 @@ def test_what_cells_need(cell_config):
     assert needs(["estimator=facts", "hardware.memory.layers_at_once=99"]) == (memory, disk)
     few, same = needs(["estimator=facts", "hardware.memory.layers_at_once=1"])
     assert few < memory and same == disk
-
-
-def test_a_network_of_the_papers_size_is_measured_without_weights_and_data(cell_config):
-    blocks = [f"hardware.memory.checkpoint_blocks={choice}" for choice in ("false", "true")]
-    kept, again = (needs_of([[cell_config("profile=paper", "estimator=none", each)]])[0] for each in blocks)
-    assert 4 * 87.3e6 < again < 0.4 * kept < kept < 12e9
 
 
 @pytest.mark.system

@@ -121,18 +121,6 @@ def test_what_is_not_there_is_named(cell_config, overrides, message):
 
 
 @pytest.mark.system
-def test_an_analysis_adds_its_metrics_and_values_to_the_record(cell_config):
-    few = "task.mini.num_calibration=64"
-    plain = run_cell(open_cell(cell_config("estimator=facts", few)))
-    cell = open_cell(cell_config("estimator=facts", few, "analysis=fisher_similarity", "analysis.mini.num_probes=8"))
-    record = run_cell(cell)
-    assert record.metrics.items() > plain.metrics.items()
-    assert -1 <= record.metrics["cosine"] <= 1 and record.metrics["cosine_error"] > 0
-    assert set(record.analysis) == set(record.plan) and record.seconds["analysis"] > 0
-    assert read_record(record.fingerprint, cell.records) == record
-
-
-@pytest.mark.system
 def test_a_record_of_a_device_holds_its_passes_and_its_throughput(cell_config):
     quick = ["hardware.timing.num_turns=2", "hardware.timing.min_seconds=0", "hardware.batch_size=8"]
     metrics = run_cell(open_cell(cell_config("task=digits", "analysis=device", "estimator=pela", *quick))).metrics

@@ -7,17 +7,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-import experiments.runner
-from experiments.grid import GridCell
-from experiments.runner import attempt, open_cell, run_cell
-from experiments.workers import run_cells
-from facts.utils.files import HeldElsewhere, locked
+from facts.utils.files import locked
 from tests.process_group import process_group
 
 pytestmark = pytest.mark.system
@@ -68,22 +63,3 @@ def test_of_a_killed_sweep_two_at_once_run_each_cell_that_is_left_and_the_data_p
     began, *later = (log.read_text().count("data pass for") for log in (killed_log, *logs))
     assert sum(later) in ({0, 1} if began else {1})  # what the killed one began may be cached
     assert logs[1].read_text().count(": top1") == 4
-
-
-def test_a_cell_under_way_elsewhere_is_waited_for_or_left_for_last(cell_config, monkeypatch):
-    configs = [cell_config(f"estimator={name}", *RANDOM) for name in ("pela", "svd_llm")]
-    places = [GridCell("demo", "row", "column", config) for config in configs]
-    first, second = map(open_cell, configs)
-    with ThreadPoolExecutor(2) as elsewhere:
-        with locked(first.folder / "locks" / f"{first.fingerprint}.lock"):
-            with pytest.raises(HeldElsewhere):
-                elsewhere.submit(run_cell, first, wait=False).result()
-            column, waiting = elsewhere.submit(run_cells, places), elsewhere.submit(run_cell, first)
-            while second.earlier_record() is None and not column.done():
-                time.sleep(0.02)
-            assert places[0].status == "missing"
-            record = attempt(first, 1)
-            monkeypatch.setattr(experiments.runner, "measure", lambda cell: pytest.fail("measured twice"))
-        column.result()
-        assert waiting.result() == record
-    assert [place.status for place in places] == ["done", "done"] and places[0].record == record

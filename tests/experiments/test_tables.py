@@ -8,8 +8,8 @@ import pytest
 from experiments import paper
 from experiments.config import Experiment
 from experiments.grid import GridCell
-from experiments.output.tables import ERRORS, arrange, as_text, entries_of, write_tables
-from tests.records import make_record, outcomes, write_paper
+from experiments.output.tables import ERRORS, as_text, entries_of, write_tables
+from tests.records import demo, make_record, outcomes, write_paper
 
 METHODS = ["A", "B", "C", "D", "E", "F"]
 
@@ -20,16 +20,9 @@ def experiment(tmp_path, monkeypatch) -> Experiment:
     top1 = dict(zip(("Baseline", *METHODS, "Later"), (90, 10, 20, 30, 40, 50, 60, 70), strict=True))
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "paper")
     write_paper(paper.FOLDER / "demo.csv", top1)
-    return Experiment(
-        name="demo",
-        title="A demonstration at 50 %",
-        metrics={"gflops": "GFLOPs", "top1": "Top-1"},
-        ranked_by="top1",
-        columns={"Net": []},
-        rows={"Baseline": ["estimator=none"], **{name: [] for name in (*METHODS, "Later")}},
-        unranked=["Baseline", "Later"],
-        notes=["A note."],
-    )
+    chosen = {"title": "A demonstration at 50 %", "metrics": {"gflops": "GFLOPs", "top1": "Top-1"}}
+    rows = {"Baseline": ["estimator=none"], **{name: [] for name in (*METHODS, "Later")}}
+    return demo(**chosen, rows=rows, unranked=["Baseline", "Later"], notes=["A note."])
 
 
 def places(top1: dict[str, float], failed: str | None = None) -> list[GridCell]:
@@ -107,11 +100,3 @@ def test_tables_are_written_in_three_forms_and_show_what_is_missing_or_failed(ex
     assert r"\caption{A demonstration at 50 \%. A note.}" in latex
     for text in (markdown, latex):
         assert all(word in text for word in ("12.5", "failed", "missing", "A note."))
-
-
-def test_flops_of_small_networks_are_in_mflops_without_the_papers(experiment):
-    entries = entries_of(experiment, places({"A": 12.5}), comparable=False)
-    small = [replace(entry, ours=0.0042) if entry.metric == "gflops" and entry.ours else entry for entry in entries]
-    table = arrange(experiment, small, {}, as_text)
-    assert [head[1:] for head in table] == [("MFLOPs", ""), ("Top-1", ""), ("Top-1", "paper")]
-    assert table.loc["A"].tolist() == ["4.2", "12.5", "10.0"]

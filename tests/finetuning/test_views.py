@@ -1,6 +1,5 @@
 """Random views of images."""
 
-import pytest
 import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resized_crop
@@ -31,14 +30,6 @@ def test_crops_are_those_of_torchvision(monkeypatch):
     theirs = resized_crop(images, 2, 2, 4, 4, [8, 8], InterpolationMode.BILINEAR, antialias=False)
     # Beyond the crop's border ours sees the image, theirs repeats the last pixel.
     torch.testing.assert_close(ours[..., 1:-1, 1:-1], theirs[..., 1:-1, 1:-1])
-
-
-@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 3, 8), (4, 8)])
-def test_only_photos_have_views(shape):
-    inputs = torch.rand(shape)
-    data = [(inputs, None), (inputs, None)]
-    training_data = Inputs(data, kl_divergence, 4, 0.5, views=True)
-    assert all(part.equal(inputs) for part, _ in training_data.training(None, 0))
 
 
 def test_each_epoch_has_views_of_its_own_and_a_second_reading_the_same():

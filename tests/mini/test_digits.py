@@ -1,6 +1,5 @@
 """The digits: streams of views of a hundred images, each part of the task with its own; and the digits in colour."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -57,18 +56,6 @@ def test_another_seed_draws_other_images_for_methods_and_the_same_for_tests():
         images = [together(getattr(task, part)(NETWORK))[0] for task in (first, second)]
         assert images[0].equal(images[1]) == (part == "evaluation")
     assert first.content_key(NETWORK) != second.content_key(NETWORK)
-
-
-def test_analyses_see_test_images_of_every_class_as_often():
-    parts = [together(batches) for batches in Digits().analysis(NETWORK)]
-    counts = [torch.bincount(labels).tolist() for _, labels in parts]
-    assert counts == [[16] * NUM_CLASSES, [8] * NUM_CLASSES]
-    (first, _), (second, _) = parts
-    assert torch.cdist(first, second).min() > 5
-    tests, _ = together(Digits().evaluation(NETWORK))
-    assert torch.cdist(torch.cat([first, second]), tests).min(dim=1).values.max() < 0.1
-    with pytest.raises(ValueError, match="needs 31 evaluation images of every class; one has 30"):
-        Digits(num_factors_per_class=23).analysis(NETWORK)
 
 
 def test_coloured_digits_are_divided_without_overlap():

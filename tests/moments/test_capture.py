@@ -55,22 +55,6 @@ def test_the_model_is_as_it_was_after_an_error():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize(
-    ("shape", "num_samples", "expected"),
-    [
-        ((6, 5), 6, (6, 1, 5)),  # vectors
-        ((6, 2, 3, 5), 6, (6, 6, 5)),  # grid
-        ((24, 4, 5), 6, (6, 16, 5)),  # four windows a sample
-        ((24, 5), 6, (6, 4, 5)),  # tokens in rows
-    ],
-)
-def test_split_samples_keeps_the_rows_of_a_sample_together(shape, num_samples, expected):
-    rows = torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)).expand(shape)
-    split = split_samples(rows, num_samples, "layer")
-    assert split.shape == expected
-    assert (split // (shape[0] // num_samples) == torch.arange(num_samples)[:, None, None]).all()
-
-
 @pytest.mark.parametrize("shape", [(7, 4, 5), (5,)])
 def test_split_samples_names_the_layer_it_cannot_split(shape):
     with pytest.raises(ValueError, match=r"layer blocks\.0 sees a tensor of shape .* for a batch of 2 samples"):

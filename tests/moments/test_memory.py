@@ -91,15 +91,6 @@ def test_a_pass_that_is_over_keeps_no_memory(no_collector, make, checkpoint):
     assert gone() is None
 
 
-@pytest.mark.parametrize(
-    ("make", "device", "number"), [(make_sharing, "cpu", 3), (make_sharing, "meta", 0), (make_model, "cpu", 0)]
-)
-def test_blocks_are_checkpointed_by_themselves_on_a_cpu(make, device, number):
-    model = make().to(device)
-    layers = select_layers(model).layers.values()
-    assert len(MemoryPolicy(checkpoint_blocks="auto").blocks(model, layers)) == number
-
-
 class TestLayersAtOnce:
     @pytest.mark.parametrize("estimator", [FACTS(num_iterations=2), GFWSVD(group_size=2), PELA()])
     @pytest.mark.parametrize("cached", [False, True])
