@@ -1,10 +1,6 @@
 """The names of the package, each of which is imported at its first use."""
 
-import subprocess
-import sys
 from inspect import signature
-
-import pytest
 
 import facts
 
@@ -20,9 +16,3 @@ def test_the_arguments_of_compress_fit_on_a_screen():
     arguments = signature(facts.compress).parameters
     assert len(arguments) <= 15
     assert all(f"| `{name}` |" in facts.compress.__doc__ for name in arguments)
-
-
-@pytest.mark.system
-def test_importing_the_package_does_not_import_pytorch():
-    code = "import sys, facts; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

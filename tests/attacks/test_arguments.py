@@ -172,12 +172,3 @@ def test_it_is_refused_in_one_line(attack):
     with pytest.raises((ValueError, OSError), match=message) as caught:
         attempt()
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("batch", [(IMAGES.numpy(), LABELS.numpy()), IMAGES.numpy(), (IMAGES, LABELS.numpy())])
-def test_arrays_are_taken_for_tensors(batch):
-    expected = tuple(map(torch.as_tensor, batch)) if isinstance(batch, tuple) else torch.as_tensor(batch)
-    first, second = (facts.compress(make_model(torch.float32), [data], ratio=0.5) for data in (batch, expected))
-    assert first.plan == second.plan
-    pairs = zip(first.model.parameters(), second.model.parameters(), strict=True)
-    assert all(one.equal(other) for one, other in pairs)

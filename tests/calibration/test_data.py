@@ -33,13 +33,6 @@ def test_data_without_labels_get_drawn_ones(model):
     assert not weights_of(facts.compress(model, batches)).equal(drawn)
 
 
-def test_labels_are_drawn_from_class_logits_alone():
-    """Not from the width of a map, nor from one number."""
-    for shape in ((4, 1), (4, 10, 6, 6), (4,)):
-        with pytest.raises(ValueError, match="labels can only be drawn from class logits"):
-            SampledLabels(summed_cross_entropy)(torch.randn(shape), None)
-
-
 def test_other_forms_are_refused(model):
     with pytest.raises(ValueError, match=r"must be \(inputs, targets\), .*, got a tuple of 3$"):
         facts.compress(model, [(1, 2, 3)])

@@ -1,6 +1,5 @@
-"""Which layers are compressed, and the reason why each of the others is not."""
+"""Which parts are compressed, and the reason why each of the others is not."""
 
-import copy
 import logging
 import re
 
@@ -10,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import facts
-from facts.parts.layers import reasons_to_skip, select_layers
-from tests.networks import UNIFORM
+from facts.parts.attention import OutputUnit, ScoreUnit
+from facts.parts.layers import LayerPart, reasons_to_skip, select_layers
+from tests.networks import UNIFORM, make_vit
 
 
 class Doubling(nn.Linear):
@@ -172,14 +172,6 @@ class TestLayersThatComputeMore:
         model.append(Unchanged(4, 16))
         assert not reasons_to_skip(model).keys() & {"0", "2", "5"}
 
-    def test_looking_moves_nothing(self, vectors):
-        """Reading the weight of a `spectral_norm` layer in training mode would."""
-        model = plain_and(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))).train()
-        before = copy.deepcopy(model.state_dict())
-        facts.compress(model, vectors, **UNIFORM)
-        assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-        assert model.training and model[2].training
-
     def test_adapters_are_to_be_merged_first(self, vectors):
         peft = pytest.importorskip("peft")
         torch.manual_seed(0)
@@ -189,3 +181,90 @@ class TestLayersThatComputeMore:
             facts.compress(adapted, vectors)
         merged = adapted.merge_and_unload()
         assert set(facts.compress(merged, vectors, ratio=0.5).plan) == {"0", "2"}
+
+
+class Attention(nn.Module):
+    """One head, as wide as the inputs; its code takes the width from the projection's outputs, or from the inputs."""
+
+    def __init__(self, size: int, follows: bool):
+        super().__init__()
+        self.num_heads, self.follows = 1, follows
+        self.qkv, self.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
+
+    def forward(self, x):
+        projected = self.qkv(x)
+        assert self.follows or projected.shape[-1] == 3 * x.shape[-1]  # as anyone's code may check
+        width = projected.shape[-1] // 3 if self.follows else x.shape[-1]
+        queries, keys, values = projected.unflatten(-1, (3, width)).unbind(-2)
+        return self.proj(F.scaled_dot_product_attention(queries, keys, values))
+
+
+class Network(nn.Module):
+    def __init__(self, follows: bool):
+        super().__init__()
+        self.attention = Attention(12, follows)
+
+    def forward(self, x):
+        return self.attention(x).mean(dim=1)
+
+
+def test_one_head_is_a_unit_only_if_the_code_follows_its_width():
+    """At the width of the inputs both codes run; narrower, one does not."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 5, 12), torch.randint(12, (8,))) for _ in range(2)]
+    follows, fixed = (
+        facts.prepare(Network(each).eval(), batches, held_out=(), parts="units") for each in (True, False)
+    )
+    assert [type(part) for part in follows.parts.values()] == [ScoreUnit, OutputUnit]
+    assert [type(part) for part in fixed.parts.values()] == [LayerPart, LayerPart]
+    assert set(fixed.skipped) >= {"attention.qkv", "attention.proj"} and not follows.skipped
+    assert facts.compress(follows, estimator="pela", search="uniform", ratio=0.5).model(batches[0][0]).shape == (8, 12)
+
+
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+VISION |= {"image_size": 16, "patch_size": 4}
+TEXT = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+IMAGE_TOKEN, TOWER = 63, "model.vision_tower"
+
+
+def make_llava():
+    """Its features are those before the last layer of the tower, as in the published networks."""
+    transformers = pytest.importorskip("transformers")
+    vision, text = transformers.CLIPVisionConfig(**VISION), transformers.LlamaConfig(**TEXT)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE_TOKEN)
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config).eval()
+
+
+@pytest.fixture
+def texts():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(IMAGE_TOKEN, (3, 8, 20), generator=generator)
+    ids[..., 2:18] = IMAGE_TOKEN
+    images = torch.randn(3, 8, 3, 16, 16, generator=generator)
+    return [{"input_ids": text, "pixel_values": image} for text, image in zip(ids, images, strict=True)]
+
+
+def reloaded(result, folder):
+    facts.save_compressed(result, folder)
+    return facts.load_compressed(folder).model
+
+
+def test_a_pattern_takes_the_layers_of_a_tower_that_reach_the_loss(texts, tmp_path):
+    model = make_llava()
+    result = facts.compress(model, texts, layers=f"{TOWER}.*", ratio=0.5)
+    assert result.plan.keys() == {
+        f"{TOWER}.encoder.layers.{layer}.{unit}"
+        for layer in (0, 1)
+        for unit in ("self_attn.scores", "self_attn.outputs", "mlp")
+    }
+    assert result.skipped[f"{TOWER}.encoder.layers.2.mlp.fc1"] == "the loss does not depend on it"
+    assert result.skipped["model.language_model.layers.0.mlp.up_proj"] == "not among the layers named"
+    logits = result.model(**texts[0]).logits
+    assert not torch.equal(logits, model(**texts[0]).logits)
+    assert torch.equal(reloaded(result, tmp_path)(**texts[0]).logits, logits)
+
+
+def test_a_pattern_without_a_match():
+    with pytest.raises(ValueError, match=r"no linear layer or 1x1 convolution is called vision\.\*; Vision"):
+        facts.prepare(make_vit(), input_shape=(3, 16, 16), layers="vision.*")

@@ -1,7 +1,9 @@
-"""`facts compress` from a name, a folder and a budget to a folder, with the options that it hands on."""
+"""`facts compress` from a name, a folder and a budget to a folder, with its options; and `facts pareto`."""
 
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import facts
 from tests.cli.conftest import VIT, saved
@@ -57,14 +59,6 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     assert list((tmp_path / "cache").glob("finetuning-*"))
 
 
-def test_convolutions_are_compressed_where_asked_for(run, photos, tmp_path):
-    network = ("timm/test_byobnet", "--weights", "random", "--num-workers", 0)
-    budget = ("--convolutions", "--ratio", 0.9, "--no-evaluate")
-    run("compress", *network, "--data", photos, *budget, "--out", tmp_path / "net")
-    plan = saved(tmp_path / "net")["plan"]
-    assert any(name.endswith(".linear") for name in plan) and None in plan.values()
-
-
 def test_a_result_is_saved_before_an_evaluation_that_fails(run, tmp_path):
     for part in ("train", "val"):
         write_images(tmp_path / "photos" / part)
@@ -97,3 +91,14 @@ def test_refusals(run, photos, tmp_path, monkeypatch, network, options, message)
     (tmp_path / "love.txt").touch()
     assert message in run("compress", *network, "--data", photos, "--out", "vit", *options, code=1).output
     assert {path.name for path in tmp_path.iterdir()} <= {"love.txt", "vit"}
+
+
+def test_table_and_plot(run, photos, tmp_path):
+    some = ("--estimators", "pela", "--searches", "cors_fisher,uniform", "--ratios", "0.4,0.6")
+    result = run("pareto", *VIT, "--data", photos, *some, "--out", tmp_path)
+    points = pd.read_csv(tmp_path / "pareto.csv")
+    assert list(points.search) == ["original", "cors_fisher", "cors_fisher", "uniform", "uniform"]
+    assert points.flops[1] < points.flops[2] < points.flops[0] and points.top1.between(0, 100).all()
+    with Image.open(tmp_path / "pareto.png") as picture:
+        assert picture.width > 800
+    assert [line.split()[1] for line in result.stdout.splitlines()[1:6]] == list(points.search)

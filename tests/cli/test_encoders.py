@@ -110,10 +110,3 @@ def test_a_checkpoint_without_its_classifiers(name):
     with torch.device("meta"):
         encoder, whole = timm.create_model(name, num_classes=0), timm.create_model(name)
         assert TimmModel(tag=name).renamed(whole.state_dict(), encoder).keys() == encoder.state_dict().keys()
-
-
-def test_refusals(run, encoder, photos, tmp_path):
-    for arguments, message in (
-        (("torchvision/resnet18", "--num-classes", 0, "--weights", "random"), "no classifier, is for networks of timm"),
-    ):
-        assert message in run("compress", *arguments, "--data", photos, "--out", tmp_path / "none", code=1).output

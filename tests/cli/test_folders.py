@@ -33,12 +33,6 @@ class TestEvaluate:
         assert [line.split()[0] for line in lines] == [*after]
         assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
 
-    def test_all_images_for_evaluation_are_counted(self, run, photos):
-        found = json.loads(run("evaluate", *VIT, "--data", photos, "--json").stdout)
-        share = found["top1"] / 100
-        assert found["num_samples"] == 12
-        assert found["top1_standard_error"] == pytest.approx(100 * (share * (1 - share) / 11) ** 0.5)
-
     def test_refusals(self, run, compressed, photos, tmp_path):
         unknown = ("timm/test_vit", "--weights", "random", "--num-workers", 0)
         for arguments, message in (
@@ -121,11 +115,6 @@ class TestExport:
         ):
             assert message in run("export", compressed[1], "--out", tmp_path / name, *options, code=1).output
 
-    @pytest.mark.system
-    def test_a_program_for_pytorch(self, run, compressed, tmp_path):
-        assert "saved to" in run("export", compressed[1], "--out", tmp_path / "vit.pt2").stdout
-        assert torch.export.load(tmp_path / "vit.pt2").module()(torch.zeros(3, 3, 160, 160)).shape == (3, 3)
-
 
 class TestBenchmark:
     def test_a_table_and_its_file(self, run, compressed, tmp_path):
@@ -139,12 +128,6 @@ class TestBenchmark:
         for row in rows:
             (line,) = (line for line in result.stdout.splitlines() if line.startswith(row["network"]))
             assert float(line.split()[-1]) == pytest.approx(float(row["speed_up"]), abs=0.01)
-
-    def test_refusals(self, run, compressed):
-        message = "no runtime 'TensorRT' here: choose from PyTorch, float32"
-        assert message in run("benchmark", compressed[1], "--runtime", "TensorRT", code=1).output
-        result = run("benchmark", "timm/test_vit", "timm/vit_tiny_patch16_224", code=1)
-        assert "reads inputs [3, 224, 224], and timm/test_vit [3, 160, 160]: time networks" in result.output
 
 
 def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):

@@ -3,7 +3,6 @@
 import json
 import sys
 
-import pandas as pd
 import pytest
 import torch
 
@@ -50,15 +49,6 @@ def test_compress_and_evaluate(run, language_model, texts, tmp_path):
             assert figures[name] == pytest.approx(metrics[name][which], rel=1e-5)
         assert f"{figures['num_samples']} samples " in result.output
     assert "--unseen is for images" in run("evaluate", language_model, *data[:2], "--unseen", code=1).output
-
-
-def test_pareto(run, language_model, texts, tmp_path):
-    data = ("--data", texts / "train.txt", "--evaluation-text", texts / "test.txt")
-    methods = ("--estimators", "pela", "--searches", "cors,uniform", "--ratios", "0.5", "--cost", "params")
-    run("pareto", language_model, *data, *SIZES, *methods, "--out", tmp_path)
-    points = pd.read_csv(tmp_path / "pareto.csv")
-    assert list(points.search) == ["original", "cors", "uniform"]
-    assert (points.perplexity > 1).all()
 
 
 def test_texts_that_are_missing_or_short(run, language_model, texts, tmp_path):

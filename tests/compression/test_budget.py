@@ -7,7 +7,6 @@ import pytest
 
 import facts
 from facts import Budget
-from facts.cost.timing import TimingPolicy
 from tests.networks import image_batches, make_vit
 
 OPTIONS = {"estimator": "svd_llm", "search": "uniform", "form": "plain"}
@@ -51,14 +50,6 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     assert after <= allowed
     rest = whole - (before - (after - summary.spent[name]))  # outside the layers
     assert 0 <= summary.budget[name] - (allowed - rest) + 1 <= 1.001
-
-
-def test_more_than_the_network_costs_leaves_it_as_it_is(model, batches):
-    execution = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
-    for budget in (Budget(params=10**9), Budget(latency_ms=1e6)):
-        result = facts.compress(model, batches, budget=budget, execution=execution)
-        assert set(result.plan.values()) == {None}
-        assert result.summary.after == result.summary.before
 
 
 def test_limits_that_cannot_be_met(model, batches):

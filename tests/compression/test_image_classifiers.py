@@ -12,7 +12,6 @@ from tests.networks import make_image_classifier
 
 transformers = pytest.importorskip("transformers", reason="the extra `llm` is not installed: make install-llm")
 datasets = pytest.importorskip("datasets", reason="the extra `llm` is not installed: make install-llm")
-accelerate = pytest.importorskip("accelerate", reason="the extra `llm` is not installed: make install-llm")
 
 PIXELS = np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)
 LABELS = [index % 5 for index in range(12)]
@@ -43,7 +42,6 @@ LOADERS = {
         SAMPLES, batch_size=4, collate_fn=transformers.default_data_collator, shuffle=True
     ),
     "set_transform": lambda: DataLoader(pictures(), batch_size=4, shuffle=True),
-    "accelerate": lambda: accelerate.Accelerator(cpu=True).prepare(DataLoader(SAMPLES, batch_size=4, shuffle=True)),
     "trainer": trainer_loader,
     "processor": lambda: [transformers.BatchFeature({"pixel_values": PIXELS, "labels": np.array(LABELS)})],
     "pairs": lambda: [(transformers.BatchFeature({"pixel_values": PIXELS}), torch.tensor(LABELS))],

@@ -35,6 +35,8 @@ from tests.networks import (
 EXACT = 1e-10  # float64
 ATTENTION = {ScoreUnit, OutputUnit}
 ALL = {*ATTENTION, HiddenUnit}
+EVA = {"img_size": 32, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 2}
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 2, 2, 4)}
 
 
 class Encoder(nn.Module):
@@ -64,6 +66,10 @@ def transformer(kind, **settings):
     return make_image_classifier(kind, **settings).double()
 
 
+def of_timm(tag, **arguments):
+    return timm.create_model(tag, num_classes=4, **arguments).double()
+
+
 # The network, the size of its images (None: it reads tokens), and the kinds of its parts.
 FAMILIES = {
     "vit": (vit, 16, ALL),
@@ -75,6 +81,8 @@ FAMILIES = {
     "norm of hidden units": (partial(vit, scale_mlp_norm=True), 16, {*ATTENTION, LayerPart}),
     "swin": (make_swin, 16, ALL),
     "convnext": (convnext, 32, {HiddenUnit}),
+    "eva": (partial(of_timm, "eva02_tiny_patch14_224", **EVA), 32, {LayerPart, HiddenUnit}),
+    "pvt": (partial(of_timm, "pvt_v2_b0", **PVT), 32, {LayerPart}),
     "pytorch": (lambda: Encoder().double(), 16, ALL),
     "transformers, vit": (partial(transformer, "vit"), 32, ALL),
     "transformers, swin": (partial(transformer, "swin"), 32, ALL),
@@ -205,11 +213,6 @@ def test_layers_that_are_in_no_unit_say_why():
     assert calibration.skipped["blocks.0.attn.qkv"] == NO_PRODUCTS
     assert "compressed as layers: blocks.0.attn.qkv" in repr(facts.compress(calibration, ratio=0.5))
     assert prepared("norm of hidden units").skipped["blocks.1.mlp.fc2"] == NOT_SEPARATE
-
-
-def test_a_named_layer_is_taken_out_of_its_unit():
-    calibration = prepared("vit", layers=["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"])
-    assert [type(part) for part in calibration.parts.values()] == [LayerPart, HiddenUnit]
 
 
 @pytest.mark.parametrize("search", ["uniform", "cors", "flar"])

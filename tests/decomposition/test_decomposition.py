@@ -1,19 +1,26 @@
-import math
+"""Decompositions, of products too, and eliminations of inputs against dense oracles."""
+
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
 
 import facts
-from facts.decomposition.truncation import decompose
+from facts.calibration.decompositions import centred
+from facts.decomposition import elimination
+from facts.decomposition.elimination import eliminate, elimination_order
+from facts.decomposition.truncation import by_gram, decompose, decompose_product
 from facts.estimators import ESTIMATORS, GFWSVD, KroneckerFactors
 from facts.estimators.whitening import shrink
-from tests.networks import relative_error
+from facts.parts.attention import Heads, output_cores, score_cores
+from facts.utils.numerics import solved
+from tests.devices.pretended import pretended_cuda
+from tests.networks import compress_on_all, image_batches, make_model, relative_error
 from tests.oracles.truncation import discarded_energies, metric_error
 
 # Roots and their inverses in float64 lose what the factor's condition number (1e4 here at most) takes from 1e-16.
 EXACT = 1e-9
-ROW, COL = 0.7, 0.1
 
 
 def random_factor(size):
@@ -33,7 +40,7 @@ def shrunk(factor, amount):
     return None if factor is None else shrink(factor, amount)
 
 
-@pytest.mark.parametrize("amounts", [(ROW, COL), (0.0, 0.02)])
+@pytest.mark.parametrize("amounts", [(0.7, 0.1), (0.0, 0.02)])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_truncation_error_is_the_discarded_energy(name, amounts):
     """In the (A, B) metric, at every rank, measured with symmetric roots."""
@@ -85,12 +92,240 @@ def test_rank_out_of_range(rank):
         facts.low_rank_factors(torch.randn(6, 8), KroneckerFactors(), rank)
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1j])
-def test_a_weight_that_is_no_number(value):
-    """By a method without data, whose passes would find it."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 4)).double()
-    weight = model[1].weight.detach().to(torch.complex128 if isinstance(value, complex) else torch.float64)
-    weight[0, 0] = value
-    model[1].weight = nn.Parameter(weight)
-    with pytest.raises(ValueError, match="layer 1 cannot be decomposed by PELA: its weight is complex, or holds NaN"):
-        facts.compress(model, estimator="pela", layers=["1"], ratio=0.5)
+ROW, COL = 0.3, 0.1
+
+
+def least_squares(weight, A, kept):
+    """The weight `[m, n]` that reads `kept` inputs alone and changes least in the metric of A."""
+    found = torch.zeros_like(weight)
+    found[:, kept] = torch.linalg.solve(A[kept][:, kept], A[kept] @ weight.T).T
+    return found
+
+
+def plain_order(A, B, weight):
+    """The input that costs least is dropped, again and again, each choice among all by least squares."""
+    kept, gone = list(range(weight.shape[1])), []
+    while kept:
+        rest = {j: [i for i in kept if i != j] for j in kept}
+        costs = {j: metric_error(weight - least_squares(weight, A, rest[j]), A, B) for j in kept}
+        gone.append(min(costs, key=costs.get))
+        kept = rest[gone[-1]]
+    return gone
+
+
+def test_every_number_of_inputs_is_the_least_squares_fit_of_a_greedy_choice():
+    weight = torch.randn(5, 9, dtype=torch.float64)
+    A, B = random_factor(9), random_factor(5)
+    decomposition = eliminate(weight, KroneckerFactors(A, B), shrinkage_row=ROW, shrinkage_col=COL)
+    A, B = shrink(A, COL), shrink(B, ROW)
+    assert decomposition.order.tolist() == plain_order(A, B, weight)[::-1]
+    for rank in range(10):
+        kept = decomposition.order[:rank]
+        found = decomposition.left[:, :rank] @ decomposition.right[:rank]
+        torch.testing.assert_close(found, least_squares(weight, A, kept), rtol=1e-9, atol=1e-10)
+        lost = decomposition.energies[rank:].sum()
+        torch.testing.assert_close(lost, metric_error(weight - found, A, B), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_an_identity_weighs_all_alike(side):
+    weight, other = torch.randn(6, 6, dtype=torch.float64), {"A": random_factor(6), "B": random_factor(6)}
+    identity = torch.eye(6, dtype=torch.float64)
+    one, two = (eliminate(weight, KroneckerFactors(**(other | {side: each}))) for each in (None, identity))
+    assert one.order.equal(two.order)
+    torch.testing.assert_close(one.left @ one.right, weight)
+    torch.testing.assert_close(one.energies, two.energies)
+
+
+def test_steps_taken_together_are_those_taken_one_by_one(monkeypatch):
+    """150 inputs, so that whole matrices are updated in between; ties are unlikely."""
+    A, weight = random_factor(150), torch.randn(20, 150, dtype=torch.float64)
+    together = elimination_order(A, weight)
+    monkeypatch.setattr(elimination, "STEPS_AT_ONCE", 1)
+    assert sorted(together) == list(range(150))
+    assert together == elimination_order(A, weight)
+
+
+def test_inputs_that_never_occur_leave_first_and_cost_nothing():
+    weight, seen = torch.randn(4, 8, dtype=torch.float64), random_factor(8)
+    idle = [2, 5]
+    seen[idle] = seen[:, idle] = 0
+    decomposition = eliminate(weight, KroneckerFactors(seen, random_factor(4)))
+    assert decomposition.num_repaired == 1
+    assert set(decomposition.order[-2:].tolist()) == set(idle)
+    assert decomposition.energies[-2:].sum() < 1e-5 * decomposition.energies.sum()
+
+
+@pytest.mark.parametrize("sides", [("A", "B"), ("A",), ("B",), ()])
+def test_a_product_is_decomposed_as_the_matrix_that_it_is(sides):
+    left, right = torch.randn(11, 4, dtype=torch.float64), torch.randn(4, 13, dtype=torch.float64)
+    factors = KroneckerFactors(**{side: random_factor({"A": 13, "B": 11}[side]) for side in sides})
+    product = decompose_product(left, right, factors, shrinkage_row=ROW, shrinkage_col=COL)
+    whole = decompose(left @ right, factors, shrinkage_row=ROW, shrinkage_col=COL)
+    torch.testing.assert_close(product.energies, whole.energies[:4], rtol=1e-9, atol=1e-9)
+    for rank in range(1, 5):
+        found, expected = (a @ b for a, b in (product.truncate(rank), whole.truncate(rank)))
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
+
+def heads(num_groups, num_features=15):
+    """Four heads of width 3 with biases, in groups."""
+    (queries, outputs), (keys, values) = (
+        torch.randn(2, number, 3, num_features, dtype=torch.float64) for number in (4, num_groups)
+    )
+    biases = torch.randn(4, 3, dtype=torch.float64), *torch.randn(2, num_groups, 3, dtype=torch.float64), None
+    return Heads(queries, keys, values, outputs.mT, *biases, scale=1.0)
+
+
+def test_cores_of_scores_are_truncated_as_products_of_all_features():
+    whole = heads(num_groups=4)
+    framed, cores = score_cores(whole)
+    queries = torch.cat([whole.queries, whole.query_bias[..., None]], dim=-1)
+    bases = torch.cat([framed.queries, framed.query_bias[..., None]], dim=-1)
+    for head, core in enumerate(cores):
+        A, B = random_factor(16), random_factor(15)
+        expected = decompose(whole.keys[head].T @ queries[head], KroneckerFactors(A, B))
+        right, left = bases[head], framed.keys[head]
+        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
+        check_same(left.T, found, right, expected)
+
+
+@pytest.mark.parametrize("num_groups", [4, 2])
+def test_cores_of_outputs_are_truncated_as_products_of_all_features(num_groups):
+    whole = heads(num_groups)
+    framed, cores = output_cores(whole)
+    groups = whole.outputs.unflatten(0, (num_groups, -1))
+    for group, core in enumerate(cores):
+        A, B = random_factor(15), random_factor(15)
+        expected = decompose_product(groups[group], whole.values[group], KroneckerFactors(A, B))
+        right, left = framed.values[group], framed.outputs.unflatten(0, (num_groups, -1))[group].mT.flatten(0, 1)
+        found = decompose_product(*core.factors(), KroneckerFactors(right @ A @ right.T, left @ B @ left.T))
+        check_same(left.T, found, right, expected)
+
+
+def check_same(left, found, right, expected):
+    """The truncations of a core, between two bases, are those of the whole product."""
+    torch.testing.assert_close(found.energies, expected.energies[:3], rtol=1e-9, atol=1e-9)
+    for rank in range(1, 4):
+        (inner, outer), (a, b) = found.truncate(rank), expected.truncate(rank)
+        products = (left @ inner @ outer @ right).reshape(-1), (a @ b).reshape(-1)
+        torch.testing.assert_close(*products, rtol=1e-7, atol=1e-9)
+
+
+torch.manual_seed(0)
+INPUTS = torch.randn(60, 7, dtype=torch.float64) * torch.rand(7, dtype=torch.float64) + torch.randn(7).double()
+GRADS = torch.randn(60, 5, dtype=torch.float64)
+WEIGHT = torch.randn(5, 7, dtype=torch.float64)
+
+
+def with_one(inputs):
+    return torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
+
+
+def test_the_change_of_weight_and_bias_is_the_best_of_its_rank():
+    """The shift against least squares, the cost against the singular values that are left out."""
+    weights = GRADS.square().sum(dim=1)
+    whole = (with_one(INPUTS) * weights[:, None]).T @ with_one(INPUTS)
+    decomposition = decompose(WEIGHT, centred(KroneckerFactors(A=whole), INPUTS.mean(dim=0)))
+    left, right = decomposition.truncate(2)
+
+    def cost(weight, shift):
+        return (weights * ((INPUTS @ (WEIGHT - weight).T - shift).square().sum(dim=1))).sum()
+
+    shift = (WEIGHT - left @ right) @ decomposition.mean
+    least = cost(left @ right, shift)
+    torch.testing.assert_close(least, decomposition.energies[2:].sum())
+    root = weights.sqrt()[:, None]
+    fitted = torch.linalg.lstsq(root, root * (INPUTS @ (WEIGHT - left @ right).T)).solution[0]
+    torch.testing.assert_close(shift, fitted)
+
+
+@pytest.mark.parametrize(("estimator", "form"), [("svd_llm", "plain"), ("asvd", "pivoted"), ("facts", "pivoted")])
+def test_the_output_of_the_mean_is_kept(estimator, form):
+    """Of the mean of all inputs, where that is what the method weighs them by; else of another one."""
+    model, batches = make_model(), image_batches([8] * 8)
+    result = compress_on_all(model, batches, fit_bias=True, estimator=estimator, search="uniform", form=form, ratio=0.4)
+    inputs = {name: [] for name in result.plan}
+    for name, seen in inputs.items():
+        model.get_submodule(name).register_forward_pre_hook(partial(note, seen))
+    with torch.no_grad():
+        for images, _ in batches:
+            model(images)
+    for name, rank in result.plan.items():
+        dense, small = (network.get_submodule(name) for network in (model, result.model))
+        mean = torch.cat(inputs[name]).mean(0)
+        if dense.bias is None:
+            assert small.bias is None
+        elif rank and estimator != "facts":
+            torch.testing.assert_close(small(mean), dense(mean), rtol=1e-6, atol=1e-6)
+        elif rank:
+            assert not small.bias.equal(dense.bias)
+    assert "biases fitted" in str(result)
+
+
+def note(seen, module, args):
+    if args[0].ndim > 1:
+        seen.append(args[0].flatten(0, -2))
+
+
+SHAPES = [(12, 30), (30, 12), (20, 20), (1, 5)]
+
+
+def falling(rows: int, columns: int, decades: float) -> torch.Tensor:
+    """A matrix whose singular values fall by so many powers of ten."""
+    generator = torch.Generator().manual_seed(rows)
+    rank = min(rows, columns)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q for size in (rows, columns)
+    )
+    return left * torch.logspace(0, -decades, rank, dtype=torch.float64) @ right.T
+
+
+@pytest.mark.parametrize("decades", [0.5, 3, 7, 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_product_and_energies_are_those_of_the_svd(shape, decades):
+    """To 1e-9 of the whole energy, as the squares of a float64 matrix allow; every truncation is as good."""
+    matrix = falling(*shape, decades)
+    u, s, vh = by_gram(matrix)
+    expected = torch.linalg.svdvals(matrix)
+    torch.testing.assert_close(u * s @ vh, matrix, rtol=0, atol=1e-12)
+    torch.testing.assert_close(s.square(), expected.square(), rtol=0, atol=1e-9)
+    assert (s.diff() <= 0).all()
+    for rank in range(1, len(s) + 1):
+        lost = (matrix - u[:, :rank] * s[:rank] @ vh[:rank]).square().sum()
+        torch.testing.assert_close(lost, expected[rank:].square().sum(), rtol=0, atol=1e-9)
+
+
+def fails(matrix):
+    raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+
+def is_nan(matrix):
+    return matrix * torch.nan
+
+
+@pytest.mark.parametrize("on_gpu", [fails, is_nan])
+@pytest.mark.parametrize("solver", [torch.linalg.eigvalsh, torch.linalg.eigh])
+def test_the_cpu_solves_what_a_gpu_does_not(solver, on_gpu):
+    matrix = torch.diag(torch.tensor([2.0, 1.0, 1.0]))
+    with pretended_cuda():
+        found = solved(lambda each: on_gpu(each) if each.is_cuda else solver(each), matrix.cuda())
+        values = found if isinstance(found, torch.Tensor) else found[0]
+        assert values.is_cuda and values.tolist() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("solver", [torch.linalg.eigh, fails, is_nan])
+def test_what_no_device_solves_is_an_error(solver):
+    with pytest.raises(torch.linalg.LinAlgError):
+        solved(solver, torch.full((64, 64), torch.nan))
+
+
+def test_a_gpu_takes_the_gram_matrix_and_finds_the_same_layer():
+    weight, inputs = falling(16, 24, 2).float(), torch.eye(24, dtype=torch.float64) + 0.3
+    here = decompose(weight, KroneckerFactors(A=inputs, B=None))
+    with pretended_cuda(), patch("torch.linalg.svd", side_effect=AssertionError("slow there")):
+        there = decompose(weight.cuda(), KroneckerFactors(A=inputs.cuda(), B=None))
+        left, right, energies = there.left.cpu(), there.right.cpu(), there.energies.cpu()
+    for rank in (1, 5, 16):
+        torch.testing.assert_close(left[:, :rank] @ right[:rank], torch.matmul(*here.truncate(rank)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(energies, here.energies, rtol=1e-9, atol=1e-12)

@@ -1,14 +1,18 @@
-"""Cells of the two tables, from a configuration to a record; a detector that recovers, and one in a folder."""
+"""Cells of the two tables and the training of their networks; a detector that recovers, and one in a folder."""
 
-from tests.detection import installed  # noqa: F401, I001
+from tests.detection import installed  # noqa: F401
+
+# isort: split
+
 
 import pytest
 import torch
 from mmdet.structures import DetDataSample
 
 import facts
-from experiments.doctor import needed_by
+from experiments.mini.train import mini_recipe
 from experiments.runner import open_cell, run_cell
+from experiments.train_dense import train
 from facts.cost.count import count_cost
 from facts.finetuning import Recovery, finetune, recovery
 
@@ -89,19 +93,22 @@ def test_a_loaded_detector_finds_the_same_boxes(detection, detector, tmp_path):
         assert torch.equal(ours.pred_instances[name], theirs.pred_instances[name]), name
 
 
-def test_the_doctor_looks_at_the_data_and_weights_of_stages_too(cell_config, tmp_path):
-    cells = [
-        cell_config(*overrides, "profile=paper", f"imagenet={tmp_path}", f"checkpoints={tmp_path}")
-        for overrides in (COLUMNS["segmentation"], [*COLUMNS["segmentation"], "stages=pela"])
-    ]
-    findings = {each.what: each for cell in cells for each in needed_by(cell, set())}
-    assert str(tmp_path) in findings["data of classification"].detail
-    assert str(tmp_path) in findings["weights of upernet_deit_b's classifier"].detail
+@pytest.fixture
+def config(cell_config, few_scenes, tmp_path):
+    """The small detector's, whose weights are not there yet, on the scenes that tests share."""
+    small = ["finetuning.mini.num_epochs=1", "task.mini.batch_size=80", f"task.mini.root={few_scenes / 'coco'}"]
+    model = ["model=mask_rcnn_swin_b", f"model.mini.weights={tmp_path / 'trained.safetensors'}"]
+    training = ["task=coco", "estimator=none", "finetuning=train_mask_rcnn_swin_b"]
+    return cell_config(*model, *training, *small)
 
 
-def test_operators_without_cuda_are_a_problem_on_a_gpu(cell_config, monkeypatch):
-    config = cell_config(*COLUMNS["segmentation"], "hardware=cuda")
-    for version, level in (("not available", "problem"), ("12.4", "fine")):
-        monkeypatch.setattr("mmcv.ops.get_compiling_cuda_version", lambda version=version: version)
-        packages = next(iter(needed_by(config, set())))
-        assert (packages.what, packages.level) == ("packages of the extra detection", level)
+def test_a_detector_is_trained_once_and_found_by_its_configuration(config, tmp_path):
+    train(config)
+    mini_recipe("mask_rcnn_swin_b", weights=str(tmp_path / "trained.safetensors")).build()
+    with pytest.raises(FileExistsError, match=r"trained.safetensors exists: move it away"):
+        train(config)
+
+
+def test_a_classifier_is_not_trained_here(cell_config):
+    with pytest.raises(ValueError, match="deit_b is not trained here: choose a detector"):
+        train(cell_config("estimator=none", "finetuning=low_rank"))

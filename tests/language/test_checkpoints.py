@@ -1,17 +1,24 @@
-"""Checkpoints of language models: one file or several, tied or not, with a tokenizer beside them or without."""
+"""Checkpoints of language models, one file or several, tied or not; and Qwen3-1.7B at full size."""
 
-from tests.language import installed  # noqa: F401, I001
+from tests.language import installed  # noqa: F401
+
+# isort: split
 
 from dataclasses import replace
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from facts.utils.cache import content_key
-from facts.models import CausalLM, weights
 from experiments.mini.language import new_tokenizer
+from facts.cost.count import count_cost
+from facts.models import CausalLM, weights
+from facts.modules.forms import PLAIN
 from facts.modules.networks import run
+from facts.parts.layers import select_layers
+from facts.utils.cache import content_key
 from tests.language.architectures import CONFIGURATIONS, build, sequences
 
 TOKENS = sequences()[0][0]
@@ -52,29 +59,6 @@ def test_files_in_half_precision_and_with_tied_weights_twice(tmp_path):
     assert torch.allclose(run(loaded, TOKENS), run(model, TOKENS), atol=0.1 * run(model, TOKENS).abs().max().item())
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"configuration": CONFIGURATIONS["llama"], "weights": "pretrained"}, "without a tag"),
-        ({"configuration": CONFIGURATIONS["llama"], "arguments": {"num_layer": 1}}, "llama has no field num_layer"),
-    ],
-)
-def test_recipes_that_build_nothing_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        CausalLM(**{"weights": "random", **fields}).build()
-
-
-def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path):
-    _, recipe = saved("llama", tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["other"] = tensors.pop("model.norm.weight")
-    tensors["lm_head.weight"] = torch.zeros(3)
-    save_file(tensors, tmp_path / "model.safetensors")
-    message = "lm_head.weight: .* instead of .*; model.norm.weight is missing; other is unexpected"
-    with pytest.raises(ValueError, match=f"does not fit this LlamaForCausalLM: 3 tensors differ.*{message}"):
-        recipe.build()
-
-
 def test_the_tokenizer_beside_the_weights(tmp_path):
     _, recipe = saved("llama", tmp_path)
     tokenizer = new_tokenizer("one two three four " * 50, 280)
@@ -92,3 +76,43 @@ def test_what_a_network_computes_by_is_part_of_its_key():
     heads = build("llama", num_attention_heads=2, num_key_value_heads=1, head_dim=16)
     assert len({content_key(model) for model in (plain, turned, heads)}) == 3
     assert content_key(plain) == content_key(build("llama"))
+
+
+PER_BLOCK = {
+    "self_attn.q_proj": (2048, 2048),
+    "self_attn.k_proj": (1024, 2048),
+    "self_attn.v_proj": (1024, 2048),
+    "self_attn.o_proj": (2048, 2048),
+    "mlp.gate_proj": (6144, 2048),
+    "mlp.up_proj": (6144, 2048),
+    "mlp.down_proj": (2048, 6144),
+}
+EMBEDDINGS, NORMS = 151936 * 2048, 28 * (2 * 2048 + 2 * 128) + 2048
+
+
+@pytest.fixture
+def qwen3(cell_config):
+    node = OmegaConf.merge(cell_config("model=qwen3_1_7b").model.paper, {"weights": "random"})
+    with torch.device("meta"):
+        return instantiate(node).build()
+
+
+@pytest.mark.external
+def test_layers_parameters_and_operations(qwen3):
+    layers = select_layers(qwen3).layers
+    expected = {f"model.layers.{i}.{name}": shape for i in range(28) for name, shape in PER_BLOCK.items()}
+    assert {name: tuple(layer.weight.shape) for name, layer in layers.items()} == expected
+    linear = 28 * sum(m * n for m, n in PER_BLOCK.values())
+    dense = count_cost(qwen3, (1, 2048))
+    assert dense.params == linear + EMBEDDINGS + NORMS == 1_720_574_976  # 1.7 billion; 1.4 without the embeddings
+    assert dense.flops == 2 * 2048 * (linear + EMBEDDINGS)  # the head shares their weights
+
+    for name, layer in layers.items():
+        form = PLAIN
+        rank = form.rank_of_ratio(layer.out_features, layer.in_features, 0.7)
+        qwen3.set_submodule(name, form.empty(layer, rank))
+    small = count_cost(qwen3, (1, 2048))
+    kept = 28 * sum(int(m * n // (m + n) * 0.7) * (m + n) for m, n in PER_BLOCK.values())
+    assert small.params == kept + EMBEDDINGS + NORMS
+    assert small.flops == 2 * 2048 * (kept + EMBEDDINGS)
+    assert 0.69 < kept / linear <= 0.7

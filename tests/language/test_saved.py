@@ -1,18 +1,26 @@
-"""A compressed language model in a folder, and what a fresh process makes of it."""
+"""Language models of several architectures: compressed, in a folder, and in a fresh process."""
 
-from tests.language import installed  # noqa: F401, I001
+from tests.language import installed  # noqa: F401
 
+# isort: split
+
+import copy
 import json
 import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 
 import facts
 from experiments.mini.language import new_tokenizer
+from facts.cost.count import count_cost
+from facts.modules.linear_calls import with_linear_layers
+from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import run
-from tests.language.architectures import CONFIGURATIONS, NUM_TOKENS, build, sequences
+from facts.parts.layers import select_layers
+from tests.language.architectures import CONFIGURATIONS, LAYERS, NUM_TOKENS, build, sequences
 
 GENERATE = """
 import json, sys, facts
@@ -70,3 +78,34 @@ def test_rotations_of_half_precision_networks_keep_their_type(rotations, tmp_pat
     tokens = torch.randint(NUM_TOKENS, (1, 2000))
     with torch.no_grad():
         assert torch.equal(run(loaded, tokens), run(result.model, tokens))
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_every_linear_layer_of_the_blocks_is_compressed_and_nothing_else(kind):
+    model, batches = build(kind), sequences()
+    form = "pivoted" if kind == "llama" else "plain"
+    result = facts.compress(model, batches, form=form, ratio=0.5, cost="params", search="uniform")
+    assert len(result.plan) == LAYERS[kind]
+    assert not any(part in name for name in result.plan for part in ("head", "embed", "output_projection"))
+    compressed = {name for name, module in result.model.named_modules() if isinstance(module, LowRankLayer)}
+    assert compressed == set(result.plan)
+    tokens = batches[0][0]
+    assert run(result.model, tokens).isfinite().all() and run(result.model, tokens).shape == (3, 12, 64)
+    assert result.summary.spent["params"] <= result.summary.budget["params"]
+    own = {parameter for parameter in model.parameters()}  # tied embeddings count once
+    assert facts.count_cost(model, (1, 12)).params == sum(parameter.numel() for parameter in own)
+
+
+def test_gpt2_s_layers_become_linear_ones_that_compute_the_same():
+    configuration = transformers.AutoConfig.for_model(**CONFIGURATIONS["gpt2"])
+    original = transformers.AutoModelForCausalLM.from_config(configuration).eval()
+    before = copy.deepcopy(original.state_dict())
+    changed = with_linear_layers(original)
+    tokens = sequences()[0][0]
+    assert torch.allclose(run(changed, tokens), run(original, tokens), atol=1e-6)  # the order of a sum, in float32
+    assert changed.lm_head.weight is changed.transformer.wte.weight
+    assert all(before[name].equal(tensor) for name, tensor in original.state_dict().items())
+    assert len(select_layers(changed).layers) == LAYERS["gpt2"]
+    result = facts.compress(original, sequences(), parts="layers")  # no need to change it oneself
+    assert result.plan.keys() == select_layers(changed).layers.keys()
+    assert count_cost(original, (1, 12)) == count_cost(changed, (1, 12))

@@ -1,6 +1,8 @@
-"""Texts, windows, perplexities and benchmarks."""
+"""Texts, windows, perplexities and benchmarks; and the small language model in cells of experiments."""
 
-from tests.language import installed  # noqa: F401, I001
+from tests.language import installed  # noqa: F401
+
+# isort: split
 
 import json
 import math
@@ -10,11 +12,12 @@ import pytest
 import torch
 
 from experiments.mini.language import CHOICES, KINDS, PythonReference, new_tokenizer, paragraphs, questions
+from experiments.mini.train import main, mini_recipe
+from experiments.runner import open_cell, run_cell
 from facts.models import CausalLM
-from facts.moments.losses import NOTHING
 from facts.modules.networks import run
-from facts.tasks.language import losses_of_windows, perplexity
-from facts.tasks.language import Corpus
+from facts.moments.losses import NOTHING
+from facts.tasks.language import Corpus, losses_of_windows, perplexity
 from facts.utils import hub
 from tests.language.architectures import build
 
@@ -56,13 +59,6 @@ def test_calibration_and_sensitivity_share_no_window(task, model):
         task.calibration(build("llama"))
     with pytest.raises(ValueError, match="needs 100016 windows of 128 tokens; the evaluation text has"):
         replace(task, num_held_out=100_000).analysis(model)
-
-
-def test_training_shows_every_window_once_an_epoch_and_others_in_the_next(task, model):
-    first, again, other = (task.training(model, epoch) for epoch in (0, 0, 1))
-    assert all(torch.equal(one[0], two[0]) for one, two in zip(first, again, strict=True))
-    assert len(rows_of(first)) == 8 * len(first)
-    assert not rows_of(first) & rows_of(other)
 
 
 @pytest.mark.parametrize("rest", [0, 1, 127])
@@ -195,3 +191,43 @@ def test_without_the_hub_texts_questions_and_configurations_are_errors_at_once(t
     files = {"training_text": str(tmp_path / "text"), "evaluation_text": str(tmp_path / "text")}
     with pytest.raises(ConnectionError, match="or benchmark_names"):
         Corpus(**files, benchmark_names=("piqa",)).inspect()
+
+
+LANGUAGE = ("model=qwen3_1_7b", "task=language", "ratio=0.7", "cost=params")
+FEW = ("task.mini.num_calibration=8", "task.mini.num_sensitivity=4", "task.mini.num_questions=8")
+
+
+def cell_of(cell_config, *overrides):
+    return run_cell(open_cell(cell_config(*LANGUAGE, *FEW, *overrides)))
+
+
+@pytest.mark.system
+def test_the_small_model_predicts_the_text_and_answers_questions(cell_config):
+    record = run_cell(open_cell(cell_config(*LANGUAGE, "estimator=none", "task.mini.num_questions=50")))
+    assert record.metrics["perplexity"] < 35.4 / 2  # 35.4 by counting pairs of tokens (Witten and Bell)
+    assert record.metrics["accuracy"] > 50  # chance is 25
+    assert record.weights["source"] == "model.safetensors"
+
+
+@pytest.mark.system
+def test_a_cell_runs_to_its_record_and_is_not_run_again(cell_config):
+    overrides = ("estimator=facts", "labels=sampled", "search=cors")
+    record = cell_of(cell_config, *overrides)
+    assert (record.status, len(record.plan)) == ("done", 28)
+    assert record.metrics["mparams"] < 0.85
+    assert 14 < record.metrics["perplexity"] < 100
+    assert {"accuracy", "accuracy_ending", "accuracy_word", "accuracy_order"} <= record.metrics.keys()
+    assert cell_of(cell_config, *overrides).time == record.time
+
+
+@pytest.mark.system
+def test_training_it_again_writes_weights_and_tokenizer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("experiments.mini.train.EPOCHS_OF_TEXT", 1)
+    training = PythonReference.training
+    monkeypatch.setattr(PythonReference, "training", lambda *given, **options: training(*given, **options)[:5])
+    main(["qwen3_1_7b", "--folder", str(tmp_path)])
+    assert "perplexity" in capsys.readouterr().out
+    weights = tmp_path / "mini_qwen3" / "model.safetensors"
+    assert weights.stat().st_size < 6e6
+    again, shipped = mini_recipe("qwen3_1_7b", weights=str(weights)).build(), mini_recipe("qwen3_1_7b").build()
+    assert again.tokenizer.get_vocab() == shipped.tokenizer.get_vocab()

@@ -13,8 +13,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from safetensors.torch import save_file
 
 import facts.models.weights as weights
-from experiments.mini import CHECKPOINTS
-from experiments.mini.train import mini_recipe
 from facts.models import MambaVision, MambaVisionModel, TimmModel
 from facts.models.mambavision import VARIANTS
 
@@ -128,13 +126,6 @@ def test_a_folder_takes_the_place_of_the_hub(name, tensors, tmp_path):
     assert recipe.provenance() == {"source": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def test_a_relative_file_is_found_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe = mini_recipe("deit_b")
-    assert recipe.checkpoint() == CHECKPOINTS / "mini_deit.safetensors"
-    assert replace(recipe, weights="random").provenance() == {"source": "random"}
-
-
 SWIN = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2]}
 
 
@@ -173,8 +164,7 @@ def test_a_file_that_is_none_or_cut_short_is_one_clear_error(content, tmp_path, 
             weights.read_checkpoint(path)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"state_dict": 3}])
-def test_a_file_of_anything_but_named_tensors_is_refused(content, tmp_path):
-    torch.save(content, tmp_path / "other.pth")
+def test_a_file_of_anything_but_named_tensors_is_refused(tmp_path):
+    torch.save({"state_dict": 3}, tmp_path / "other.pth")
     with pytest.raises(ValueError, match=r"other.pth is not a checkpoint: give a file of named tensors"):
         weights.read_checkpoint(tmp_path / "other.pth")

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 import facts
 from facts.models.weights import sha256
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC
-from facts.saving.save import CARD
 from tests.networks import image_batches, make_causal_lm
 from tests.saving.setting import UNIT_BATCHES, compressed_units, from_timm, mini_mambavision
 
@@ -79,15 +78,6 @@ def result():
 def saved(result, tmp_path_factory):
     facts.save_elastic(result, folder := tmp_path_factory.mktemp("elastic"))
     return folder
-
-
-def test_the_card_shows_the_curve_of_predicted_distances(saved, result):
-    card = (saved / CARD).read_text()
-    curve = dict(json.loads((saved / ELASTIC).read_text())["curve"])
-    assert list(curve) == [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3] and sorted(curve.values()) == list(curve.values())
-    assert facts.load_compressed(saved, ratio=0.5).summary.predicted == pytest.approx(curve[0.5])
-    assert "ratio=0.6" in card and f"{curve[0.5]:.3g}" in card and "predicted distance of the outputs" in card
-    assert result.summary.rounds == (0.7,)
 
 
 def test_a_latency_is_measured_here(saved):

@@ -1,7 +1,8 @@
-"""Exported files give the network's outputs, hold its low-rank factors and nothing else, or are not written."""
+"""Exported files, and runtimes, give the network's outputs; files hold its factors alone, or are not written."""
 
 import copy
 import sys
+from importlib.util import find_spec
 
 import onnx
 import onnxruntime
@@ -11,9 +12,13 @@ from torch import nn
 
 import facts
 from experiments.mini.train import mini_recipe
+from facts.cost.timing import TimingPolicy
 from facts.modules.forms import PivotedLinear
+from facts.saving import export as exporting
+from facts.saving.export import openvino_call
 from tests.disk import room_for
-from tests.networks import make_image_classifier, make_model
+from tests.networks import image_batches, make_causal_lm, make_image_classifier, make_model, make_vit
+from tests.saving.setting import from_recipe
 
 pytestmark = pytest.mark.system
 
@@ -169,3 +174,82 @@ def test_only_float32_becomes_onnx(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ModuleNotFoundError, match=r"ONNX export needs onnx: pip install -e '.\[export\]'"):
         facts.export_onnx(perceptron(), EXAMPLE, tmp_path / "model.onnx")
+
+
+# Imported by a skip, NNCF would write an identifier of this machine into the home folder.
+by_openvino = pytest.mark.skipif(find_spec("nncf") is None, reason="the extra `openvino` is not installed")
+
+
+@by_openvino
+def test_float32_has_the_networks_outputs_and_int8_near_ones(tmp_path):
+    model, shape = from_recipe()
+    images, data = torch.randn(5, *shape), image_batches([8, 8], shape=shape, dtype=torch.float32)
+    assert facts.export_openvino(model, images[:1], tmp_path / "exact.xml") == 0
+    with torch.no_grad():
+        expected = model.eval()(images)
+    torch.testing.assert_close(openvino_call(tmp_path / "exact.xml")(images), expected, rtol=1e-4, atol=1e-5)
+    error = facts.export_openvino(model, images[:1], tmp_path / "small.xml", int8=data)
+    samples = torch.cat([inputs for inputs, _ in data])
+    with torch.no_grad():
+        original, changed = model(samples), openvino_call(tmp_path / "small.xml")(samples)
+    assert error == pytest.approx(((changed - original).norm() / original.norm()).square().item(), rel=1e-3)
+    assert 0 < error < 0.05
+    assert (tmp_path / "small.bin").stat().st_size < 0.5 * (tmp_path / "exact.bin").stat().st_size
+
+
+@by_openvino
+def test_what_cannot_be_exported_is_told_before_any_work(tmp_path, monkeypatch):
+    model, example, out = make_vit().float(), torch.randn(1, 3, 16, 16), tmp_path / "vit.xml"
+    with pytest.raises(ValueError, match=r"name the \.xml, not vit\.onnx"):
+        facts.export_openvino(model, example, tmp_path / "vit.onnx")
+    with pytest.raises(ValueError, match=r"has the shape \[3, 8, 8\], but the example has \[3, 16, 16\]"):
+        facts.export_openvino(model, example, out, int8=[torch.randn(4, 3, 16, 16), torch.randn(4, 3, 8, 8)])
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(ModuleNotFoundError, match=r"OpenVINO export needs nncf: pip install -e '.\[openvino\]'"):
+        facts.export_openvino(model, example, out, int8=[example])
+    assert not list(tmp_path.iterdir())
+
+
+CPU, QUICK = torch.device("cpu"), TimingPolicy(num_warmups=1, num_turns=2, min_seconds=0)
+IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
+    """In float32 to rounding; in bfloat16 and int8 to their own."""
+    network, outputs = make_vit().float(), {}
+    load = exporting._load
+
+    def recorded(model, runtime, *arguments):
+        call = load(model, runtime, *arguments)
+        outputs[runtime] = call(IMAGES)
+        return call
+
+    monkeypatch.setattr(exporting, "_load", recorded)
+    chosen = [name for name in exporting.runtimes_of(CPU, int8=True) if "compiled" not in name]
+    found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen, int8=[IMAGES], timing=QUICK)
+    assert [each.runtime for each in found] == chosen and all(each.network == "own" for each in found)
+    assert min(min(each.throughput, each.latency) for each in found) > 0
+    with torch.no_grad():
+        expected = network.eval()(IMAGES)
+    for runtime, output in outputs.items():
+        tolerance = 1e-4 if "float32" in runtime else 0.05
+        assert (output.float() - expected).norm() < tolerance * expected.norm(), runtime
+
+
+def test_runtimes_are_those_of_the_device_and_of_what_is_installed(monkeypatch):
+    assert exporting.runtimes_of(torch.device("cuda"))[-1] == "PyTorch fused, float16"
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
+    assert exporting.runtimes_of(CPU, int8=True)[4:] == ["ONNX Runtime, float32", "ONNX Runtime, int8"]
+    with pytest.raises(ValueError, match="no runtime 'OpenVINO, float32' here: choose from PyTorch, float32; PyTorch"):
+        facts.benchmark({"own": make_vit()}, IMAGES, runtimes=["OpenVINO, float32"])
+    with pytest.raises(ValueError, match="no runtime 'ONNX Runtime, float32' here"):
+        facts.benchmark({"texts": make_causal_lm()}, torch.zeros(2, 8).long(), runtimes=["ONNX Runtime, float32"])
+
+
+def test_compilers_compute_the_network():
+    """Seen on a CPU, where neither CUDA graphs nor kernels of Triton run."""
+    network = facts.compress(make_vit().float(), [IMAGES], estimator="pela", search="uniform", form="plain").model
+    calls = (exporting._in_pytorch(network, torch.float32, each) for each in exporting.COMPILERS.values())
+    expected, *found = [call(IMAGES) for call in calls]
+    for outputs in found:
+        torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)

@@ -1,19 +1,25 @@
-"""A saved network comes back bit by bit, from JSON and safetensors alone."""
+"""A saved network comes back bit by bit, from JSON and safetensors alone, with a card of what was measured."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import timm
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch import nn
 
 import facts
 from facts.compression.comparison import rounded
+from facts.cost.count import Cost
 from facts.models import TimmModel
 from facts.models.weights import sha256
+from facts.modules.networks import run
 from facts.saving.manifest import MANIFEST, WEIGHTS
-from tests.networks import image_batches, make_model
+from facts.saving.save import CARD
+from tests.networks import image_batches, make_image_classifier, make_model
 from tests.saving.setting import TIMM, assert_same, compressed, from_recipe, from_timm, mini_mambavision
 
 REFUSED = "names no architecture that can be built from JSON; pass the dense network"
@@ -128,15 +134,6 @@ def test_rare_options_of_timm_ask_for_the_network(tmp_path, caplog):
     assert_same(facts.load_compressed(tmp_path, model=model), result, (3, 160, 160))
 
 
-def test_1x1_convolutions(tmp_path):
-    model = timm.create_model("test_convnext", num_classes=7, conv_mlp=True).eval()
-    result = compressed(model, (3, 64, 64), layers="all", ratio=0.5)
-    assert any(name.endswith(".linear") for name in result.plan)
-    facts.save_compressed(result, tmp_path)
-    fresh = timm.create_model("test_convnext", num_classes=7, conv_mlp=True)
-    assert_same(facts.load_compressed(tmp_path, model=fresh), result, (3, 64, 64))
-
-
 def test_a_layer_under_two_names(tmp_path):
     def build():
         layer = nn.Linear(64, 64)
@@ -182,3 +179,96 @@ def test_the_manifest_says_whether_weights_are_the_published_ones(tmp_path, monk
     assert base_model["name"] == ("test_vit.r160_in1k" if read else "test_vit")
     assert base_model.get("repository") == ("timm/test_vit.r160_in1k" if read else None)
     assert base_model.get("sha256") == (sha256(published) if read else None)
+
+
+METRICS = {"top1": {"original": 97.25, "compressed": 95.5}, "seen": {"compressed": 0.0}}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compressed(*from_recipe())
+
+
+def card_of(result, folder, metrics=None):
+    facts.save_compressed(result, folder, metrics)
+    _, head, body = (folder / CARD).read_text().split("---\n", 2)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in body.splitlines() if line[:1] == "|"]
+    return yaml.safe_load(head), body, {name: cells for name, *cells in lines}
+
+
+def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
+    published = replace(result.model.recipe, tag="vit_tiny_patch16_224.augreg_in21k", weights="pretrained")
+    monkeypatch.setattr(result.model, "recipe", published)
+    timed = replace(result.summary, latency={"dense": 0.004, "measured": 0.002})
+    head, body, rows = card_of(replace(result, summary=timed), tmp_path, METRICS)
+    repository = "timm/vit_tiny_patch16_224.augreg_in21k"
+    assert head == {"library_name": "facts", "base_model": repository, "tags": ["facts", "compression"]}
+    assert f"- licence: the original's, see https://huggingface.co/{repository}" in body
+    before, after = result.summary.before, result.summary.after
+    assert rows["FLOPs (G)"] == [f"{before.flops / 1e9:.4g}", f"{after.flops / 1e9:.4g}"]
+    assert rows["parameters (M)"] == [f"{before.params / 1e6:.4g}", f"{after.params / 1e6:.4g}"]
+    assert rows["file (MB)"] == ["", f"{(tmp_path / 'model.safetensors').stat().st_size / 1e6:.4g}"]
+    assert [rows[name] for name in ("latency (ms)", "top1", "seen")] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
+    assert f"- method: {result.summary.estimator}, {result.summary.search}, {result.summary.form} layers" in body
+    assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of these layers" in body
+
+
+def test_unknown_values_are_left_out(result, tmp_path):
+    unknown = replace(result.summary, before=Cost(None, 10), after=Cost(None, 5))
+    head, body, rows = card_of(replace(result, summary=unknown), tmp_path)
+    assert "base_model" not in head and "None" not in body and "nan" not in body and "licence" not in body
+    assert [name for name in rows if name.strip("-:")] == ["parameters (M)", "file (MB)"]
+
+
+@pytest.mark.parametrize("has_recipe", [True, False])
+def test_the_code_that_loads_it(has_recipe, result, tmp_path, monkeypatch):
+    names, inputs = {"dense": nn.Sequential(nn.Linear(12, 20), nn.Linear(20, 20))}, torch.randn(2, 3, 32, 32)
+    if not has_recipe:
+        result, inputs = facts.compress(names["dense"], estimator="pela", layers=["1"]), torch.randn(2, 12)
+    _, body, _ = card_of(result, tmp_path / "small")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", body, re.DOTALL)[1], names)
+    with torch.no_grad():
+        assert names["network"](inputs).equal(result.model(inputs))
+
+
+def test_an_edited_card_is_kept_and_others_are_renewed(result, tmp_path):
+    card_of(result, tmp_path)
+    assert "97.25" in card_of(result, tmp_path, METRICS)[1]
+    mine = (tmp_path / CARD).read_bytes().replace(b"0.5", b"0.6")
+    (tmp_path / CARD).write_bytes(mine)
+    facts.save_compressed(result, tmp_path)
+    assert (tmp_path / CARD).read_bytes() == mine
+
+
+IMAGES = torch.randn(2, 3, 32, 32)
+
+
+@torch.no_grad()
+def assert_same_outputs(loaded, model):
+    assert type(loaded) is type(model)
+    assert run(loaded, IMAGES).equal(run(model, IMAGES))
+
+
+def test_a_classifier_of_transformers_comes_back_from_its_folder_alone(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = make_image_classifier("swin", attention_probs_dropout_prob=0.25)
+    model.image_processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3])
+    result = compressed(model, IMAGES.shape[1:])
+    facts.save_compressed(result, tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".safetensors"}
+    loaded = facts.load_compressed(tmp_path)
+    assert_same_outputs(loaded.model, result.model)
+    settings = loaded.model.config.to_diff_dict()
+    assert {**settings, **model.config.to_diff_dict()} == settings
+    assert loaded.model.image_processor.to_dict() == model.image_processor.to_dict()
+    facts.save_compressed(loaded, tmp_path / "again")
+    assert_same_outputs(facts.load_compressed(tmp_path / "again").model, result.model)
+
+
+def test_classes_have_any_names_and_number(tmp_path):
+    names = {0: "and/or", 1: "C:\\", 2: "__auto_map", **{index: f"https://{index}" for index in range(3, 21_841)}}
+    model = make_image_classifier(id2label=names, label2id={name: index for index, name in names.items()})
+    facts.save_compressed(compressed(model, IMAGES.shape[1:]), tmp_path)
+    loaded = facts.load_compressed(tmp_path).model
+    assert loaded.config.id2label == names and loaded.config.label2id["and/or"] == 0

@@ -3,19 +3,15 @@
 import copy
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
 
 import facts
 from facts.modules.heads import PaddedHeads
-from facts.saving.export import openvino_call
-from facts.saving.manifest import LOADER, MANIFEST
-from facts.saving.save import CARD
-from tests.networks import compiled_outputs, image_batches
+from facts.saving.manifest import LOADER
 from tests.saving.edits import put
-from tests.saving.setting import UNIT_BATCHES, assert_same, compressed, from_recipe
+from tests.saving.setting import UNIT_BATCHES, assert_same
 from tests.saving.test_export import EXPORTS
 from tests.saving.test_export import assert_same as assert_exported
 
@@ -82,37 +78,6 @@ def test_exports(units, kind, tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.skipif(find_spec("openvino") is None, reason="the extra `openvino` is not installed")
-def test_openvino(units, tmp_path):
-    facts.export_openvino(units, IMAGES[:1], tmp_path / "model.xml")
-    outputs, expected = openvino_call(tmp_path / "model.xml")(IMAGES), outputs_of(units.model)
-    assert (outputs - expected).abs().max() <= 1e-4 * expected.abs().max()
-
-
-@pytest.mark.system
-def test_compiles_without_a_graph_break(units):
-    outputs = compiled_outputs(units.model, IMAGES, "aot_eager")
-    torch.testing.assert_close(outputs, outputs_of(units.model))
-
-
-def test_recovered(units):
-    data = image_batches([64] * 8, num_classes=10, shape=SHAPE, dtype=torch.float32, seed=2)
-    recovered = facts.recover(units, data, epochs=8, learning_rate=1e-3, num_warmups=0, batch_size=16, views=False)
-    assert recovered.summary.recovery.after < 0.8 * recovered.summary.recovery.before
-    assert recovered.plan == units.plan and recovered.summary.after == units.summary.after
-    assert [each.shape for each in recovered.model.parameters()] == [each.shape for each in units.model.parameters()]
-
-
-def test_the_card_and_the_summary_speak_of_units(units, tmp_path):
-    facts.save_compressed(units, tmp_path)
-    card, printed = (tmp_path / CARD).read_text(), repr(units)
-    assert ", units\n" in card and "- budget: 0.5 of the flops of these units" in card and "layers" not in card
-    assert f"Without facts: `{LOADER}`" in card
-    assert "the compressed units keep" in printed and "pivoted" not in printed
-    assert printed.startswith(f"VisionTransformer: {sum(map(bool, units.plan.values()))} units narrower (ranks ")
-
-
-@pytest.mark.system
 def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
     facts.save_compressed(units, tmp_path / "saved")
     facts.save_compressed(units, tmp_path / "half", dtype=torch.bfloat16)
@@ -123,10 +88,3 @@ def test_the_text_in_the_folder_loads_it_without_facts(units, tmp_path):
     torch.testing.assert_close(not_fused, outputs)
     assert outputs.equal(outputs_of(units.model))
     assert in_half.equal(outputs_of(facts.load_compressed(tmp_path / "half").model, IMAGES.bfloat16()))
-
-
-def test_the_text_lies_beside_units_alone(units, tmp_path):
-    facts.save_compressed(units, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {CARD, LOADER, MANIFEST, "model.safetensors"}
-    facts.save_compressed(compressed(*from_recipe()), tmp_path)
-    assert not (tmp_path / LOADER).exists() and LOADER not in (tmp_path / CARD).read_text()

@@ -94,16 +94,6 @@ class TestAgainstExhaustiveSearch:
         assert allocate(profiles, budget).choices == choices
 
 
-@pytest.mark.system
-def test_two_hundred_layers_of_a_hundred_choices():
-    """Solved to the end within the solver's own limit of ten seconds."""
-    profiles = falling_profiles(random.Random(0), 200, 100, sizes=(-6, 0))
-    budget = 0.5 * sum(profile[-1][0][0] for profile in profiles.values())
-    allocation = allocate(profiles, budget, time_limit=10)
-    assert allocation.status == "optimal" and allocation.cost[0] <= budget
-    assert (allocation.bound, allocation.gap) == (allocation.error, 0.0)
-
-
 class TestTimeLimit:
     def test_the_best_so_far_comes_with_a_bound(self):
         """The relaxation alone takes more than a millisecond."""

@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import facts
 from experiments.mini.train import mini_recipe
 from facts.modules.lowrank import LowRankLinear
 from facts.moments.losses import kl_divergence, squared_error
 from facts.parts.layers import select_layers
-from facts.search import CoRS
 from facts.search.measured import Prefix, Sensitivity
 from tests.networks import Runs, image_batches, make_convnext, make_model, make_swin
 from tests.search.problems import every_rank, make_problem
@@ -93,16 +91,6 @@ def test_other_data_and_another_error_are_measured_for_themselves(tmp_path, fiel
     assert Sensitivity(make_problem(cache=tmp_path)).profile(ranks) == first
 
 
-def test_another_budget_and_another_search_cost_no_pass(tmp_path, no_comparison):
-    model, batches = make_model(), image_batches([8, 8])
-    first = facts.compress(model, batches, search="cors", ratio=0.7, execution=facts.Execution(cache=tmp_path))
-    runs = Runs(model)
-    again = facts.compress(
-        model, batches, search=CoRS(interpolation="linear"), ratio=0.6, execution=facts.Execution(cache=tmp_path)
-    )
-    assert again.summary.profile == first.summary.profile and runs.number == 1  # to see what it gives
-
-
 def nowhere(original, changed):
     return original.sum() * float("nan")
 
@@ -111,12 +99,6 @@ def test_an_error_that_is_not_a_number_names_layer_and_rank(tmp_path):
     with pytest.raises(ValueError, match=r"layer grid at rank \[2\] is NaN"):
         Sensitivity(make_problem(cache=tmp_path, output_error=nowhere)).profile({"grid": [2]})
     assert not list(tmp_path.rglob("sensitivity-*"))
-
-
-@pytest.mark.parametrize(("data", "message"), [([], "sensitivity data is empty"), (None, "give calibration or")])
-def test_data_that_are_missing(data, message):
-    with pytest.raises(ValueError, match=message):
-        Sensitivity(make_problem(sensitivity=data)).profile({"grid": [1]})
 
 
 class InPlace(nn.Module):

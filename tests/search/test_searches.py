@@ -3,14 +3,19 @@
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import facts
+from experiments.baselines.dobi_svd import DobiSVDSearch
+from experiments.baselines.energies import FastLRDSearch, LEMSSearch
+from experiments.baselines.flora import FLORASearch
+from facts.modules.forms import FORMS
 from facts.search import (
     SEARCHES,
     ASVDSearch,
@@ -22,14 +27,18 @@ from facts.search import (
     Uniform,
     interpolate_profile,
 )
-from facts.search.base import candidate_ranks, ranks_between
 from facts.search.measured import Sensitivity
-from tests.baselines.methods import BASELINES
 from tests.networks import LAYERS, image_batches, make_model
 from tests.search.problems import losing, make_problem, plain_problem
 
-QUICK = {"comcat": ComCatSearch(num_epochs=4, learning_rate=0.1)}
-EVERY = {**{name: search() for name, search in SEARCHES.items()}, **QUICK, **BASELINES}
+EVERY = {
+    **{name: search() for name, search in SEARCHES.items()},
+    "comcat": ComCatSearch(num_epochs=4, learning_rate=0.1),
+    "dobi_svd": DobiSVDSearch(num_epochs=3),
+    "fastlrd": FastLRDSearch(),
+    "flora": FLORASearch(num_epochs=2, population=10, num_generations=4),
+    "lems": LEMSSearch(rank_multiple=1),
+}
 
 every_search = pytest.mark.parametrize("name", EVERY)
 
@@ -79,27 +88,11 @@ def test_a_layer_that_no_rank_makes_smaller_in_half_precision(name):
     assert {parameter.dtype for parameter in result.model.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("name", ["uniform", "cors", "flar", "memvit", "comcat", "flora", "fastlrd"])
-def test_latency_is_a_cost_like_any_other(name):
-    """Where a parameter takes 2⁻²⁰ seconds, a bound on the seconds is one on the parameters."""
-    by_params = make_problem(bounds={"params": 0.7})
-    table = SimpleNamespace(
-        seconds=lambda name, rank: by_params.cost(name, rank)[0] * 2**-20, dense=by_params.dense[0] * 2**-20, rest=0.0
-    )
-    by_seconds = make_problem(bounds={"latency": 0.7}, latency=table)
-    assert EVERY[name].allocate(by_seconds).plan == EVERY[name].allocate(by_params).plan
-
-
 @pytest.mark.parametrize("name", ["uniform", "asvd", "flar"])
 def test_a_search_that_cannot_meet_the_budget_says_by_how_much(name):
     budget = make_problem(bounds={"flops": 0.05}).budget[0]
     with pytest.raises(ValueError, match=rf"exceeds the budget: flops .* would be \d+, but at most {budget:.6g} may"):
         compress(name, ratio=0.05)
-
-
-def test_a_search_that_trains_needs_data():
-    with pytest.raises(ValueError, match="this search trains on calibration data: give some"):
-        EVERY["flora"].allocate(make_problem(data=None))
 
 
 @pytest.mark.parametrize("interpolation", ["windows", "none"])
@@ -184,24 +177,6 @@ def test_flars_published_threshold_is_that_of_uniform_ranks():
     assert not problem.fits(larger)
 
 
-def test_memvit_of_single_components_removes_those_after_which_least_energy_is_lost():
-    """So slow a decay leaves one component a step: a layer's losses rise, so all are taken in their order."""
-    problem = make_problem(bounds={"flops": 0.8, "params": 0.6})
-    plan = {name: problem.full_rank(name) for name in problem.layers}
-    values = {name: problem.decompositions[name].energies.sqrt() for name in plan}
-    removals = sorted(
-        ((values[name][rank:].sum() / values[name].sum()).item(), -rank, name)
-        for name, full in plan.items()
-        for rank in range(1, full)
-    )
-    for _, rank, name in removals:
-        if problem.fits(plan):
-            break
-        plan[name] = -rank
-    assert MemViTSearch(decay=1e9, least_ratio=0).allocate(problem).plan == plan
-    assert problem.fits(plan)
-
-
 @pytest.mark.parametrize(("least_ratio", "plan"), [(0.1, {"a": 9, "b": 1}), (0.5, {"a": 5, "b": 5})])
 def test_memvit_cuts_less_and_less(least_ratio, plan):
     """Half of the cost, ten components, is to go, half of the rest in each step: 5, 3 of 2.5, 2 of 1.25, and 1.
@@ -233,16 +208,6 @@ def test_svd_llm_v2_removes_shares_by_the_logarithm_of_losses(losses, plan):
     assert SVDLLMV2Search().allocate(problem).plan == {**dict(zip(names, plan, strict=True)), "blocks.0.qkv": 5}
 
 
-def test_ranks_on_offer():
-    assert candidate_ranks(38, 345, 8, at_least=5) == list(range(40, 345, 8))  # 768 x 768
-    assert candidate_ranks(1, 14, 8, at_least=5) == [2, 4, 6, 8, 10, 12, 14]
-    assert candidate_ranks(1, 1, 8, at_least=5) == [1]
-    assert ranks_between([10, 20], 4) == [10, 12, 14, 16, 18, 20]
-    assert ranks_between([1, 4, 7], 20) == [1, 2, 3, 4, 5, 6, 7]  # there are no more
-    plan = CoRS(points_between=1).allocate(wide_problem(bounds={"flops": 0.6})).plan
-    assert set(plan.values()) - {None} <= set(range(2, 19, 2))  # 2, 6, 10, 14 and 18 are measured
-
-
 def test_uniform_keeps_the_tightest_ratio_as_it_is_written():
     """0.7 of 10 is 7, though the nearest float to it is less."""
     plans = [
@@ -251,3 +216,56 @@ def test_uniform_keeps_the_tightest_ratio_as_it_is_written():
     ]
     assert plans[0] == plans[1] != Uniform().allocate(make_problem(bounds={"flops": 0.9})).plan
     assert plain_problem(nn.Sequential(nn.Linear(10, 1, bias=False)), bounds={"params": 0.7}).budget == (7,)
+
+
+PLAIN, PIVOTED = FORMS["plain"](), FORMS["pivoted"]()
+sizes = st.integers(1, 5000)
+
+
+@pytest.mark.parametrize(
+    ("d_out", "d_in", "ratio", "expected"),
+    [
+        (768, 768, 0.5, 192),
+        (2304, 768, 0.5, 288),
+        (3072, 768, 0.6, 368),  # int(614 * 0.6)
+        (1024, 4096, 0.4, 327),
+        (10, 1, 0.4, 1),  # never less than one component
+    ],
+)
+def test_rank_of_ratio(d_out, d_in, ratio, expected):
+    assert PLAIN.rank_of_ratio(d_out, d_in, ratio) == expected
+
+
+@given(d_out=sizes, d_in=sizes)
+def test_full_rank_is_the_largest_that_costs_no_more_than_dense(d_out, d_in):
+    rank = PLAIN.full_rank(d_out, d_in)
+    assert rank * (d_out + d_in) <= d_out * d_in < (rank + 1) * (d_out + d_in)
+    assert rank <= min(d_out, d_in)
+
+
+@given(d_out=sizes, d_in=sizes, percent=st.integers(1, 100))
+def test_pivoted_rank_is_the_largest_within_the_ratio(d_out, d_in, percent):
+    def fits(rank):
+        return 100 * PIVOTED.num_weights(d_out, d_in, rank) <= percent * d_out * d_in
+
+    rank = PIVOTED.rank_of_ratio(d_out, d_in, percent / 100)
+    assert fits(rank) or rank == 1
+    assert rank == min(d_out, d_in) or not fits(rank + 1)
+    assert PIVOTED.num_weights(d_out, d_in, PIVOTED.full_rank(d_out, d_in)) == d_out * d_in
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("step", [4, 16])
+def test_rounded_ranks_spend_the_same_budget(ratio, step):
+    model = nn.ModuleDict({f"{n}": nn.Linear(40 + 8 * n, 120) for n in range(8)} | {"narrow": nn.Linear(4, 6)})
+    problem = plain_problem(model, {}, {"params": ratio})
+    exact, rounded = (Uniform(rank_multiple=multiple).allocate(problem).plan for multiple in (1, step))
+    assert problem.fits(rounded)
+    assert all(rank % step == 0 for name, rank in rounded.items() if name != "narrow" and rank >= step)
+    assert all(abs(rounded[name] - rank) < step for name, rank in exact.items())
+    assert all(rank <= problem.full_rank(name) for name, rank in rounded.items())
+    # What is left does not pay for one more step of any layer that was rounded down and would still be cheaper by it.
+    for name, rank in rounded.items():
+        if rank + step <= problem.full_rank(name):
+            assert rank >= exact[name] or not problem.fits(rounded | {name: rank + step})
+    assert rounded["narrow"] == exact["narrow"]

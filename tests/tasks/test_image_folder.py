@@ -55,7 +55,9 @@ class TestParts:
         assert labels(photos.evaluation(network(3))) == [2, 2]  # though the other classes are missing there
 
     def test_a_class_may_be_called_like_a_part(self, tmp_path):
-        photos = task(write_images(tmp_path / "vehicles", ("bus", "car", "test")))
+        root = write_images(tmp_path / "vehicles", ("bus", "car", "test"))
+        (root / "aaa").mkdir()  # which holds no images and is no class
+        photos = task(root)
         assert photos.classes == ["bus", "car", "test"]
         assert len(photos.training_images) + len(photos.validation_images) == 12
 
@@ -68,15 +70,6 @@ class TestParts:
 
 
 class TestLabels:
-    def test_classes_are_numbered_in_their_order_without_empty_folders(self, tmp_path):
-        root = write_images(tmp_path / "photos")
-        (root / "aaa").mkdir()
-        (root / "aaa" / "notes.txt").touch()
-        photos, model = task(root), network(3)
-        assert photos.classes == ["cat", "dog", "fox"]
-        assert used(photos, model) == [0] * 4 + [1] * 4 + [2] * 4
-        assert photos.evaluate(model)["top1"] in [100 * correct / 6 for correct in range(7)]
-
     def test_synsets_have_the_labels_of_imagenet_or_are_classes_of_their_own(self, tmp_path):
         photos = task(write_images(tmp_path / "photos", SYNSETS), training_augmentation="crop", batch_size=2)
         few, many = network(2), network(1000)
@@ -124,15 +117,6 @@ class TestTables:
         before = photos.content_key(model)
         (root / "labels.csv").write_text((root / "labels.csv").read_text().replace(",9", ",8"))
         assert task(root).content_key(model) != before
-
-    def test_without_parts_they_are_divided(self, root):
-        text = (root / "labels.csv").read_text()
-        for part, other in (("calibration", "a"), ("validation", "b")):
-            (root / part).rename(root / other)
-            text = text.replace(part, other)
-        (root / "labels.csv").write_text(text)
-        photos = task(root)
-        assert (len(photos.training_images), len(photos.validation_images)) == (2, 2)
 
     @pytest.mark.parametrize(
         ("row", "message"),

@@ -79,17 +79,6 @@ def test_analyses_take_disjoint_validation_images_of_every_class(root, network, 
         task(root).analysis(network)
 
 
-def test_processes_read_their_own_batches_and_no_others(root, network, task):
-    """Of three, each the batches of its turn: the same ones that one process would see."""
-    calibration = task(root, batch_size=7).calibration(network)
-    shares = [list(calibration.shard(rank, 3)) for rank in range(3)]
-    whole = list(calibration)
-    for number, (images, labels) in enumerate(whole):
-        theirs, their_labels = shares[number % 3][number // 3]
-        assert torch.equal(images, theirs) and torch.equal(labels, their_labels)
-    assert sum(map(len, shares)) == len(whole) > 3
-
-
 class TestTraining:
     def test_every_epoch_and_seed_shows_every_image_once_in_its_own_order(self, root, network, task):
         """3,000 pictures in four batches; what would not fill another one is left out."""
@@ -116,6 +105,14 @@ class TestTraining:
 
 
 class TestLayouts:
+    def test_parquet_files_hold_the_same_images_and_labels(self, root, parquet, network, task):
+        folders, shards = task(root), task(parquet)
+        assert "1,000 classes" in shards.inspect() and folders.chosen_images() == shards.chosen_images()
+        for name in ("calibration", "sensitivity", "evaluation"):
+            ours, theirs = (list(getattr(each, name)(network)[:3]) for each in (folders, shards))
+            assert seen(ours) == seen(theirs)
+            assert all(labels.equal(other) for (_, labels), (_, other) in zip(ours, theirs, strict=True))
+
     @pytest.mark.parametrize(
         ("name", "label", "message"),
         [

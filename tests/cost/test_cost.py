@@ -1,0 +1,216 @@
+"""Counts against the paper's; timing by turns; latency as a cost, on a clock that every multiplication moves."""
+
+import time
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+
+import facts
+from facts.compression.compress import compress_prepared
+from facts.cost.count import count_params
+from facts.cost.latency import LatencyTable
+from facts.cost.timing import Timing, TimingPolicy
+from facts.estimators import PELA
+from facts.models import MambaVisionModel, TimmModel
+from facts.modules.forms import PivotedLinear
+from facts.modules.lowrank import LowRankLinear
+from facts.parts import part_at, put
+from facts.search import Uniform
+from facts.search.budget import Budget
+from tests.networks import UNIFORM
+
+QUICK = facts.Execution(timing=TimingPolicy(num_turns=2, min_seconds=0))
+BATCHES = [(torch.randn(16, 64), torch.randint(32, (16,)))]
+TANH = 1000.0
+
+
+class Clock:
+    """Seconds that have passed; `together` is how much longer low-rank layers take in a network timed as a whole."""
+
+    seconds, together = 0.0, 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """One second for each number of a weight that an input meets, `TANH` for each activation."""
+    clock, factor = Clock(), [1.0]
+
+    def ticking(kind, seconds):
+        forward = kind.forward
+
+        def counted(self, x):
+            clock.seconds += seconds(self) * len(x)
+            return forward(self, x)
+
+        monkeypatch.setattr(kind, "forward", counted)
+
+    def batch_seconds(networks, inputs, timing, precision):
+        times, factor[0] = {}, clock.together
+        for name, network in networks.items():
+            start = clock.seconds
+            network(inputs)
+            times[name] = Timing((clock.seconds - start,) * 2)
+        factor[0] = 1.0
+        return times
+
+    ticking(nn.Linear, lambda layer: layer.weight.numel())
+    for kind in (LowRankLinear, PivotedLinear):
+        ticking(kind, lambda layer: factor[0] * layer.num_weights)
+    ticking(nn.Tanh, lambda _: TANH)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.seconds)
+    monkeypatch.setattr("facts.cost.latency.batch_seconds", batch_seconds)
+    return clock
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
+
+
+def make_table(model, inputs):
+    parts = {
+        name: part_at(model, name, "layers") for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
+    return LatencyTable(model, parts, lambda network, plan: put(network, parts, plan), inputs)
+
+
+def test_times_of_the_network_and_of_its_layers(clock):
+    table = make_table(make_model(), torch.randn(4, 64))
+    assert table.dense == 4 * (64 * 64 * 2 + 64 * 32 + 2 * TANH)
+    assert table.rest == 4 * 2 * TANH
+    for name, d_out in (("0", 64), ("2", 64), ("4", 32)):
+        assert table.seconds(name, None) == 4 * 64 * d_out
+        for rank in (1, 3, 8, 13, 16):  # measured ranks and others
+            assert table.seconds(name, rank) == pytest.approx(4 * rank * (64 + d_out))
+
+
+@pytest.mark.parametrize("search", ["uniform", "cors", "asvd"])
+@pytest.mark.parametrize("bounds", [{}, {"params": 0.6}])
+def test_a_latency_budget_is_kept_and_spent(clock, search, bounds):
+    """The share is that of the whole network, whose activations take as long as before."""
+    result = facts.compress(
+        make_model(), BATCHES, search=search, ratio=0.7, cost="latency", bounds=bounds, execution=QUICK
+    )
+    found = result.summary.latency
+    assert found["allowed"] == 0.7 * found["dense"]
+    assert found["predicted"] <= found["allowed"] and (bounds or 0.9 * found["allowed"] < found["predicted"])
+    assert found["measured"] == pytest.approx(found["predicted"])
+    for cost in ("latency", *bounds):
+        assert 0 < result.summary.spent[cost] <= result.summary.budget[cost]
+
+
+@pytest.mark.parametrize(("together", "num_searches"), [(1.0, 1), (1.01, 1), (1.2, 2), (0.8, 2)])
+def test_a_network_slower_or_faster_than_predicted_corrects_the_table(clock, monkeypatch, together, num_searches):
+    searches = []
+    allocate = Uniform.allocate
+    monkeypatch.setattr(Uniform, "allocate", lambda *args: searches.append(args) or allocate(*args))
+    clock.together = together
+    found = facts.compress(make_model(), BATCHES, ratio=0.7, cost="latency", execution=QUICK, **UNIFORM).summary.latency
+    assert len(searches) == num_searches
+    assert 0.85 * found["allowed"] < found["predicted"] <= found["allowed"]
+    assert found["measured"] == pytest.approx(found["predicted"], rel=0.02)
+
+
+@pytest.mark.parametrize(("seconds", "factor"), [(0, 0.5), (10**9, 2)])
+def test_a_wild_stopwatch_changes_little(clock, seconds, factor):
+    table = make_table(make_model(), torch.randn(4, 64))
+    plan = dict.fromkeys(table.parts, 8)
+    before = table.predicted(plan)
+    table.correct(plan, seconds)
+    assert table.predicted(plan) - table.rest == pytest.approx(factor * (before - table.rest))
+
+
+def test_median_spread_and_ratio_of_turns():
+    """In the last turn of the ratio the machine slows down tenfold, and both with it."""
+    timing = Timing((1.0, 2.0, 3.0, 4.0, 100.0))
+    assert timing.median == 3
+    assert timing.spread == pytest.approx((4 - 2) / 3)
+    assert Timing((2.0, 2.0, 20.0)).ratio(Timing((1.0, 1.0, 10.0))) == 2
+    assert Timing((1.0, 3.0, 4.0)).ratio(Timing((1.0, 1.0, 1.0))) == 3
+
+
+def test_functions_take_turns():
+    calls = []
+    policy = TimingPolicy(num_turns=3, min_seconds=0)
+    found = policy.times({name: partial(calls.append, name) for name in "ab"})
+    assert {name: len(timing.seconds) for name, timing in found.items()} == {"a": 3, "b": 3}
+    assert "".join(calls) == "abababab"  # once to warm up, then three times
+    calls.clear()
+    replace(policy, min_seconds=0.001).times({name: partial(calls.append, name) for name in "ab"})
+    turns = [name for name, before in zip(calls, [None, *calls], strict=False) if name != before]
+    assert "".join(turns) == "abababab" and len(calls) > 100
+    (timing,) = TimingPolicy(num_turns=2, min_seconds=0).times({"sleep": partial(time.sleep, 0.02)}).values()
+    assert min(timing.seconds) >= 0.02
+
+
+IMAGE = (3, 224, 224)
+RECIPES = {
+    "DeiT-B distilled": TimmModel(tag="deit_base_distilled_patch16_224", weights="random"),
+    "DeiT-B plain": TimmModel(tag="deit_base_patch16_224", weights="random"),
+    "Swin-B": TimmModel(tag="swin_base_patch4_window7_224", weights="random"),
+    "ConvNeXt-B": TimmModel(tag="convnext_base", weights="random"),
+    "MambaVision-B": MambaVisionModel(variant="B", weights="random"),
+}
+# GFLOPs of the dense network, and at 60, 50 and 40 % (readings of the paper).
+PUBLISHED = {
+    "DeiT-B distilled": ("33.89", "20.41", "17.07", "13.68"),
+    "DeiT-B plain": ("33.72", "20.30", "16.98", "13.61"),
+    "Swin-B": ("30.30", "18.40", "15.47", "12.47"),
+    "ConvNeXt-B": ("30.75", "18.85", "15.90", "12.92"),
+    "MambaVision-B": ("29.94", "23.15", "21.47", "19.77"),
+}
+NUM_LAYERS = {"DeiT-B distilled": 48, "DeiT-B plain": 48, "Swin-B": 96, "ConvNeXt-B": 72}
+
+
+@cache
+def built(name):
+    with torch.device("meta"):
+        return RECIPES[name].build()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_gflops(name):
+    prepared = facts.prepare(built(name), input_shape=IMAGE, form="plain")
+    assert len(prepared.parts) == NUM_LAYERS.get(name, len(prepared.parts))
+    allocated = [compress_prepared(prepared, PELA(), Uniform(), Budget.of(ratio)) for ratio in (0.6, 0.5, 0.4)]
+    gflops = [result.summary.after.flops / 1e9 for result in allocated]
+    assert tuple(f"{each:.2f}" for each in (prepared.flops / 1e9, *gflops)) == PUBLISHED[name]
+    assert facts.count_cost(allocated[1].model, IMAGE).flops == allocated[1].summary.after.flops
+
+
+@pytest.mark.parametrize(("name", "millions"), [("DeiT-B distilled", "87.3"), ("MambaVision-B", "97.69")])
+def test_published_parameters(name, millions):
+    assert f"{count_params(built(name)) / 1e6:.{len(millions.partition('.')[2])}f}" == millions
+
+
+def test_full_rule_adds_attention_and_nothing_else():
+    paper, full = (facts.count_cost(built("DeiT-B plain"), IMAGE, rule).flops for rule in ("paper", "full"))
+    tokens, dim, depth = 197, 768, 12
+    assert full - paper == 2 * 2 * tokens**2 * dim * depth  # QKᵀ and AV
+
+
+def test_full_rule_adds_mambavisions_mixing():
+    paper, full = (facts.count_cost(built("MambaVision-B"), IMAGE, rule).flops for rule in ("paper", "full"))
+    attention = 5 * 4 * 196**2 * 512 + 2 * 4 * 49**2 * 1024  # blocks, products, tokens, width
+    convolutions = 5 * 2 * 2 * 3 * 196 * 256 + 3 * 2 * 2 * 3 * 49 * 512  # mixers, branches, operations, taps, ...
+    scan = 5 * 9 * 8 * 196 * 256 + 3 * 9 * 8 * 49 * 512  # mixers, operations, states, tokens, channels
+    stem_norms = 4 * (64 * 112**2 + 128 * 56**2)
+    assert full - paper == attention + convolutions + scan + stem_norms
+
+
+def test_by_hand():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 2, stride=2, bias=False),  # 4 x 4 maps
+        nn.BatchNorm2d(8),
+        nn.GELU(),
+        nn.Flatten(2),
+        nn.LayerNorm(16),
+        nn.Linear(16, 5),
+    )
+    products = 2 * 16 * 8 * (3 * 2 * 2) + 2 * 8 * 16 * 5
+    elementwise = (4 + 1 + 5) * 8 * 16
+    params = 3 * 8 * 4 + 2 * 8 + 2 * 16 + 16 * 5 + 5
+    for rule in ("paper", "full"):
+        assert facts.count_cost(model, (3, 8, 8), rule) == facts.Cost(flops=products + elementwise, params=params)
