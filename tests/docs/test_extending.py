@@ -45,7 +45,6 @@ def test_methods_from_outside_the_package_appear_in_a_table(tmp_path, monkeypatc
     assert sorted((tmp_path / "results/mini/records").glob("*.json")) == records
     assert [path.stat().st_mtime_ns for path in records] == stamps, "a cell of the sweep was run again"
     top1 = pd.read_csv(tmp_path / "results/mini/tables/my_table.csv").query("metric == 'top1'").set_index("row")
-    top1 = top1.drop("Pairs apart")
     assert top1.status.eq("done").all() and top1.ours.gt(50).all()
     assert list(top1.index) == ["FACTS", "Diagonal", "FACTS, equal energy", "Diagonal, equal energy"]
     outcomes = {json.loads(path.read_text())["outcomes"]["top1"] for path in records}
