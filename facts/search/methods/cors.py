@@ -1,7 +1,7 @@
 """CoRS: measured sensitivities and an integer program (paper, section 4.3).
 
-The KL divergence of the network's output is measured at five ratios per layer and interpolated to every rank in between
-(Algorithm 3); the program finds the best ranks within the budget.
+The KL divergence of the network's output is measured at five ratios per layer and interpolated; the program finds the
+best ranks within the budget.
 """
 
 from typing import Literal, get_args
