@@ -1,14 +1,16 @@
 """The profile `photos`: its experiments without any data, a cell on photos made up, and one on real ones."""
 
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
 from PIL import Image
 
-import experiments.reproduce
+from experiments.cell import Cell
+from experiments.grid import chosen_experiments, samples_of
 from experiments.photos import Photos
 from experiments.runner import open_cell, run_cell
 
@@ -44,22 +46,16 @@ def write_labels(root: Path, lines: list[str]) -> Path:
     return root
 
 
-def test_every_experiment_of_photos_is_planned_without_data(monkeypatch, capsys, tmp_path):
-    """All cells compose; the plan says what they lack."""
-    given = ["profile=photos", "experiment=all", "plan=true", f"results={tmp_path}", "hydra/job_logging=none"]
-    monkeypatch.setattr(sys, "argv", ["reproduce", *given])
-    monkeypatch.setenv("COLUMNS", "200")
-    experiments.reproduce.main()
-    printed = capsys.readouterr().out
-    for title in (
-        "Layers or units",
-        "Every method on two",
-        "Encoders",
-        "Units and number formats",
-        "Defaults of units",
-    ):
-        assert title in printed
-    assert "blocked" in printed and "DeiT-B" not in printed
+def test_every_experiment_of_photos_composes_without_data(composing):
+    """One cell for each choice of network, task and method; the many rows of `baselines` compose in tests of `mini`."""
+    with composing():
+        config = compose("reproduce", ["profile=photos", "experiment=all"], return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        found = list(chosen_experiments(config))
+        cells = [Cell.of(cell.known_config) for cell in samples_of(each for each in found if each.name != "baselines")]
+    assert {"units", "unit_defaults", "beyond", "baselines", "encoders", "int8"} < {each.name for each in found}
+    assert {cell.config.model.name for cell in cells} == {"deit_tiny", "vit_tiny"}
+    assert all(isinstance(cell.task, Photos) for cell in cells)
 
 
 def test_a_cell_is_chosen_by_one_half_and_judged_by_the_other(cell_config, tmp_path):
