@@ -13,7 +13,7 @@ from torch import nn
 from experiments.config import as_json, checked, instantiate
 from experiments.methods import Method, method_of
 from experiments.record import Record, machine, read_record
-from facts.analysis import Analysis
+from facts.analysis.base import Analysis
 from facts.calibration.prepare import Calibration, Execution, prepare
 from facts.cost.timing import TimingPolicy
 from facts.estimators import ESTIMATORS
@@ -26,7 +26,7 @@ from facts.moments.losses import Loss, SampledLabels
 from facts.parts import KINDS
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
-from facts.tasks import Task
+from facts.tasks.base import Task
 from facts.utils.cache import code_of, content_key
 from facts.utils.files import writable_folder
 from facts.utils.version import RESULTS

@@ -22,7 +22,7 @@ from facts.pruning.base import PrunedCost
 from facts.result import Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
-from facts.tasks import Task
+from facts.tasks.base import Task
 from facts.utils.progress import timed
 
 # Fields that the result of a compression depends on.

@@ -29,7 +29,7 @@ from facts.cost.probe import Probe
 from facts.modules.networks import frozen, run
 from facts.moments.collect import MemoryPolicy
 from facts.parts.layers import select_layers
-from facts.tasks import Task
+from facts.tasks.base import Task
 
 BYTES = 4  # per value in float32, the type of stored moments and decompositions
 OPEN = ("to do", "failed", "weights not here")

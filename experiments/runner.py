@@ -23,7 +23,7 @@ from experiments.machine_lock import alone
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
 from experiments.record import Record, packed, write_record
-from facts.analysis import Subject
+from facts.analysis.base import Subject
 from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
 from facts.utils.files import locked, replacing

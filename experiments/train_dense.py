@@ -15,7 +15,7 @@ from experiments.runner import started
 from facts.finetuning import Finetuning, finetune
 from facts.models import OpenMMLabModel
 from facts.models.openmmlab import FeatureNetwork, untrained
-from facts.tasks import Task
+from facts.tasks.base import Task
 from facts.utils import distributed
 from facts.utils.files import replacing
 

@@ -34,7 +34,7 @@ from experiments.train_dense import from_classifier, write_weights
 from facts.finetuning import Finetuning, finetune
 from facts.models import CausalLM, OpenMMLabModel, Recipe
 from facts.models.from_transformers import write_processors
-from facts.tasks import Task
+from facts.tasks.base import Task
 from facts.tasks.classification.base import Batch, are_right, percentage
 from facts.tasks.language import Language
 

@@ -1,17 +1,13 @@
 """Analyses of the approximation: the parts of the Fisher that estimators keep and drop, on held-out samples."""
 
-from facts.analysis.base import Analysis, Findings, Subject
-from facts.analysis.fisher import CrossMoments, FisherSimilarity
-from facts.analysis.throughput import DeviceRecord, Throughput
-from facts.analysis.token_coupling import TokenCoupling
+import lazy_loader
 
-__all__ = [
-    "Analysis",
-    "CrossMoments",
-    "DeviceRecord",
-    "Findings",
-    "FisherSimilarity",
-    "Subject",
-    "Throughput",
-    "TokenCoupling",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "base": ["Analysis", "Findings", "Subject"],
+        "fisher": ["CrossMoments", "FisherSimilarity"],
+        "throughput": ["DeviceRecord", "Throughput"],
+        "token_coupling": ["TokenCoupling"],
+    },
+)

@@ -27,8 +27,8 @@ from facts.modules.networks import is_encoder, reads_tokens
 from facts.result import CompressionResult
 from facts.saving.load import load_compressed
 from facts.saving.manifest import MANIFEST
-from facts.tasks import ImageFolder
 from facts.tasks.classification.base import data_config, evaluate_features, num_classes
+from facts.tasks.classification.images import ImageFolder
 from facts.tasks.language import Corpus, Split, losses_of_windows
 
 NAMED: dict[str, tuple[type[TimmModel | TorchvisionModel], Callable[[str], bool], Callable[[], list[str]]]] = {

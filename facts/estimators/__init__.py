@@ -7,18 +7,11 @@ from facts.moments import Moment
 from facts.moments.batch import LayerBatch, split_samples
 from facts.moments.collect import LayerMoments
 from facts.moments.statistics import Counts
-from facts.utils.options import by_name, load_methods
+from facts.utils.options import Methods, by_name
 
-ESTIMATORS = load_methods("facts.estimators.methods", Estimator)  # type: ignore[type-abstract]
-globals().update((method.__name__, method) for method in ESTIMATORS.values())  # facts.estimators.FACTS, and so on
+ESTIMATORS = Methods("facts.estimators.methods", Estimator)  # type: ignore[type-abstract]
 
-__all__ = [
-    "ESTIMATORS",
-    "Estimator",
-    "KroneckerFactors",
-    "estimate_factors",
-    *(method.__name__ for method in ESTIMATORS.values()),
-]
+__all__ = ["ESTIMATORS", "Estimator", "KroneckerFactors", "estimate_factors"]
 
 
 def estimate_factors(
@@ -51,3 +44,8 @@ def estimate_factors(
 
     estimator, moments = see_data(estimator, collect)
     return estimator.factors(moments["layer"])
+
+
+def __getattr__(name: str) -> type[Estimator]:
+    """Find a method by its class, as in `facts.estimators.FACTS`."""
+    return ESTIMATORS.of_class(name)

@@ -21,7 +21,7 @@ from facts.models.openmmlab import untrained
 from facts.modules.networks import autocast, evaluating, without_autocast
 from facts.parts import Plan
 from facts.result import CompressionResult
-from facts.tasks import Task
+from facts.tasks.base import Task
 from facts.utils import distributed
 from facts.utils.batches import batch_size, to_device
 from facts.utils.cache import Cache, content_key

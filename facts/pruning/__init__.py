@@ -1,9 +1,13 @@
 """Structured pruning: methods that the paper compares with, one file each."""
 
 from facts.pruning.base import Pruner, PruningProblem
-from facts.utils.options import load_methods
+from facts.utils.options import Methods
 
-PRUNERS = load_methods("facts.pruning.methods", Pruner)  # type: ignore[type-abstract]
-globals().update((method.__name__, method) for method in PRUNERS.values())  # facts.pruning.NViT, and so on
+PRUNERS = Methods("facts.pruning.methods", Pruner)  # type: ignore[type-abstract]
 
-__all__ = ["PRUNERS", "Pruner", "PruningProblem", *(method.__name__ for method in PRUNERS.values())]
+__all__ = ["PRUNERS", "Pruner", "PruningProblem"]
+
+
+def __getattr__(name: str) -> type[Pruner]:
+    """Find a method by its class, as in `facts.pruning.NViT`."""
+    return PRUNERS.of_class(name)

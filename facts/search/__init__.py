@@ -3,10 +3,9 @@
 from facts.search.allocation import Allocation, allocate
 from facts.search.base import AllocationProblem, Plan, Search, SearchResult
 from facts.search.methods.cors import interpolate_profile
-from facts.utils.options import load_methods
+from facts.utils.options import Methods
 
-SEARCHES = load_methods("facts.search.methods", Search)  # type: ignore[type-abstract]
-globals().update((method.__name__, method) for method in SEARCHES.values())  # facts.search.CoRS, and so on
+SEARCHES = Methods("facts.search.methods", Search)  # type: ignore[type-abstract]
 
 __all__ = [
     "SEARCHES",
@@ -17,5 +16,9 @@ __all__ = [
     "SearchResult",
     "allocate",
     "interpolate_profile",
-    *(method.__name__ for method in SEARCHES.values()),
 ]
+
+
+def __getattr__(name: str) -> type[Search]:
+    """Find a method by its class, as in `facts.search.CoRS`."""
+    return SEARCHES.of_class(name)

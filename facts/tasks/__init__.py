@@ -1,6 +1,8 @@
 """Tasks: calibration data, losses and metrics for one kind of network each."""
 
-from facts.tasks.base import Evaluation, Task
-from facts.tasks.classification.images import ImageFolder, ImageNet
+import lazy_loader
 
-__all__ = ["Evaluation", "ImageFolder", "ImageNet", "Task"]
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={"base": ["Evaluation", "Task"], "classification.images": ["ImageFolder", "ImageNet"]},
+)

@@ -36,14 +36,30 @@ class Description(NamedTuple):
     details: str
 
 
-def load_methods(package: str, base: type[T]) -> dict[str, type[T]]:
-    """Import the methods in a package by file name: from each file, its first subclass of `base`."""
-    methods = {}
-    for path in _files(package):
-        module = import_module(f"{package}.{path.stem}")
+class Methods(Mapping[str, type[T]]):
+    """The methods in a package by file name: from each file, its first subclass of `base`, imported when it is read."""
+
+    def __init__(self, package: str, base: type[T]):
+        self.package, self.base = package, base
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in list(self):
+            raise KeyError(name)
+        module = import_module(f"{self.package}.{name}")
         own = (thing for thing in vars(module).values() if getattr(thing, "__module__", None) == module.__name__)
-        methods[path.stem] = next(thing for thing in own if isinstance(thing, type) and issubclass(thing, base))
-    return methods
+        return next(thing for thing in own if isinstance(thing, type) and issubclass(thing, self.base))
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.stem for path in _files(self.package))
+
+    def __len__(self) -> int:
+        return len(_files(self.package))
+
+    def of_class(self, name: str) -> type[T]:
+        """The method whose class has this name. Raises `AttributeError` if there is none."""
+        if found := next((method for method in self.values() if method.__name__ == name), None):
+            return found
+        raise AttributeError(f"{self.package} has no class {name}")
 
 
 def describe_methods(package: str) -> dict[str, Description]:
