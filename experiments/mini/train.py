@@ -38,7 +38,7 @@ from facts.tasks.base import Task
 from facts.tasks.classification.base import Batch, are_right, percentage
 from facts.tasks.language import Language
 
-FILES = sorted((Path(CONF) / "model").glob("*.yaml"))
+FILES = [path for path in sorted((Path(CONF) / "model").glob("*.yaml")) if "mini" in OmegaConf.load(path)]
 WITHIN = "experiments/mini/checkpoints"  # the start of the weights' paths in recipes
 EPOCHS, EPOCHS_IN_COLOUR = 32, 60
 OTHER_EPOCHS = {"swin_s": 48, "convnext_l": 16, "mambavision_l": 16}  # they learn more slowly, or faster

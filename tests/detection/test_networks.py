@@ -24,7 +24,8 @@ from facts.cost.count import count_cost
 from facts.models.openmmlab import library_network, untrained
 from facts.modules.forms import PLAIN, PivotedLinear
 from facts.modules.lowrank import LowRankLayer, LowRankLinear
-from facts.parts import HiddenUnit, OutputUnit, ScoreUnit
+from facts.parts.attention import OutputUnit, ScoreUnit
+from facts.parts.hidden import HiddenUnit
 from facts.parts.layers import EXCLUDED_NAMES, select_layers
 
 pytestmark = pytest.mark.external
