@@ -6,6 +6,8 @@ from inspect import isclass, isfunction
 
 from griffe import Alias, Class, ExprCall, ExprKeyword, ExprName, Extension, Module
 
+from facts.utils.options import Methods
+
 OPTIONS = "facts.utils.options.options"
 PACKAGES = ("facts", "facts.estimators", "facts.search", "facts.moments", "facts.models", "facts.tasks")
 
@@ -16,7 +18,10 @@ def public_names() -> Iterator[tuple[str, list[str]]]:
     for package in PACKAGES:
         module = import_module(package)
         names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-        things = {name: getattr(module, name) for name in names}
+        methods = [
+            method for each in list(vars(module).values()) if isinstance(each, Methods) for method in each.values()
+        ]
+        things = {name: getattr(module, name) for name in names} | {method.__name__: method for method in methods}
         new = [name for name, thing in things.items() if (isclass(thing) or isfunction(thing)) and thing not in seen]
         seen |= {things[name] for name in new}
         yield package, new

@@ -41,6 +41,14 @@ OF_TASKS = {"coco": "detection", "ade20k": "detection", "language": "llm"}
 COMMANDS = {"detection": "make install-detection", "llm": "make install-llm"}
 
 
+def _of_paper(_parent_: DictConfig) -> Any:
+    """The paper's choice, for a profile without one of its own; a choice of your own may lack it, too."""
+    return None if OmegaConf.is_missing(_parent_, "paper") else _parent_.paper
+
+
+OmegaConf.register_new_resolver("of_paper", _of_paper, replace=True)
+
+
 @dataclass
 class ByProfile:
     """A choice with one target per profile: the paper's, its stand-in, and that of `photos`, by default the paper's."""
@@ -49,7 +57,7 @@ class ByProfile:
     title: str = ""
     paper: dict[str, Any] = MISSING
     mini: dict[str, Any] = MISSING
-    photos: Any = "${.paper}"
+    photos: Any = "${of_paper:}"
 
 
 @dataclass

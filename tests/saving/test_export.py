@@ -217,14 +217,14 @@ IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def test_each_runtime_computes_the_network(tmp_path, monkeypatch):
     """In float32 to rounding; in bfloat16 and int8 to their own."""
     network, outputs = make_vit().float(), {}
-    load = exporting._load
+    load = exporting.loaded
 
     def recorded(model, runtime, *arguments):
         call = load(model, runtime, *arguments)
         outputs[runtime] = call(IMAGES)
         return call
 
-    monkeypatch.setattr(exporting, "_load", recorded)
+    monkeypatch.setattr(exporting, "loaded", recorded)
     chosen = [name for name in exporting.runtimes_of(CPU, int8=True) if "compiled" not in name]
     found = facts.benchmark({"own": network}, IMAGES, runtimes=chosen, int8=[IMAGES], timing=QUICK)
     assert [each.runtime for each in found] == chosen and all(each.network == "own" for each in found)
