@@ -1,4 +1,4 @@
-"""What a network's outputs are, class logits or features, and checks of a network, its data and its outputs."""
+"""Kinds of outputs, class logits or features, and checks of a network, its data and its outputs."""
 
 import math
 from collections.abc import Collection, Iterable

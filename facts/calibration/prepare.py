@@ -51,7 +51,7 @@ from facts.moments.losses import (
 )
 from facts.moments.statistics import InputSum, Moment
 from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten, with_convolutions
-from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, is_pattern, select_layers
+from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of, shared_code
 from facts.utils.progress import stage
@@ -325,15 +325,7 @@ def prepare(
     compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
     unknown layers and outputs.
     """
-    refuse_unfit_network(model)
-    if data is not None and any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
-    if parts not in KINDS:
-        raise ValueError(f"parts must be one of {', '.join(KINDS)}, got {parts!r}")
-    if not isinstance(fit_bias, bool):
-        raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
-    if loss is not None and outputs is not None:
-        raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
+    _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
     form = form or default_form(model, execution.precision)
     refuse_unknown_form(form)
     batches = as_batches(data, model)
@@ -369,11 +361,7 @@ def prepare(
         refuse_unfit_functions(model, probe.outputs, targets, own_loss, output_error)
     selection = select_layers(model, layers, excluded_names=excluded_names, probe=probe)
     if may_miss:
-        device = next(model.parameters()).device
-        with torch.enable_grad(), autocast(device, execution.precision):
-            unused = probe.without_effect(loss(probe.outputs, to_device(first_sample(targets), device)))
-        within = [name for name in selection.layers if {name, name.removesuffix(".linear")} & set(unused)]
-        selection = selection.without(within, NOT_REACHED)
+        selection = selection.without(_unused(selection, probe, loss, targets, execution.precision), NOT_REACHED)
     found, reasons = find(selection, parts, probe, FORMS[form](execution.precision))
     return Calibration(
         model=selection.model,
@@ -393,6 +381,29 @@ def prepare(
         fit_bias=fit_bias,
         draws_labels=draws_labels,
     )
+
+
+def _refuse_unfit_arguments(
+    model: nn.Module, data: object, parts: str, fit_bias: object, loss: object, outputs: object
+) -> None:
+    """Raise `ValueError` for arguments of `prepare` that exclude each other or are out of range."""
+    refuse_unfit_network(model)
+    if data is not None and any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
+    if parts not in KINDS:
+        raise ValueError(f"parts must be one of {', '.join(KINDS)}, got {parts!r}")
+    if not isinstance(fit_bias, bool):
+        raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
+    if loss is not None and outputs is not None:
+        raise ValueError("outputs= says how outputs are read without a loss of your own: give it or loss=, not both")
+
+
+def _unused(selection: Selection, probe: Probe, loss: Loss, targets: Any, precision: torch.dtype) -> list[str]:
+    """List the selected layers on which the loss of the first sample does not depend."""
+    device = next(selection.model.parameters()).device
+    with torch.enable_grad(), autocast(device, precision):
+        unused = set(probe.without_effect(loss(probe.outputs, to_device(first_sample(targets), device))))
+    return [name for name in selection.layers if {name, name.removesuffix(".linear")} & unused]
 
 
 def default_form(model: nn.Module, precision: torch.dtype) -> FormName:

@@ -31,7 +31,7 @@ class _CalledByKeyword(ValueError):
 
 @dataclass(frozen=True)
 class Probe:
-    """What one sample shows of a network that is rewritten to call linear layers.
+    """Findings from one sample about a network that is rewritten to call linear layers.
 
     `rows` counts the vectors that each linear layer and 1x1 convolution multiplies for one sample: 1 if no input is
     known, 0 for a layer that never runs. `makers` are the layers that make the network's outputs, `unrelated` those

@@ -25,7 +25,7 @@ ASPECT = 4 / 3  # largest ratio of its sides, before it is clipped to the image
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first reading finds: parts of at most `part_size` samples, of which every `every`-th is `held_back`.
+    """Layout found by the first reading: parts of up to `part_size` samples, of which every `every`-th is `held_back`.
 
     `keys` are the hashes of the first part and of the held-back ones, by number.
     """

@@ -1,4 +1,4 @@
-"""What finetuning changes: the state that a checkpoint holds, and pivoted layers as plain factors."""
+"""State of finetuning: what a checkpoint holds, and pivoted layers as plain factors."""
 
 import math
 from collections.abc import Iterator, Mapping

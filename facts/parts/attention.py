@@ -131,7 +131,7 @@ class Heads:
 
     @property
     def constant(self) -> Tensor | None:
-        """What the biases of values and outputs add to the outputs, `[D]`: rows of attention sum to one."""
+        """Sum `[D]` that the biases of values and outputs add to the outputs: rows of attention sum to one."""
         if self.value_bias is None:
             return self.output_bias
         values = self.value_bias.repeat_interleave(len(self.outputs) // len(self.values), dim=0)

@@ -71,7 +71,7 @@ class HiddenUnit(Unit):
         keep_hidden(mlp, roles, kept, left @ right[:, kept], decomposition.bias(down, rank))
 
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
-        """Of the right factor only its triangle; with the weight, it gives the left one."""
+        """Store only the triangle of the right factor; with the weight, it gives the left one."""
         triangle = decomposition.right[:, decomposition.order]
         tensors = packed(decomposition) | {"right": triangle[_below(len(triangle))]}
         del tensors["left"]

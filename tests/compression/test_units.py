@@ -258,6 +258,18 @@ def test_heads_of_two_widths_are_padded_and_read_again(scores, outputs):
     torch.testing.assert_close(again(x), expected)
 
 
+def test_mlps_of_convolutions_are_narrowed_in_rounds_and_saved(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48), "num_classes": 6, "conv_mlp": True}
+    model = timm.create_model("convnext_atto", **sizes).eval().double()
+    result = facts.compress(model, image_batches([8, 8], shape=(3, 32, 32)), ratio=0.5)
+    assert result.summary.rounds == (0.7,) and "stages.0.blocks.0.mlp" in result.summary.widths
+    assert type(result.model.stages[0].blocks[0].mlp.fc1) is nn.Conv2d
+    facts.save_compressed(result, tmp_path)
+    loaded, images = facts.load_compressed(tmp_path, copy.deepcopy(model)), torch.randn(2, 3, 32, 32).double()
+    assert loaded.model(images).equal(result.model(images))
+
+
 def test_rounds_measure_the_network_that_they_narrowed():
     calibration = prepared("vit")
     result = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=(0.6, 0.8)))
