@@ -75,9 +75,6 @@ class Cache:
         """Hold the folder's lock file `name.lock`; the main process holds it for all."""
         return distributed.held_by_main_rank(locked(self.folder / f"{name}.lock"))
 
-    def delete(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
-
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
