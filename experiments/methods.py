@@ -19,7 +19,7 @@ from facts.models import Recipe
 from facts.parts import Plan
 from facts.pruning import Pruner, PruningProblem
 from facts.pruning.base import PrunedCost
-from facts.result import Summary
+from facts.result import Costs, Summary
 from facts.search.base import Search
 from facts.search.budget import Budget
 from facts.tasks.base import Task
@@ -109,8 +109,8 @@ class LowRank(Method):
     def produce(self, work: Work) -> Product:
         sensitivity = work.task.sensitivity(work.model)
         result = compress_prepared(work.calibration, self.estimator, self.search, self.budget, sensitivity)
-        summary = result.summary
-        return Product(result.model, summary.after, result.plan, summary, dict(summary.seconds), _metrics(summary))
+        costs, seconds = result.summary.costs, result.summary.method.seconds
+        return Product(result.model, costs.after, result.plan, result.summary, seconds, _metrics(costs))
 
     def identity(self, recipe: Recipe) -> dict[str, Any]:
         return self.options
@@ -128,12 +128,12 @@ class LowRank(Method):
         return "latency" in self.budget.ratios
 
 
-def _metrics(summary: Summary) -> dict[str, float]:
+def _metrics(costs: Costs) -> dict[str, float]:
     """Metrics of the budget: GFLOPs allowed, and latencies in percent of the original's."""
     metrics = {}
-    if "flops" in summary.budget and summary.after.flops is not None:
-        metrics["gflops_budget"] = (summary.after.flops + summary.budget["flops"] - summary.spent["flops"]) / 1e9
-    if latency := summary.latency:
+    if "flops" in costs.budget and costs.after.flops is not None:
+        metrics["gflops_budget"] = (costs.after.flops + costs.budget["flops"] - costs.spent["flops"]) / 1e9
+    if latency := costs.latency:
         metrics |= {f"{name}_latency": 100 * latency[name] / latency["dense"] for name in ("predicted", "measured")}
     return metrics
 

@@ -73,9 +73,9 @@ class Record:
     """The record of one cell. If `status` is `failed`, `error` holds the reason, and `metrics` and `plan` are empty.
 
     The fingerprint is a hash of `identity`, `model_hash` (of the weights) and `data_hash`. `outcomes` holds, packed,
-    which test samples count in a metric. `summary` is the compression's, None without one;
-    `seconds` covers all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds the
-    file of the network's weights, with its SHA-256.
+    which test samples count in a metric. `summary` holds the fields of the compression's side by side, None without
+    one; `seconds` covers all stages. `analysis` holds the values of an analysis besides its metrics. `weights` holds
+    the file of the network's weights, with its SHA-256.
     """
 
     fingerprint: str
@@ -87,7 +87,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, int | None] = field(default_factory=dict)
-    summary: Summary | None = None
+    summary: dict[str, Any] | None = None
     analysis: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
@@ -113,15 +113,21 @@ class Record:
     @property
     def num_repaired(self) -> int:
         """Number of Kronecker factors that were not positive definite."""
-        return sum(self.summary.repaired.values()) if self.summary else 0
+        return sum(self.summary["repaired"].values()) if self.summary else 0
 
     @property
     def profile(self) -> dict[str, list[list[float]]]:
         """The sensitivity profile of the search, empty without one."""
-        return self.summary.profile if self.summary else {}
+        return self.summary["profile"] if self.summary else {}
 
 
 RECORD = TypeAdapter(Record)
+
+
+def flat(summary: Summary) -> dict[str, Any]:
+    """Put the fields of a summary side by side, as in all committed records."""
+    groups = TypeAdapter(Summary).dump_python(summary, mode="json")
+    return {name: value for group in groups.values() for name, value in group.items()}
 
 
 def write_record(record: Record, folder: Path) -> None:

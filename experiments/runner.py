@@ -22,7 +22,7 @@ from experiments.config import refuse_hidden_files
 from experiments.machine_lock import alone
 from experiments.methods import Product
 from experiments.output.tracking import log_record, log_stage, tracked
-from experiments.record import Record, packed, write_record
+from experiments.record import Record, flat, packed, write_record
 from facts.analysis.base import Subject
 from facts.calibration.data import division
 from facts.finetuning import Recovery, finetune
@@ -127,7 +127,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     assert product.cost.flops is not None  # the shape is known
     cost = {"gflops": product.cost.flops / 1e9, "mparams": product.cost.params / 1e6}
     metrics, outcomes = {**evaluation, **cost, **product.metrics}, dict(evaluation.outcomes)
-    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary}
+    fields: dict[str, Any] = {"plan": product.plan, "summary": product.summary and flat(product.summary)}
     if analysis := cell.analysis:
         with alone() if analysis.depends_on_device else nullcontext(), timed(seconds, "analysis"):
             findings = analysis.run(subject_of(cell, model))
@@ -144,7 +144,9 @@ def trained(product: Product, cell: Cell) -> Product:
     if isinstance(cell.finetuning, Recovery):
         data, error = division(cell.task.calibration(original), original), cell.task.output_error
         model, recovery, distance = cell.finetuning.teach(model, original, data, error, folder)
-        summary, seconds = summary and replace(summary, recovery=recovery, distance=distance), recovery.seconds
+        if summary:
+            summary = replace(summary, quality=replace(summary.quality, recovery=recovery, distance=distance))
+        seconds = recovery.seconds
     else:
         assert cell.finetuning
         model = copy.deepcopy(model) if model is original else model

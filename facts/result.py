@@ -3,14 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tabulate import tabulate
 from torch import nn
 
 from facts.calibration.data import Batch
 from facts.calibration.distance import Distance
-from facts.cost.count import Cost, CostName, Size
+from facts.cost.count import Cost, CostName, Size, count_flops
 from facts.modules.forms import FormName
 from facts.moments.losses import OutputError
 from facts.parts import Plan
@@ -50,53 +50,44 @@ class RecoverySummary:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Cost of the whole network before and after, by the paper's rule, and how it was compressed.
+class Costs:
+    """What the whole network costs before and after, and what was allowed.
 
-    - `repaired`: by layer, the number of Kronecker factors that were not positive definite
-    - `seconds`: by stage, such as reading, calibration, decomposition and search
-    - `estimator`, `search`: the methods with their options
-    - `parts`: what was truncated; `widths`: each unit's original width; `rounds`: the intermediate ratios at which
-      units were measured again
-    - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
-    - `rounding`: the largest relative error that a layer's data type causes in its weight
-    - `bounds`: by bounded cost, the fraction of the compressed layers' cost that may remain; `spent` and `budget` are
-      in the unit of that cost, for these layers only
+    - `before` and `after`: by the paper's rule; `full_flops`: both by the full rule, with attention's own products,
+      None if unknown
+    - `sizes` of the weights before and after
+    - `bounds`: by bounded cost, the fraction of the compressed parts' cost that may remain; `spent` and `budget` are
+      in the unit of that cost, for these parts only
     - `latency`: seconds of the whole network, `dense` and `measured`, on a batch of `samples`; if latency is bounded,
-      on the first calibration batch, with the seconds `allowed` and `predicted`
-    - `solution`: the solver's status, error, bound and gap, if the search used one
-    - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
-    - `predicted`: the distance that the search predicted, if it predicts one
-    - `distance` of the outputs from the original's on held-out samples, after the last step; `allowed_error`:
-      the largest that the budget allowed, None for other budgets; `recovery`: None without one
-    - `full_flops`: FLOPs before and after by the full rule, with attention's own products; None if unknown
-    - `sizes` of the weights before and after.
+      on the first calibration batch, with the seconds `allowed` and `predicted`.
     """
 
     before: Cost
     after: Cost
-    repaired: dict[str, int]
-    seconds: dict[str, float]
-    estimator: str = ""
-    search: str = ""
-    parts: str = "layers"
-    widths: dict[str, int] = field(default_factory=dict)
-    form: FormName = "plain"
-    fit_bias: bool = False
-    rounding: float = 0.0
-    rounds: tuple[float, ...] = ()
+    full_flops: tuple[int, int] | None = None
+    sizes: tuple[Size, Size] = (Size(), Size())
     bounds: dict[CostName, float] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
     budget: dict[str, float] = field(default_factory=dict)
     latency: dict[str, float] = field(default_factory=dict)
-    solution: dict[str, Any] | None = None
-    profile: dict[str, list[list[float]]] = field(default_factory=dict)
-    predicted: float | None = None
-    distance: Distance | None = None
-    allowed_error: float | None = None
-    recovery: RecoverySummary | None = None
-    full_flops: tuple[int, int] | None = None
-    sizes: tuple[Size, Size] = (Size(), Size())
+
+    @classmethod
+    def of(cls, problem: AllocationProblem, plan: Plan, model: nn.Module, latency: dict[str, float]) -> Self:
+        """Count the costs of a problem's network, and of the `model` that a plan makes of it."""
+        calibration, example = problem.calibration, problem.calibration.example
+        full_flops = None
+        if example is not None:
+            full_flops = count_flops(calibration.model, example, "full"), count_flops(model, example, "full")
+        return cls(
+            before=calibration.cost,
+            after=calibration.cost_after(model, plan),
+            full_flops=full_flops,
+            sizes=(Size.of(calibration.model), Size.of(model)),
+            bounds=dict(problem.bounds),
+            spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
+            budget=dict(zip(problem.bounds, problem.budget, strict=True)),
+            latency=latency,
+        )
 
     def __str__(self) -> str:
         original, compressed = self.sizes
@@ -114,9 +105,39 @@ class Summary:
             for name, symbol, unit, before, after in lines
             if before and after
         ]
-        table = tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
-        seconds = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items() if seconds >= 0.05)
-        method = [
+        return tabulate(rows, headers=("", "original", "compressed", "remaining"), colalign=("left", *["right"] * 3))
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the network was made.
+
+    - `estimator`, `search`: the methods with their options
+    - `parts`: what was truncated; `widths`: each unit's original width; `rounds`: the intermediate ratios at which
+      units were measured again
+    - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
+    - `rounding`: the largest relative error that a layer's data type causes in its weight
+    - `repaired`: by layer, the number of Kronecker factors that were not positive definite
+    - `solution`: the solver's status, error, bound and gap, if the search used one
+    - `profile`: the sensitivity profile: for each layer, ranks, their fractions of the full rank, and errors
+    - `seconds`: by stage, such as reading, calibration, decomposition and search.
+    """
+
+    estimator: str = ""
+    search: str = ""
+    parts: str = "layers"
+    widths: dict[str, int] = field(default_factory=dict)
+    form: FormName = "plain"
+    fit_bias: bool = False
+    rounds: tuple[float, ...] = ()
+    rounding: float = 0.0
+    repaired: dict[str, int] = field(default_factory=dict)
+    solution: dict[str, Any] | None = None
+    profile: dict[str, list[list[float]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [
             self.estimator,
             self.search,
             "units" if self.parts == "units" else "",
@@ -124,49 +145,90 @@ class Summary:
             "pivoted" if self.form == "pivoted" else "",
             "biases fitted" if self.fit_bias else "",
         ]
-        lines_below = ["method: " + ", ".join(filter(None, method)), *map(self._kept, self.bounds)]
-        if self.full_flops and self.full_flops[0] != self.before.flops:
-            before, after = (f"{flops / 1e9:.4g} G" for flops in self.full_flops)
-            lines_below.append(
+        return ", ".join(filter(None, words))
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How far the outputs are from the original's.
+
+    - `predicted`: the distance that the search predicted, if it predicts one
+    - `distance` on held-out samples, after the last step; `allowed_error`: the largest that the budget allowed, None
+      for other budgets
+    - `recovery`: None without one.
+    """
+
+    predicted: float | None = None
+    distance: Distance | None = None
+    allowed_error: float | None = None
+    recovery: RecoverySummary | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A compression at a glance: what the network costs, how it was made, and how far its outputs are."""
+
+    costs: Costs
+    method: Method
+    quality: Quality
+
+    def __str__(self) -> str:
+        costs, quality = self.costs, self.quality
+        lines = [str(costs), "", f"method: {self.method}", *map(self._kept, costs.bounds)]
+        if costs.full_flops and costs.full_flops[0] != costs.before.flops:
+            before, after = (f"{flops / 1e9:.4g} G" for flops in costs.full_flops)
+            lines.append(
                 "FLOPs are two for a multiplication and an addition, and leave out attention's own products: "
                 f"{before} and {after} with them"
             )
-        if self.recovery:
-            lines_below.append(str(self.recovery))
-        if self.distance:
-            predicted = "" if self.predicted is None else f"; the search's sum over layers was {self.predicted:.4g}"
-            lines_below.append(f"{self.distance}{predicted}")
+        if quality.recovery:
+            lines.append(str(quality.recovery))
+        if quality.distance:
+            summed = "" if quality.predicted is None else f"; the search's sum over layers was {quality.predicted:.4g}"
+            lines.append(f"{quality.distance}{summed}")
         if self.is_far:
-            lines_below.append(f"the outputs are far off: {self.advice}")
-        return "\n".join([table, "", *lines_below, *([f"took: {seconds}"] if seconds else [])])
+            lines.append(f"the outputs are far off: {self.advice}")
+        seconds = [f"{stage} {seconds:.1f} s" for stage, seconds in self.method.seconds.items() if seconds >= 0.05]
+        return "\n".join([*lines, *([f"took: {', '.join(seconds)}"] if seconds else [])])
+
+    @property
+    def before(self) -> Cost:
+        """Cost of the whole network before, by the paper's rule."""
+        return self.costs.before
+
+    @property
+    def after(self) -> Cost:
+        """Cost of the whole network after, by the paper's rule."""
+        return self.costs.after
 
     @property
     def is_far(self) -> bool:
         """Whether the outputs are so far from the original's that the budget is too small for the network."""
-        return self.distance is not None and self.distance.is_too_far
+        return self.quality.distance is not None and self.quality.distance.is_too_far
 
     @property
     def advice(self) -> str:
         """Options, not used yet, that may bring the outputs closer to the original's for the same budget."""
         options = ["or a larger budget"]
-        if self.recovery is None:
+        if self.quality.recovery is None:
             options.insert(0, "facts.recover(result, data, minutes=10)")
-        if self.search.startswith("Uniform("):
+        if self.method.search.startswith("Uniform("):
             options.insert(0, 'search="cors_fisher"')
-        if self.parts == "layers":
+        if self.method.parts == "layers":
             options.insert(0, 'parts="units"')
-        if self.form == "plain" and self.parts == "layers":
+        if self.method.form == "plain" and self.method.parts == "layers":
             options.insert(0, 'form="pivoted"')
         return f"try {', '.join(options).removeprefix('or ')}"
 
     def _kept(self, cost: CostName) -> str:
         """Describe the fraction of a bounded cost that remains, and the fraction that was allowed."""
-        allowed, spent, budget = self.bounds[cost], self.spent.get(cost), self.budget.get(cost)
+        costs, error = self.costs, self.quality.allowed_error
+        allowed, spent, budget = costs.bounds[cost], costs.spent.get(cost), costs.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
-        kept = f"the compressed {self.parts} keep {allowed * spent / budget:.1%} of their {cost}"
-        if self.allowed_error is not None:
-            return f"{kept}, the smallest found with an error of at most {self.allowed_error:g} on the held-out samples"
+        kept = f"the compressed {self.method.parts} keep {allowed * spent / budget:.1%} of their {cost}"
+        if error is not None:
+            return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"
 
 
@@ -195,7 +257,7 @@ class CompressionResult:
             if rank is None:
                 dense += 1
             else:
-                ranks["units narrower" if name in self.summary.widths else "layers low-rank"].append(rank)
+                ranks["units narrower" if name in self.summary.method.widths else "layers low-rank"].append(rank)
         made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
         title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
         lines = [title, "", str(self.summary)]

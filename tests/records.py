@@ -12,9 +12,9 @@ from experiments.config import Experiment
 from experiments.grid import GridCell
 from experiments.output.figures import draw_figure
 from experiments.output.tables import entries_of, write_tables
-from experiments.record import Record, packed, write_record
+from experiments.record import Record, flat, packed, write_record
 from facts.cost.count import Cost
-from facts.result import Summary
+from facts.result import Costs, Method, Quality, Summary
 
 REASON = "as in the paper, which has <none> & says why"
 PLAIN, BOTH = "A <plain> & simple", "A + CoRS"
@@ -23,8 +23,8 @@ NUM_SAMPLES = 400
 LAYERS = ("blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc2", "blocks.1.attn.proj")
 
 
-def make_summary(**fields: Any) -> Summary:
-    return Summary(before=Cost(2, 2), after=Cost(1, 1), **{"repaired": {}, "seconds": {}, **fields})
+def make_summary(**fields: Any) -> dict[str, Any]:
+    return flat(Summary(Costs(Cost(2, 2), Cost(1, 1)), Method(**fields), Quality()))
 
 
 def make_record(fingerprint: str = "f", status: str = "done", **fields: Any) -> Record:

@@ -58,7 +58,8 @@ def load_result(folder: Path | str, architecture: str | None = None) -> tuple[Co
     result = load_compressed(folder, architecture=architecture)
     dtype = next(each.dtype for each in result.model.parameters() if each.is_floating_point())
     result.model.float()
-    return replace(result, summary=replace(result.summary, seconds={})), dtype  # those are another command's
+    method = replace(result.summary.method, seconds={})  # those are another command's
+    return replace(result, summary=replace(result.summary, method=method)), dtype
 
 
 def stored_type(network: nn.Module) -> torch.dtype:

@@ -5,14 +5,14 @@ units are narrowed in steps, and everything is measured again after each.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from torch import nn
 
 from facts.calibration.data import Batch, FirstSamples
 from facts.calibration.prepare import Calibration
-from facts.cost.count import CostName, Size
+from facts.cost.count import CostName
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
@@ -20,7 +20,7 @@ from facts.modules.forms import relative_error
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import without_autocast
 from facts.parts import Part, Plan
-from facts.result import CompressionResult, Summary
+from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.search import AllocationProblem, Search, SearchResult
 from facts.search.budget import Budget
 from facts.utils.progress import stage, stopwatch
@@ -50,14 +50,14 @@ def compress_prepared(
     with stopwatch() as seconds, without_autocast(device):  # which would round the numbers that decide
         table = calibration.latency_table(timing.num_turns)
         bounds = budget.bounds(calibration, table)
-        whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table)
+        whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """Make the problem of the current network, with bounds of at least `least`."""
             nearer = {cost: max(bound, least) for cost, bound in bounds.items()}
             limits = None if current is calibration else replace(whole, bounds=nearer).budget
             decompositions = current.decompositions(estimator)
-            return AllocationProblem(current, estimator, decompositions, nearer, limits, table, sensitivity)
+            return replace(whole, calibration=current, decompositions=decompositions, bounds=nearer, limits=limits)
 
         rounds = rounds_to(bounds, budget.rounds, bool(calibration.units))
         current, narrowed = narrow_in_rounds(calibration, search, rounds, problem_at)
@@ -65,7 +65,11 @@ def compress_prepared(
         with stage("search"):
             allocated = allocate_ranks(problem, search, timing)
         plan = {name: rank or narrowed.get(name) for name, rank in allocated.result.plan.items()}
-        summary = summarize(calibration, problem, allocated, search, plan, bounds, rounds, dict(seconds))
+        summary = Summary(
+            Costs.of(whole, plan, allocated.model, allocated.latency),
+            describe(whole, search, allocated, rounds, dict(seconds)),
+            Quality(predicted=None if rounds else allocated.result.predicted),
+        )
     return CompressionResult(
         allocated.model,
         plan,
@@ -74,7 +78,7 @@ def compress_prepared(
         calibration.model,
         calibration.output_error,
         calibration.held_out,
-        replace(whole, sensitivity=sensitivity),
+        whole,
         search,
     )
 
@@ -117,7 +121,7 @@ def narrow_in_rounds(
 class AllocatedNetwork:
     """A search's result and the network of its plan, made from `decompositions`.
 
-    If latency is bounded, `latency` holds seconds per batch as in `Summary`.
+    If latency is bounded, `latency` holds seconds per batch as in `Costs`.
     """
 
     result: SearchResult
@@ -177,38 +181,26 @@ def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> No
             raise ValueError(f"{search} plans rank {rank!r} for layer {name}: give an integer in 1 .. {most}, or None")
 
 
-def summarize(
-    calibration: Calibration,
+def describe(
     problem: AllocationProblem,
-    allocated: AllocatedNetwork,
     search: Search,
-    plan: Plan,
-    bounds: Mapping[CostName, float],
-    rounds: Sequence[float],
+    allocated: AllocatedNetwork,
+    rounds: list[float],
     seconds: dict[str, float],
-) -> Summary:
-    """Summarise a compression to a plan; `problem` is the one that the last round solved."""
-    result, decompositions = allocated.result, allocated.decompositions
+) -> Method:
+    """Describe how a problem's network was compressed; `allocated` is that of the last round."""
+    calibration, result = problem.calibration, allocated.result
     proof = asdict(result.solution) if result.solution else None
-    return Summary(
-        before=calibration.cost,
-        after=calibration.cost_after(allocated.model, plan),
-        repaired={name: d.num_repaired for name, d in decompositions.items() if d.num_repaired},
-        seconds=seconds,
+    return Method(
         estimator=repr(problem.estimator),
         search=repr(search),
-        form=calibration.form.name if result.plan.keys() - calibration.units.keys() else "plain",
         parts=calibration.kinds,
         widths={name: unit.largest for name, unit in calibration.units.items()},
+        form=calibration.form.name if result.plan.keys() - calibration.units.keys() else "plain",
         fit_bias=calibration.fit_bias,
-        rounding=_rounding(allocated),
-        bounds=dict(bounds),
         rounds=tuple(rounds),
-        spent=dict(zip(problem.bounds, problem.spent(result.plan), strict=True)),
-        budget=dict(zip(problem.bounds, problem.budget, strict=True)),
-        latency=allocated.latency,
-        predicted=result.predicted if problem.calibration is calibration else None,
-        sizes=(Size.of(calibration.model), Size.of(allocated.model)),
+        rounding=_rounding(allocated),
+        repaired={name: d.num_repaired for name, d in allocated.decompositions.items() if d.num_repaired},
         solution=proof and {name: value for name, value in proof.items() if name not in ("choices", "cost")},
         profile={
             name: [
@@ -217,6 +209,7 @@ def summarize(
             ]
             for name, errors in result.profile.items()
         },
+        seconds=seconds,
     )
 
 

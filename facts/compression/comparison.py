@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_map_only
 
 from facts.calibration.distance import Distance, distance
 from facts.calibration.prepare import Calibration
-from facts.cost.count import Size, count_flops
+from facts.cost.count import Size
 from facts.cost.timing import batch_seconds
 from facts.modules.linear_calls import copy_with
 from facts.moments.data_pass import within_memory
 from facts.moments.losses import kl_divergence
 from facts.result import CompressionResult
 from facts.utils.batches import batch_size, has_row_per_sample, in_parts, to_device
-from facts.utils.progress import stage, stopwatch
+from facts.utils.progress import stage
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +37,20 @@ def compared(result: CompressionResult, precision: torch.dtype, halve_batches: b
     return found
 
 
-def with_distance(result: CompressionResult, calibration: Calibration) -> CompressionResult:
+def with_distance(
+    result: CompressionResult, calibration: Calibration, allowed_error: float | None = None
+) -> CompressionResult:
     """Add the comparison to a result's summary."""
     execution = calibration.execution
-    with stopwatch() as seconds, stage("comparison"):
+    with stage("comparison"):
         found = compared(result, execution.precision, execution.memory.halve_batches)
-    return replace(result, summary=replace(result.summary, distance=found, seconds=dict(seconds)))
-
-
-def with_full_flops(result: CompressionResult, calibration: Calibration) -> CompressionResult:
-    """Count FLOPs by the full rule, if they are known; linear layers save as many as by the paper's rule."""
-    before, after = result.summary.before.flops, result.summary.after.flops
-    if calibration.example is None or before is None or after is None:
-        return result
-    full = count_flops(calibration.model, calibration.example, "full")
-    left = count_flops(result.model, calibration.example, "full") if calibration.units else full - before + after
-    return replace(result, summary=replace(result.summary, full_flops=(full, left)))
+    quality = replace(result.summary.quality, distance=found, allowed_error=allowed_error)
+    return replace(result, summary=replace(result.summary, quality=quality))
 
 
 def with_latency(result: CompressionResult, calibration: Calibration) -> CompressionResult:
     """Time both networks in turns on a few samples, unless a bounded latency has been measured already."""
-    if result.summary.latency:
+    if result.summary.costs.latency:
         return result
     inputs, execution = calibration.first_inputs, calibration.execution
     if has_row_per_sample(inputs):
@@ -70,9 +63,9 @@ def with_latency(result: CompressionResult, calibration: Calibration) -> Compres
         times = batch_seconds(networks, part, replace(execution.timing, min_seconds=0.0), execution.precision)
         return {name: timing.median for name, timing in times.items()} | {"samples": batch_size(part)}
 
-    with stopwatch() as seconds, stage("latency"):
-        latency = within_memory(timed, execution.memory.halve_batches)
-    return replace(result, summary=replace(result.summary, latency=latency, seconds=dict(seconds)))
+    with stage("latency"):
+        costs = replace(result.summary.costs, latency=within_memory(timed, execution.memory.halve_batches))
+    return replace(result, summary=replace(result.summary, costs=costs))
 
 
 def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
@@ -86,7 +79,7 @@ def rounded(result: CompressionResult, dtype: torch.dtype) -> CompressionResult:
     for tensor in model.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(tensor.to(dtype))
-    before, after = (Size.of(network, dtype) for network in (result.original or model, model))
-    result = replace(result, model=model)
-    summary = replace(result.summary, distance=compared(result, torch.float32), sizes=(before, after))
-    return replace(result, summary=summary)
+    sizes = Size.of(result.original or model, dtype), Size.of(model, dtype)
+    result, summary = replace(result, model=model), result.summary
+    quality = replace(summary.quality, distance=compared(result, torch.float32))
+    return replace(result, summary=replace(summary, costs=replace(summary.costs, sizes=sizes), quality=quality))

@@ -13,7 +13,7 @@ from facts.calibration.data import as_batches
 from facts.calibration.outputs import refuse_unfit_network
 from facts.calibration.prepare import DEFAULT_EXECUTION, Calibration, Execution, prepare
 from facts.compression.allocation import compress_prepared
-from facts.compression.comparison import with_distance, with_full_flops, with_latency
+from facts.compression.comparison import with_distance, with_latency
 from facts.cost.count import CostName
 from facts.estimators import ESTIMATORS, Estimator
 from facts.modules.forms import FORMS, FormName, refuse_unknown_form
@@ -91,7 +91,7 @@ def compress(
     budget = (budget or Budget()).with_ratios(ratio, cost, bounds)
     if budget.error is not None and cost == "latency":
         raise ValueError('error asks for the smallest network: choose cost="flops" or "params", not latency')
-    with stopwatch():
+    with stopwatch() as seconds:
         if isinstance(model, Calibration):
             prepared = model.in_form(FORMS[form](model.execution.precision)) if form else model
         else:
@@ -118,9 +118,9 @@ def compress(
             if budget.error is None:
                 result = with_distance(result, prepared)
             if result.summary.is_far:
-                log.warning("%s; %s", result.summary.distance, result.summary.advice)
-        result = with_full_flops(result, prepared)
-    return result
+                log.warning("%s; %s", result.summary.quality.distance, result.summary.advice)
+    method = replace(result.summary.method, seconds=dict(seconds))
+    return replace(result, summary=replace(result.summary, method=method))
 
 
 def default_parts(calibration: Iterable[Any] | None, *named: object) -> str:
@@ -157,20 +157,19 @@ def smallest_within(
     def suffices(hundredths: int) -> bool:
         budget = replace(Budget.of(hundredths / 100, cost), rounds=rounds)
         try:
-            results[hundredths] = with_distance(compress_to(cached, budget=budget), cached)
+            results[hundredths] = with_distance(compress_to(cached, budget=budget), cached, error)
         except ValueError as reason:
             if hundredths == largest:
                 raise
             log.info("%d%% of the %s: %s", hundredths, cost, reason)
             return False
-        distance = results[hundredths].summary.distance
+        distance = results[hundredths].summary.quality.distance
         if distance is None:
             raise ValueError("error is measured on held-out samples, but there are too few: give at least 4 samples")
         log.info("%d%% of the %s: %s", hundredths, cost, distance)
         return distance.mean <= error
 
     if not suffices(largest):
-        found = results[largest].summary.distance
+        found = results[largest].summary.quality.distance
         raise ValueError(f"even with {largest}% of the {cost}, {found}: allow an error of more than {error:g}")
-    result = results[HUNDREDTHS[bisect_left(smaller, True, key=suffices)]]
-    return replace(result, summary=replace(result.summary, allowed_error=error))
+    return results[HUNDREDTHS[bisect_left(smaller, True, key=suffices)]]

@@ -45,13 +45,13 @@ def pareto(
         except ValueError as error:
             log.error("%s, %s, %g: %s", estimator, search, ratio, error)
             continue
-        summary = result.summary
+        summary, form = result.summary, result.summary.method.form
         original = ("original", "original", "original", 1.0, summary.before, "dense", 0.0, cached.model)
-        distance = summary.distance and summary.distance.mean
-        point = (str(estimator), str(search), summary.form, ratio, summary.after, "measured", distance, result.model)
+        distance = summary.quality.distance and summary.quality.distance.mean
+        point = (str(estimator), str(search), form, ratio, summary.after, "measured", distance, result.model)
         for *method, cost, which, far, network in [point] if rows else [original, point]:
             row = dict(zip(("estimator", "search", "form", "ratio"), method, strict=True))
-            row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.latency[which]}
+            row |= {"flops": cost.flops, "params": cost.params, "latency_ms": 1000 * summary.costs.latency[which]}
             rows.append(row | {"distance": far, **evaluate(network)})
             log.info(", ".join(f"{name} {value}" for name, value in rows[-1].items()))
         if file:

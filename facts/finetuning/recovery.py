@@ -138,14 +138,16 @@ def recover(
     parts = division(data, original)
     error = output_error or result.output_error or default_error(original, parts[0])
     network, recovery, after = recipe.teach(result.model, original, parts, error, cache)
-    seconds = {**result.summary.seconds, "recovery": recovery.seconds - recovery.seconds_before}
+    method, quality = result.summary.method, result.summary.quality
+    method = replace(method, seconds={**method.seconds, "recovery": recovery.seconds - recovery.seconds_before})
+    quality = replace(quality, recovery=recovery, distance=after, predicted=None)
     return replace(
         result,
         model=copy_with(network) if network is result.model else network,
         original=original,
         output_error=error,
         held_out=parts[1],
-        summary=replace(result.summary, recovery=recovery, distance=after, predicted=None, seconds=seconds),
+        summary=replace(result.summary, method=method, quality=quality),
     )
 
 

@@ -318,4 +318,4 @@ def train_in_stages(
     trained = untrained(network.recipe, result.model, stages.training.seed).to(device)
     with timed(seconds, "finetuning"):
         finetune(trained, network, task, stages.training, folder)
-    return Trained(trained, result.plan, result.summary.seconds | seconds)
+    return Trained(trained, result.plan, result.summary.method.seconds | seconds)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from facts.calibration.prepare import Calibration, Execution
-from facts.cost.count import Size, count_flops
+from facts.cost.count import count_flops
 from facts.decomposition.truncation import Decomposition
 from facts.estimators.methods.pela import PELA
 from facts.models.weights import sha256
@@ -22,7 +22,7 @@ from facts.modules.forms import FORMS
 from facts.modules.networks import without_autocast
 from facts.parts import part_at, rewritten, with_convolutions
 from facts.parts.base import INTEGERS
-from facts.result import CompressionResult, Summary
+from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
 from facts.saving.structure import read_header
@@ -48,7 +48,7 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     recovered, and for a search without an integer program.
     """
     problem, search = result.problem, result.search
-    if problem is None or result.summary.recovery:
+    if problem is None or result.summary.quality.recovery:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
@@ -58,8 +58,13 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
         problem = replace(problem, decompositions=decompositions, bounds={"flops": SHOWN[0]}, latency=None)
         found = search.allocate(problem)
     curve = tuple(_curve(problem, search, found.offered)) if found.predicted is not None else ()
-    plan, summary = dict.fromkeys(calibration.parts), _of_dense(result.summary, decompositions)
-    save_compressed(replace(result, model=calibration.apply(plan, {}), plan=plan, summary=summary), folder)
+    plan, made = dict.fromkeys(calibration.parts), result.summary.method
+    costs = Costs.of(replace(problem, bounds={}), plan, calibration.model, latency={})
+    repaired = {name: each.num_repaired for name, each in decompositions.items() if each.num_repaired}
+    # A method without what belongs to one budget.
+    method = Method(made.estimator, made.search, made.parts, made.widths, fit_bias=made.fit_bias, repaired=repaired)
+    dense = replace(result, model=calibration.apply(plan, {}), plan=plan, summary=Summary(costs, method, Quality()))
+    save_compressed(dense, folder)
     tensors = {
         f"{name}/{field}": tensor.cpu().contiguous()
         for name, decomposition in decompositions.items()
@@ -95,24 +100,6 @@ def _curve(problem: AllocationProblem, search: MILPSearch, offered: Profile) -> 
             yield ratio, search.solve(replace(problem, bounds={"flops": ratio}), offered)[1].error
 
 
-def _of_dense(summary: Summary, decompositions: Mapping[str, Decomposition]) -> Summary:
-    """The summary of the dense network: what holds for every budget."""
-    size, full = summary.sizes[0], summary.full_flops
-    return Summary(
-        before=summary.before,
-        after=summary.before,
-        repaired={name: each.num_repaired for name, each in decompositions.items() if each.num_repaired},
-        seconds={},
-        estimator=summary.estimator,
-        search=summary.search,
-        parts=summary.parts,
-        widths=summary.widths,
-        fit_bias=summary.fit_bias,
-        full_flops=full and (full[0], full[0]),
-        sizes=(size, size),
-    )
-
-
 def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionResult:
     """Cut the dense network of an elastic folder to a budget.
 
@@ -139,19 +126,11 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     latency = {}
     if share := problem.bounds.get("latency"):
         latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
-    full, example = dense.summary.full_flops, calibration.example
-    full = (full[0], count_flops(model, example, "full")) if full and example is not None else None
-    summary = replace(
-        dense.summary,
-        after=calibration.cost_after(model, plan),
-        sizes=(Size.of(dense.model), Size.of(model)),
-        form=content.form if plan.keys() - calibration.units.keys() else "plain",
-        bounds=dict(problem.bounds),
-        spent=dict(zip(problem.bounds, problem.spent(plan), strict=True)),
-        budget=dict(zip(problem.bounds, problem.budget, strict=True)),
-        predicted=solution.error if solution and content.curve else None,
-        full_flops=full,
-        latency=latency,
+    form = content.form if plan.keys() - calibration.units.keys() else "plain"
+    summary = Summary(
+        Costs.of(problem, plan, model, latency),
+        replace(dense.summary.method, form=form),
+        Quality(predicted=solution.error if solution and content.curve else None),
     )
     return replace(dense, model=model.eval(), plan=plan, summary=summary)
 

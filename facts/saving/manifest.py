@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from facts.modules.forms import FormName, Layout
@@ -27,6 +27,13 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 
 
+def as_summary(found: Any) -> Summary:
+    """Read a summary, also one by earlier code, whose fields are side by side: each group takes those that it knows."""
+    if isinstance(found, dict) and "before" in found:
+        found = dict.fromkeys(("costs", "method", "quality"), found)
+    return TypeAdapter(Summary).validate_python(found)
+
+
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True))
 class Manifest:
     """Instructions to build the network (`recipe`, `plan`), its provenance, and its summary.
@@ -41,7 +48,7 @@ class Manifest:
     plan: dict[str, Annotated[int, Field(ge=1)] | None]
     fingerprint: SHA256
     versions: dict[str, Annotated[str, Field(pattern=r"^\d+\.\d")]]
-    summary: Summary
+    summary: Annotated[Summary, BeforeValidator(as_summary)]
     skipped: dict[str, str]
     base_model: dict[str, str] | None
     metrics: Metrics | None

@@ -61,7 +61,7 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = emptied(build_recipe(recipe), result.summary.parts, result.plan, layouts_of(model))
+            rebuilt = emptied(build_recipe(recipe), result.summary.method.parts, result.plan, layouts_of(model))
     except ValueError:  # the named network has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None

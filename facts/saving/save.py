@@ -126,18 +126,18 @@ def _card(folder: Path, source: str) -> str:
     """Render Markdown with the YAML header of the Hugging Face Hub. Unknown values are left out."""
     manifest = Manifest.read(folder)
     elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
-    summary, base = manifest.summary, manifest.base_model or {}
+    summary, method, base = manifest.summary, manifest.summary.method, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
-    parts = "units" if summary.parts == "units" else f"{summary.form} layers"
+    parts = "units" if method.parts == "units" else f"{method.form} layers"
     made = {
         "original": base.get("name"),
         "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",
         "licence": base.get("repository") and f"the original's, see https://huggingface.co/{base['repository']}",
-        "method": manifest.plan and f"{summary.estimator}, {summary.search}, {parts}",
+        "method": manifest.plan and f"{method.estimator}, {method.search}, {parts}",
         "budget": ", ".join(
-            f"{ratio:.4g} of the {cost} of these {summary.parts}" for cost, ratio in summary.bounds.items()
+            f"{ratio:.4g} of the {cost} of these {method.parts}" for cost, ratio in summary.costs.bounds.items()
         ),
-        "recovery": summary.recovery,
+        "recovery": summary.quality.recovery,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     known = "\n".join(f"- {name}: {value}" for name, value in made.items() if value)
@@ -153,12 +153,12 @@ def _card(folder: Path, source: str) -> str:
 
 
 def _table(manifest: Manifest, num_bytes: int) -> str:
-    before, after, summary = manifest.summary.before, manifest.summary.after, manifest.summary
+    before, after, latency = manifest.summary.before, manifest.summary.after, manifest.summary.costs.latency
     costs = [
         ("FLOPs (G)", before.flops, after.flops, 1e9),
         ("parameters (M)", before.params, after.params, 1e6),
         ("file (MB)", None, num_bytes, 1e6),
-        ("latency (ms)", summary.latency.get("dense"), summary.latency.get("measured"), 1e-3),
+        ("latency (ms)", latency.get("dense"), latency.get("measured"), 1e-3),
         *((name, both.get("original"), both.get("compressed"), 1) for name, both in (manifest.metrics or {}).items()),
     ]
     rows = [

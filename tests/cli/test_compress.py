@@ -15,7 +15,8 @@ def test_the_result_is_printed_measured_and_saved(compressed):
     assert "units narrower" in result.output and "top1" in result.output
     assert f"saved to {folder}" in result.output
     description = saved(folder)
-    assert 0.35 < description["summary"]["spent"]["flops"] / description["summary"]["budget"]["flops"] * 0.4 <= 0.4
+    costs = description["summary"]["costs"]
+    assert 0.35 < costs["spent"]["flops"] / costs["budget"]["flops"] * 0.4 <= 0.4
     assert {*description["metrics"]["top1"]} == {"original", "compressed"}
     assert facts.load_compressed(folder).model(torch.zeros(1, 3, 160, 160)).shape == (1, 3)
 
@@ -37,9 +38,9 @@ def test_options_reach_the_library(run, photos, tmp_path, monkeypatch):
     options += ["--moments", "host", "--checkpoint-blocks", "on", "--layers-at-once", 12]
     result = run("compress", *VIT, "--data", photos, *options, "--out", tmp_path / "vit")
     assert "top1" in result.output
-    summary = saved(tmp_path / "vit")["summary"]
-    assert summary["estimator"].startswith("SVDLLM(") and summary["search"].startswith("MemViTSearch(")
-    assert summary["fit_bias"] and 0.8 * 2e5 < summary["after"]["params"] <= 2e5
+    costs, method, _ = saved(tmp_path / "vit")["summary"].values()
+    assert method["estimator"].startswith("SVDLLM(") and method["search"].startswith("MemViTSearch(")
+    assert method["fit_bias"] and 0.8 * 2e5 < costs["after"]["params"] <= 2e5
     assert given["budget"] == facts.Budget(params=2e5)
     memory = facts.MemoryPolicy(moments="host", checkpoint_blocks=True, layers_at_once=12)
     assert given["execution"] == facts.Execution(memory=memory, cache=tmp_path / "cache")
@@ -53,7 +54,7 @@ def test_the_original_teaches_the_result(run, photos, tmp_path):
     out = tmp_path / "vit"
     options = ("--recover", 0.05, "--parts", "layers", "--cache", tmp_path / "cache")
     result = run("compress", *VIT, "--data", photos, *options, "--out", out)
-    course = saved(out)["summary"]["recovery"]
+    course = saved(out)["summary"]["quality"]["recovery"]
     assert course["seconds"] <= 6 and course["after"] <= course["before"]
     assert "recovered from" in result.output and "recovered from" in (out / "README.md").read_text()
     assert list((tmp_path / "cache").glob("finetuning-*"))

@@ -28,7 +28,7 @@ class TestEvaluate:
         for found, which, cost in ((after, "compressed", "after"), (before, "original", "before")):
             for name in ("top1", "top1_standard_error"):
                 assert found[name] == description["metrics"][name][which]
-            assert {name: found[name] for name in ("flops", "params")} == description["summary"][cost]
+            assert {name: found[name] for name in ("flops", "params")} == description["summary"]["costs"][cost]
         lines = run("evaluate", folder, *options).stdout.splitlines()
         assert [line.split()[0] for line in lines] == [*after]
         assert json.loads(run("evaluate", folder, *options, "--json", *OWN_CLASS).stdout) == after
@@ -69,7 +69,7 @@ class TestRecover:
         better = run(*recover, "--weights", own).output
         assert "recovered from" in better and "held-out samples" in better
         description = saved(small)
-        assert saved(tmp_path / "better")["summary"]["sizes"] == description["summary"]["sizes"]
+        assert saved(tmp_path / "better")["summary"]["costs"]["sizes"] == description["summary"]["costs"]["sizes"]
         description |= {"base_model": {**description["base_model"], "repository": "a/b"}, "checksum": None}
         (small / "compression.json").write_text(json.dumps(description))
         monkeypatch.setattr(inputs, "fetch", {"a/b": own}.__getitem__)
@@ -137,7 +137,7 @@ def test_one_folder_is_cut_to_any_budget(run, photos, tmp_path):
     for number, options in enumerate([(), ("--params", params)]):
         assert "saved to" in run("cut", tmp_path / "any", *options, "--out", tmp_path / str(number)).output
     half, fewer = (facts.load_compressed(tmp_path / str(number)).summary for number in range(2))
-    assert half.parts == "units" and [*half.bounds.values()] == [0.5] and fewer.after.params <= params
+    assert half.method.parts == "units" and [*half.costs.bounds.values()] == [0.5] and fewer.after.params <= params
     for options, message in (
         (("--recover", 1), "leave out --recover and --dtype"),
         (("--search", "uniform"), "uniform gives no errors for other budgets"),

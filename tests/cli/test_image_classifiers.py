@@ -56,7 +56,8 @@ class TestNetworks:
             options = ("--data", photos, "--num-workers", 0, "--unseen", "--json")
             found = json.loads(run("evaluate", network, *options).stdout)
             assert found["top1"] == manifest["metrics"]["top1"][which]
-            assert found["flops"] == manifest["summary"]["before" if which == "original" else "after"]["flops"]
+            cost = manifest["summary"]["costs"]["before" if which == "original" else "after"]
+            assert found["flops"] == cost["flops"]
         files = ImageFolder(root=photos).validation_images.names
         images = [Image.open(photos / name).convert("RGB") for name in files]
         expected = accuracy(classifier, images, [CLASSES.index(name.split("/")[0]) for name in files])

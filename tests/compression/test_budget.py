@@ -45,11 +45,11 @@ def test_limits_of_the_whole_network_are_kept_and_used_up(model, batches, name, 
     """One rank more, in any layer, would be too much."""
     whole = getattr(facts.count_cost(model, (3, 8, 8)), name)
     allowed = round(share * whole)
-    summary = facts.compress(model, batches, search="cors", budget=Budget(**{name: allowed})).summary
-    before, after = getattr(summary.before, name), getattr(summary.after, name)
+    costs = facts.compress(model, batches, search="cors", budget=Budget(**{name: allowed})).summary.costs
+    before, after = getattr(costs.before, name), getattr(costs.after, name)
     assert after <= allowed
-    rest = whole - (before - (after - summary.spent[name]))  # outside the layers
-    assert 0 <= summary.budget[name] - (allowed - rest) + 1 <= 1.001
+    rest = whole - (before - (after - costs.spent[name]))  # outside the layers
+    assert 0 <= costs.budget[name] - (allowed - rest) + 1 <= 1.001
 
 
 def test_limits_that_cannot_be_met(model, batches):
@@ -74,22 +74,22 @@ class TestError:
         """Compared with one hundredth less; all 32 samples fit both comparisons. One data pass serves all ratios."""
 
         def distance_at(ratio):
-            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.distance.mean
+            return facts.compress(model, batches, ratio=ratio, **OPTIONS).summary.quality.distance.mean
 
         error = distance_at(0.5) * 1.001
         caplog.clear()
         with caplog.at_level(logging.INFO):
             result = facts.compress(model, batches, budget=Budget(error=error), **OPTIONS)
         assert sum("data pass" in message for message in caplog.messages) == 1
-        found = result.summary.bounds["flops"]
-        assert result.summary.distance.mean == pytest.approx(distance_at(found))
-        assert result.summary.distance.mean <= error and found <= 0.5
+        found = result.summary.costs.bounds["flops"]
+        assert result.summary.quality.distance.mean == pytest.approx(distance_at(found))
+        assert result.summary.quality.distance.mean <= error and found <= 0.5
         assert distance_at(round(found - 0.01, 2)) > error
 
     def test_ratios_without_a_plan_are_too_small(self, model, batches):
         """CoRS has no rank below a tenth of each layer; the bisection goes on above."""
         result = facts.compress(model, batches, budget=Budget(error=10.0), search="cors", estimator="svd_llm")
-        assert result.summary.bounds["flops"] < 0.5
+        assert result.summary.costs.bounds["flops"] < 0.5
 
     def test_refusals(self, model, batches):
         with pytest.raises(ValueError, match='choose cost="flops" or "params", not latency'):

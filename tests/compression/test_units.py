@@ -218,12 +218,12 @@ def test_layers_that_are_in_no_unit_say_why():
 @pytest.mark.parametrize("search", ["uniform", "cors", "flar"])
 def test_searches_spend_a_budget_on_units(search):
     result = facts.compress(prepared("vit"), search=search, ratio=0.7, budget=facts.Budget(rounds=()))
-    (spent,), (budget,) = result.summary.spent.values(), result.summary.budget.values()
+    (spent,), (budget,) = result.summary.costs.spent.values(), result.summary.costs.budget.values()
     assert 0.7 * budget < spent <= budget
     counted = facts.count_cost(result.model, (3, 16, 16))
     assert (result.summary.after.flops, result.summary.after.params) == (counted.flops, counted.params)
     full = facts.count_cost(result.model, (3, 16, 16), rule="full").flops
-    assert result.summary.full_flops[1] == full < result.summary.full_flops[0]
+    assert result.summary.costs.full_flops[1] == full < result.summary.costs.full_flops[0]
 
 
 @pytest.mark.parametrize("estimator", ["shampoo2", "gfwsvd", "svd_llm", "fwsvd", "pela"])
@@ -263,7 +263,7 @@ def test_mlps_of_convolutions_are_narrowed_in_rounds_and_saved(tmp_path):
     sizes = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48), "num_classes": 6, "conv_mlp": True}
     model = timm.create_model("convnext_atto", **sizes).eval().double()
     result = facts.compress(model, image_batches([8, 8], shape=(3, 32, 32)), ratio=0.5)
-    assert result.summary.rounds == (0.7,) and "stages.0.blocks.0.mlp" in result.summary.widths
+    assert result.summary.method.rounds == (0.7,) and "stages.0.blocks.0.mlp" in result.summary.method.widths
     assert type(result.model.stages[0].blocks[0].mlp.fc1) is nn.Conv2d
     facts.save_compressed(result, tmp_path)
     loaded, images = facts.load_compressed(tmp_path, copy.deepcopy(model)), torch.randn(2, 3, 32, 32).double()
@@ -273,14 +273,14 @@ def test_mlps_of_convolutions_are_narrowed_in_rounds_and_saved(tmp_path):
 def test_rounds_measure_the_network_that_they_narrowed():
     calibration = prepared("vit")
     result = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=(0.6, 0.8)))
-    assert result.summary.rounds == (0.8, 0.6) and "measured again at 0.8, 0.6" in str(result)
+    assert result.summary.method.rounds == (0.8, 0.6) and "measured again at 0.8, 0.6" in str(result)
     dense = sum(2 * part.rows * part.dense for part in calibration.parts.values())
-    assert result.summary.spent["flops"] <= result.summary.budget["flops"] == 0.5 * dense
+    assert result.summary.costs.spent["flops"] <= result.summary.costs.budget["flops"] == 0.5 * dense
     once = facts.compress(calibration, ratio=0.5, budget=facts.Budget(rounds=()))
-    assert once.summary.rounds == () and once.plan.keys() == result.plan.keys()
+    assert once.summary.method.rounds == () and once.plan.keys() == result.plan.keys()
     assert facts.count_cost(result.model, (3, 16, 16)).flops == result.summary.after.flops
     assert not torch.equal(result.model(images_of(calibration)), once.model(images_of(calibration)))
-    assert facts.compress(calibration, ratio=0.5).summary.rounds == (0.7,)
+    assert facts.compress(calibration, ratio=0.5).summary.method.rounds == (0.7,)
 
 
 def test_what_works_on_layers_alone_refuses_units():

@@ -44,7 +44,7 @@ def test_compressed_and_finetuned(cell, column):
     expected = {"detection": {"box_map", "mask_map_75", "gflops"}, "segmentation": {"miou", "mparams"}}
     assert expected[column] <= record.metrics.keys()
     assert all(name.startswith("backbone.") for name in record.plan)
-    assert record.summary.spent["flops"] <= record.summary.budget["flops"]
+    assert record.summary["spent"]["flops"] <= record.summary["budget"]["flops"]
     assert record.seconds.keys() >= {"decomposition", "search", "finetuning", "evaluation"}
 
 
@@ -68,7 +68,7 @@ def test_a_detector_recovers(detection, detector, monkeypatch):
     losses = {"loss": detection.loss, "output_error": detection.output_error}
     result = facts.compress(facts.prepare(detector, calibration, **losses), ratio=0.3)
     recipe, outcomes = {"epochs": 6, "batch_size": 2, "views": False}, []
-    course = facts.recover(result, calibration, **recipe).summary.recovery
+    course = facts.recover(result, calibration, **recipe).summary.quality.recovery
     assert (course.num_samples, course.num_held_back) == (11, 4)  # and one image chooses the epoch
     assert course.after < course.before
     monkeypatch.setattr(recovery, "finetune", lambda *given: outcomes.append(finetune(*given)) or outcomes[-1])

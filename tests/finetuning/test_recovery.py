@@ -52,9 +52,9 @@ def test_it_comes_closer_to_the_original_at_the_same_cost(form):
     assert divergence(recovered.model) < 0.7 * divergence(result.model)
     assert recovered.plan == result.plan and recovered.summary.after == result.summary.after
     assert facts.count_cost(recovered.model, (1, 3, 8, 8)) == facts.count_cost(result.model, (1, 3, 8, 8))
-    course = recovered.summary.recovery
+    course = recovered.summary.quality.recovery
     assert course.after < course.before and (course.num_samples, course.num_held_back) == (54, 20)
-    assert recovered.summary.seconds["recovery"] == course.seconds > 0
+    assert recovered.summary.method.seconds["recovery"] == course.seconds > 0
     assert f"{course.before:.4g} before, {course.after:.4g} after" in str(recovered)
     assert same_weights(result.model, before) and same_weights(dense, original())
 
@@ -76,7 +76,7 @@ def test_it_never_ends_further_from_the_original(form, dtype):
     batches = image_batches(SIZES, dtype=dtype)
     result = facts.compress(original(dtype), batches, ratio=0.4, form=form)
     recovered = facts.recover(result, batches, **{**RECIPE, "learning_rate": 10.0})
-    course = recovered.summary.recovery
+    course = recovered.summary.quality.recovery
     as_it_came = same_weights(recovered.model, result.model) and recovered.model is not result.model
     is_exact = form == "plain" and dtype == torch.float32
     assert as_it_came if is_exact else as_it_came or course.after < course.before
@@ -108,7 +108,7 @@ def test_data_in_another_order_in_each_pass_are_refused():
     loader = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="differ from pass to pass, so nothing can be held back"):
         facts.recover(compressed(), loader, **RECIPE)
-    assert facts.recover(compressed(), DataLoader(data, batch_size=4, shuffle=True), **RECIPE).summary.recovery
+    assert facts.recover(compressed(), DataLoader(data, batch_size=4, shuffle=True), **RECIPE).summary.quality.recovery
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_the_time_is_bounded(clock, rates, tmp_path):
     """The steps that fit are planned, and the cosine ends with them."""
     timed = {**RECIPE, "epochs": None, "learning_rate": 1e-3, "num_warmups": 3, "save_every": 20}
     recovered = facts.recover(compressed(), image_batches(SIZES), minutes=3, cache=tmp_path, **timed)
-    assert 150 < recovered.summary.recovery.seconds <= 180
+    assert 150 < recovered.summary.quality.recovery.seconds <= 180
     assert len(rates) > 30 and rates[:3] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3])
     assert rates[3] == pytest.approx(1e-3, rel=1e-3) and rates[-1] < 0.05 * 1e-3, rates
 
@@ -161,7 +161,7 @@ def test_it_is_the_same_to_the_bit_after_an_interruption(tmp_path, rates):
         assert len(rates) == 54 - num_done
         expected = expected or recovered
         assert same_weights(recovered.model, expected.model)
-        assert recovered.summary.recovery.after == expected.summary.recovery.after
+        assert recovered.summary.quality.recovery.after == expected.summary.quality.recovery.after
         rates.clear()
 
 

@@ -26,6 +26,8 @@ def test_a_folder_loads_as_the_network_that_was_saved(name):
     model, budget = None if name == "encoder" else dense(), {"ratio": 0.6} if name == "elastic" else {}
     loaded = facts.load_compressed(FOLDERS / name, model, **budget)
     assert loaded.plan == EXPECTED[f"{name}_plan"]
+    costs, method = loaded.summary.costs, loaded.summary.method
+    assert costs.after.params < costs.before.params and costs.spent["flops"] <= costs.budget["flops"] and method.search
     x = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
     outputs, expected = whole_image(run(loaded.model, x)), torch.tensor(EXPECTED[name])
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())

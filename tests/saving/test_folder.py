@@ -17,6 +17,7 @@ from facts.cost.count import Cost
 from facts.models import TimmModel
 from facts.models.weights import sha256
 from facts.modules.networks import run
+from facts.result import Costs
 from facts.saving.manifest import MANIFEST, WEIGHTS
 from facts.saving.save import CARD
 from tests.networks import image_batches, make_image_classifier, make_model
@@ -53,9 +54,9 @@ def test_a_type_of_its_own_for_the_file(tmp_path):
     assert next(loaded.parameters()).dtype == torch.float16
     images = batches[0][0]
     assert loaded.float()(images).equal(half.model(images)) and not half.model(images).equal(result.model(images))
-    before, after = half.summary.sizes
-    assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.sizes[1].num_bytes
-    assert half.summary.distance != result.summary.distance
+    before, after = half.summary.costs.sizes
+    assert before.types == after.types == "float16" and 2 * after.num_bytes == result.summary.costs.sizes[1].num_bytes
+    assert half.summary.quality.distance != result.summary.quality.distance
 
 
 def test_any_network_onto_its_dense_form_or_by_its_function(tmp_path):
@@ -196,11 +197,15 @@ def card_of(result, folder, metrics=None):
     return yaml.safe_load(head), body, {name: cells for name, *cells in lines}
 
 
+def with_costs(result, costs):
+    return replace(result, summary=replace(result.summary, costs=costs))
+
+
 def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     published = replace(result.model.recipe, tag="vit_tiny_patch16_224.augreg_in21k", weights="pretrained")
     monkeypatch.setattr(result.model, "recipe", published)
-    timed = replace(result.summary, latency={"dense": 0.004, "measured": 0.002})
-    head, body, rows = card_of(replace(result, summary=timed), tmp_path, METRICS)
+    costs = replace(result.summary.costs, latency={"dense": 0.004, "measured": 0.002})
+    head, body, rows = card_of(with_costs(result, costs), tmp_path, METRICS)
     repository = "timm/vit_tiny_patch16_224.augreg_in21k"
     assert head == {"library_name": "facts", "base_model": repository, "tags": ["facts", "compression"]}
     assert f"- licence: the original's, see https://huggingface.co/{repository}" in body
@@ -209,13 +214,13 @@ def test_costs_metrics_and_origin(result, tmp_path, monkeypatch):
     assert rows["parameters (M)"] == [f"{before.params / 1e6:.4g}", f"{after.params / 1e6:.4g}"]
     assert rows["file (MB)"] == ["", f"{(tmp_path / 'model.safetensors').stat().st_size / 1e6:.4g}"]
     assert [rows[name] for name in ("latency (ms)", "top1", "seen")] == [["4", "2"], ["97.25", "95.5"], ["", "0"]]
-    assert f"- method: {result.summary.estimator}, {result.summary.search}, {result.summary.form} layers" in body
+    method = result.summary.method
+    assert f"- method: {method.estimator}, {method.search}, {method.form} layers" in body
     assert f"facts {facts.__version__}, torch " in body and "- budget: 0.5 of the flops of these layers" in body
 
 
 def test_unknown_values_are_left_out(result, tmp_path):
-    unknown = replace(result.summary, before=Cost(None, 10), after=Cost(None, 5))
-    head, body, rows = card_of(replace(result, summary=unknown), tmp_path)
+    head, body, rows = card_of(with_costs(result, Costs(Cost(None, 10), Cost(None, 5))), tmp_path)
     assert "base_model" not in head and "None" not in body and "nan" not in body and "licence" not in body
     assert [name for name in rows if name.strip("-:")] == ["parameters (M)", "file (MB)"]
 

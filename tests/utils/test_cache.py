@@ -76,7 +76,7 @@ class TestCompress:
         assert (num_first, num_second) == (1 + 3, 1)  # of which one is a look at the first sample
         plain, _ = passes(model, batches, estimator=name)
         assert weights(first).equal(weights(second)) and weights(first).equal(weights(plain))
-        assert first.summary.repaired == second.summary.repaired
+        assert first.summary.method.repaired == second.summary.method.repaired
 
     def test_other_content_is_another_key(self, model, batches, folder, monkeypatch):
         def num_keys(changed_model=model, data=batches, precision=torch.float32, **options):
