@@ -23,7 +23,7 @@ from facts.modules.forms import FORMS
 from facts.modules.networks import is_encoder
 from facts.moments.collect import MemoryPolicy
 from facts.moments.losses import Loss, SampledLabels
-from facts.parts import KINDS
+from facts.parts import kinds_of
 from facts.pruning import PRUNERS
 from facts.search import SEARCHES
 from facts.tasks.base import Task
@@ -56,7 +56,7 @@ class Cell:
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
         )
-        if analysis and analysis.reads_layers and (config.fit_bias or config.parts == "units"):
+        if analysis and analysis.reads_layers and (config.fit_bias or "layers" not in config.parts.split(",")):
             raise ValueError(
                 "this analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
             )
@@ -113,7 +113,7 @@ class Cell:
         }
         made = [names.get(type(choice), type(choice).__name__) for choice in self.method.choices]
         if made:
-            made += [str(self.config.ratio), *["units"] * (self.config.parts == "units")]
+            made += [str(self.config.ratio), *(kind for kind in self.config.parts.split(",") if kind != "layers")]
             made += [self.config.form] * (self.config.form != "plain")
         stages = ["in stages"] if self.config.stages else []
         after = [node.name for node in (self.config.finetuning, self.config.analysis) if node]
@@ -191,7 +191,6 @@ def check(config: DictConfig) -> None:
     for field, value, allowed in (
         ("profile.name", config.profile.name, PROFILES),
         ("labels", config.labels, LABELS),
-        ("parts", config.parts, KINDS),
         ("form", config.form, FORMS),
         ("cache", config.cache, (True, False, "decompositions")),
         ("hardware.precision", config.hardware.precision, PRECISIONS),
@@ -202,6 +201,7 @@ def check(config: DictConfig) -> None:
     for field, value, least in (("seed", config.seed, 0), ("hardware.num_threads", config.hardware.num_threads, 1)):
         if value is not None and value < least:
             raise ValueError(f"{field} must be at least {least}, got {value}")
+    kinds_of(config.parts)
     checked(MemoryPolicy, config.hardware.memory)
     checked(TimingPolicy, config.hardware.timing)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", config.hardware.device):

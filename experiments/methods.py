@@ -213,7 +213,7 @@ def method_of(config: DictConfig) -> Method:
     )
     if not config.stages:
         return low_rank
-    if config.parts == "units":
+    if config.parts != "layers":
         raise ValueError("stages train low-rank layers: choose parts=layers with them")
     stages = {part: instantiate(node[profile]) for part, node in config.stages.items()}
     return Staged(low_rank, Stages(**stages))

@@ -17,6 +17,7 @@ from facts.parts import Plan
 from facts.search.base import AllocationProblem, Search
 
 NUM_SHOWN = 3  # skipped layers that are named for each reason
+KINDS_SHOWN = {"units narrower": "widths", "blocks with fewer tokens": "tokens"}
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class Method:
     """How the network was made.
 
     - `estimator`, `search`: the methods with their options
-    - `parts`: what was truncated; `widths`: each unit's original width; `rounds`: the intermediate ratios at which
-      units were measured again
+    - `parts`: what was truncated; `widths`: each unit's original width; `tokens`: of each block that merges them, the
+      original number; `rounds`: the intermediate ratios at which units were measured again
     - `form` of the low-rank layers (`plain` if there are none); `fit_bias`: whether their biases were fitted
     - `rounding`: the largest relative error that a layer's data type causes in its weight
     - `repaired`: by layer, the number of Kronecker factors that were not positive definite
@@ -127,6 +128,7 @@ class Method:
     search: str = ""
     parts: str = "layers"
     widths: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
     form: FormName = "plain"
     fit_bias: bool = False
     rounds: tuple[float, ...] = ()
@@ -136,11 +138,15 @@ class Method:
     profile: dict[str, list[list[float]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def kind_of(self, name: str) -> str:
+        """Say what a rank in the plan does to a part."""
+        return next((kind for kind, names in KINDS_SHOWN.items() if name in getattr(self, names)), "layers low-rank")
+
     def __str__(self) -> str:
         words = [
             self.estimator,
             self.search,
-            "units" if self.parts == "units" else "",
+            "" if self.parts == "layers" else self.parts.replace(",", " and "),
             f"measured again at {', '.join(f'{ratio:g}' for ratio in self.rounds)}" if self.rounds else "",
             "pivoted" if self.form == "pivoted" else "",
             "biases fitted" if self.fit_bias else "",
@@ -226,7 +232,7 @@ class Summary:
         allowed, spent, budget = costs.bounds[cost], costs.spent.get(cost), costs.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
-        kept = f"the compressed {self.method.parts} keep {allowed * spent / budget:.1%} of their {cost}"
+        kept = f"the compressed {self.method.parts.replace(',', ' and ')} keep {allowed * spent / budget:.1%} of their {cost}"
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"
@@ -257,7 +263,7 @@ class CompressionResult:
             if rank is None:
                 dense += 1
             else:
-                ranks["units narrower" if name in self.summary.method.widths else "layers low-rank"].append(rank)
+                ranks[self.summary.method.kind_of(name)].append(rank)
         made = [f"{len(each)} {kind} (ranks {min(each)} to {max(each)})" for kind, each in ranks.items()]
         title = f"{type(self.model).__name__}: {', '.join(made) or '0 layers low-rank'}, {dense} left dense"
         lines = [title, "", str(self.summary)]

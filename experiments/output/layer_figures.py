@@ -24,8 +24,8 @@ from experiments.output.style import (
     share_legend,
 )
 from experiments.record import Record
+from facts.parts.base import candidate_ranks
 from facts.search import interpolate_profile
-from facts.search.base import candidate_ranks
 
 SIGNIFICANT = 0.05
 COLUMNS = ["column", "token", "other", "coupling", "distance_correlation", "p_value"]

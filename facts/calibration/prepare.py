@@ -50,7 +50,7 @@ from facts.moments.losses import (
     summed_cross_entropy,
 )
 from facts.moments.statistics import InputSum, Moment
-from facts.parts import KINDS, Part, Plan, apply, find, part_at, put, rewritten, with_convolutions
+from facts.parts import Part, Plan, apply, find, kinds_of, part_at, put, rewritten, with_convolutions
 from facts.parts.layers import EXCLUDED_NAMES, NOT_REACHED, LayerNames, Selection, is_pattern, select_layers
 from facts.utils.batches import first_of, first_sample, has_row_per_sample, to_device
 from facts.utils.cache import Cache, calibration_key, content_key, name_of, shared_code
@@ -146,7 +146,8 @@ class Calibration:
         params = count_params(compressed)
         if self.flops is None:
             return Cost(None, params)
-        if self.units and self.example is not None:  # fewer hidden units also have fewer activations
+        shrinks = any(part.is_unit or part.shortens for part in self.parts.values())
+        if shrinks and self.example is not None:  # fewer hidden units or tokens also have fewer activations
             return Cost(count_flops(compressed, self.example, "paper"), params)
         saved = sum(
             self.parts[name].flops(None, plan) - self.parts[name].flops(rank, plan) for name, rank in plan.items()
@@ -172,6 +173,11 @@ class Calibration:
         """The parts that are units of a block: at a rank they are narrower, not of low rank."""
         return {name: part for name, part in self.parts.items() if part.is_unit}
 
+    @property
+    def single_layers(self) -> dict[str, Part]:
+        """The parts that become layers of low rank."""
+        return {name: part for name, part in self.parts.items() if not (part.is_unit or part.shortens)}
+
     @cached_property
     def append_one(self) -> frozenset[str]:
         """Layers whose biases absorb the mean of the truncation error; biases of units always do."""
@@ -195,7 +201,7 @@ class Calibration:
         for name, earlier in self.parts.items():
             part = part_at(model, name, self.kinds)
             assert part
-            parts[name] = replace(part, rows=earlier.rows).in_form(self.form).after(earlier)
+            parts[name] = part.in_form(self.form).after(earlier)
         flops = None if self.example is None else count_flops(model, self.example, "paper")
         return replace(self, model=model, rewritten=rewritten(model, parts), parts=parts, flops=flops)
 
@@ -283,7 +289,7 @@ class Calibration:
         inputs = to_device(self.first_inputs, next(self.model.parameters()).device)
         return LatencyTable(
             self.model,
-            self.parts,
+            {name: part for name, part in self.parts.items() if not part.shortens},
             lambda network, plan: put(network, self.parts, plan),
             inputs,
             self.execution.precision,
@@ -304,7 +310,7 @@ def prepare(
     outputs: str | Collection[str] | None = None,
     execution: Execution = DEFAULT_EXECUTION,
     input_shape: tuple[int, ...] | None = None,
-    parts: str = "layers",
+    parts: str | Collection[str] = "layers",
     form: FormName | None = None,
     fit_bias: bool = False,
 ) -> Calibration:
@@ -325,6 +331,7 @@ def prepare(
     compared by their relative squared error, and the Fisher is their Gauss-Newton matrix. Raises `ValueError` for
     unknown layers and outputs.
     """
+    parts = parts if isinstance(parts, str) else ",".join(parts)
     _refuse_unfit_arguments(model, data, parts, fit_bias, loss, outputs)
     form = form or default_form(model, execution.precision)
     refuse_unknown_form(form)
@@ -348,7 +355,7 @@ def prepare(
     first_inputs = inputs
     if inputs is None and input_shape:
         first_inputs = noise(model, meta_input(model, input_shape).shape, next(model.parameters()).device)
-    probe = Probe.of(model, first_inputs if KINDS[parts] else inputs, example, execution.precision, may_miss)
+    probe = Probe.of(model, first_inputs if kinds_of(parts) else inputs, example, execution.precision, may_miss)
     if kind is None and loss is None and inputs is not None and (targets is None or is_encoder(model)):
         kind = output_kind(model, probe)  # labels say nothing about features
         log.info("the outputs of %s are read as %s", type(model).__name__, kind)
@@ -390,8 +397,7 @@ def _refuse_unfit_arguments(
     refuse_unfit_network(model)
     if data is not None and any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"{type(model).__name__} is on the meta device, without values: load its weights first")
-    if parts not in KINDS:
-        raise ValueError(f"parts must be one of {', '.join(KINDS)}, got {parts!r}")
+    kinds_of(parts)
     if not isinstance(fit_bias, bool):
         raise ValueError(f"fit_bias must be True or False, got {fit_bias!r}")
     if loss is not None and outputs is not None:

@@ -17,6 +17,9 @@ ESTIMATORS, SEARCHES = (
 PARTS = {
     "layers": "each linear layer on its own",
     "units": "attention's products and hidden units, which leaves narrower layers",
+    "tokens": "tokens of blocks with global attention, merged where they are alike",
+    "units,tokens": "both",
+    "layers,tokens": "both",
 }
 FORMS = {
     "plain": "two factors",

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ def compress(
     *,
     estimator: str | Estimator | None = None,
     search: str | Search | None = None,
-    parts: str | None = None,
+    parts: str | Collection[str] | None = None,
     form: FormName | None = None,
     ratio: float | None = None,
     cost: CostName = "flops",

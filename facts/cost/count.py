@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from facts.modules.linear_calls import skeleton, with_linear_layers
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import reads_tokens, run
+from facts.modules.tokens import Merge
 
 Rule = Literal["paper", "full"]
 CostName = Literal["flops", "params", "latency"]
@@ -121,6 +122,8 @@ def count_params(model: nn.Module) -> int:
 
 def _product(module: nn.Module) -> Callable[..., int] | None:
     match module:
+        case Merge():
+            return lambda m, args, passes: m.num_operations(args[0], passes)
         case LowRankLayer():
             return lambda m, _, out: 2 * out.numel() // m.out_features * m.num_weights
         case nn.Linear():

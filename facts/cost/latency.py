@@ -32,7 +32,10 @@ class Timed(Protocol):
     def alike(self) -> Hashable: ...
     @property
     def timed_ranks(self) -> tuple[int, ...]: ...
+    @property
+    def tokens(self) -> int: ...
     def num_weights(self, rank: int | None) -> int: ...
+    def remaining(self, plan: Mapping[str, int | None]) -> int: ...
 
 
 def measured_ranks(full_rank: int) -> tuple[int, ...]:
@@ -82,9 +85,13 @@ class LatencyTable:
         """Seconds of the network outside the parts."""
         return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
-    def seconds(self, name: str, rank: int | None) -> float:
-        """Seconds of one part, dense (None) or at a rank."""
+    def seconds(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> float:
+        """Seconds of one part, dense (None) or at a rank, in proportion to the tokens that the `plan` leaves it."""
+        if name not in self.parts:
+            return 0.0
         part = self.parts[name]
+        if plan and part.tokens:
+            return self.seconds(name, rank) * part.remaining(plan) / part.tokens
         times = self.times[part.alike]
         if rank is None:
             return times[None]
@@ -94,7 +101,7 @@ class LatencyTable:
 
     def predicted(self, plan: Mapping[str, int | None]) -> float:
         """Seconds of the whole network with a plan."""
-        return self.rest + sum(self.seconds(name, rank) for name, rank in plan.items())
+        return self.rest + sum(self.seconds(name, rank, plan) for name, rank in plan.items())
 
     def measured(self, other: nn.Module, timing: TimingPolicy) -> float:
         """Seconds of another network on the batch, in turns with this one; on the main process for all."""

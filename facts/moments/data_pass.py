@@ -112,6 +112,8 @@ class DataPass:
                 capture.finish_batch()
 
     def _hand_over(self, name: str, x: Tensor, g: Tensor | None) -> None:
+        if skipped := getattr(self.layers[name], "num_protected", 0):
+            x, g = x[:, skipped:], None if g is None else g[:, skipped:]
         batch = LayerBatch(x, g, self.next_sample)
         # Kept on the device and read once per batch: a check here would synchronise the device at every layer.
         self.finite[name] = tuple(t.sum().isfinite() for t in ((batch.x,) if g is None else (batch.x, batch.g)))

@@ -1,6 +1,7 @@
 """Parts of a network to which a plan assigns ranks: one file has all that there is to know about a kind of part."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -15,43 +16,60 @@ from facts.modules.linear_calls import (
     with_linear_layers,
 )
 from facts.parts.attention import Attention
-from facts.parts.base import Found, Kind, Part, Plan
+from facts.parts.base import Found, Kind, Part, Plan, module_at
 from facts.parts.hidden import Hidden
 from facts.parts.layers import Layers, Selection
+from facts.parts.tokens import TokensOfBlocks
 
-KINDS: dict[str, tuple[Kind, ...]] = {"layers": (), "units": (Attention(), Hidden())}
-"""Kinds of parts by the name that chooses them. Linear layers in no part of these kinds are parts themselves."""
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "layers": (),
+    "units": (Attention(), Hidden()),
+    "tokens": (TokensOfBlocks(),),
+}
+"""Kinds of parts by the name that chooses them. Linear layers in none of them are parts too, unless only tokens are."""
 
 __all__ = ["KINDS", "Found", "Kind", "Part", "Plan", "apply", "emptied", "find", "part_at", "put", "rewritten"]
 
 
 def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) -> tuple[dict[str, Part], dict[str, str]]:
-    """Find the parts of the `chosen` kinds among selected layers, in the order of the network.
+    """Find the parts of the `chosen` kinds, such as `units,tokens`, among selected layers, in the network's order.
 
     Returns also the reasons why candidates were left alone. Raises `ValueError` if candidates cannot be run.
     """
     model, free, candidates = selection.model, set(selection.layers), list[tuple[str, Kind]]()
-    if KINDS[chosen] and probe.outputs is None:
+    kinds = kinds_of(chosen)
+    if kinds and probe.outputs is None:
         raise ValueError(f"{chosen} are found by running the network: give calibration data or input_shape")
     for owner, module in reversed(list(model.named_modules())):  # inner modules take their layers first
-        for kind in KINDS[chosen] if owner else ():
+        for kind in kinds if owner else ():
             if (names := kind.layers_of(owner, module)) is not None and free.issuperset(names):
                 candidates.append((owner, kind))
                 free.difference_update(names)
     found = [kind.find(model, owner, probe.calls.get(owner)) for owner, kind in reversed(candidates)]
     parts = [part for each in found for part in each.parts]
     taken = {layer for part in parts for layer in part.layers}
-    layers = Layers()
-    parts += [part for name in selection.layers if name not in taken for part in layers.find(model, name, None).parts]
+    layers, rest = Layers(), () if chosen == "tokens" else selection.layers
+    parts += [part for name in rest if name not in taken for part in layers.find(model, name, None).parts]
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     parts.sort(key=lambda part: place[(*part.layers, part.owner)[0]])
     reasons = {layer: reason for each in found for layer, reason in each.reasons.items()}
-    return {part.name: part.with_rows(selection.rows).in_form(form) for part in parts}, reasons
+    parts = [part.with_rows(selection.rows).in_form(form) for part in parts]
+    for kind in kinds:
+        parts = kind.linked(model, parts, reasons)
+    return {part.name: part for part in parts}, reasons
+
+
+def kinds_of(chosen: str) -> list[Kind]:
+    """The kinds with names such as `units,tokens`. Raises `ValueError` for other names."""
+    names = chosen.split(",")
+    if wrong := ", ".join(repr(name) for name in names if name not in KINDS):
+        raise ValueError(f"parts must be of {', '.join(KINDS)}, got {wrong}")
+    return [kind for name in names for kind in KINDS[name]]
 
 
 def part_at(model: nn.Module, name: str, chosen: str) -> Part | None:
     """The part of the `chosen` kinds with a name, or the layer, without running the network; None if there is none."""
-    return next((part for kind in (*KINDS.get(chosen, ()), Layers()) if (part := kind.at(model, name))), None)
+    return next((part for kind in (*kinds_of(chosen), Layers()) if (part := kind.at(model, name))), None)
 
 
 def rewritten(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
@@ -59,7 +77,7 @@ def rewritten(model: nn.Module, parts: Mapping[str, Part]) -> nn.Module:
 
     It is the network itself if it calls them already.
     """
-    if not any(part.is_unit for part in parts.values()):
+    if all(module_at(model, linear) for part in parts.values() for linear in part.linears):
         return model
     network = copy_with(model, {tensor: tensor for tensor in (*model.parameters(), *model.buffers())})
     for part in parts.values():
@@ -72,7 +90,8 @@ def put(
 ) -> None:
     """Give parts of a network their ranks in the plan, with these decompositions or empty."""
     chosen = [(parts[name], rank) for name, rank in plan.items() if rank is not None]
-    for part, rank in sorted(chosen, key=lambda each: not each[0].is_unit):  # units read plain layers
+    # Units read plain layers; tokens are merged around layers that stay.
+    for part, rank in sorted(chosen, key=lambda each: (each[0].shortens, not each[0].is_unit)):
         part.put(model, rank, weights)
 
 
@@ -83,13 +102,21 @@ def apply(model: nn.Module, parts: Mapping[str, Part], plan: Plan, weights: Mapp
     return with_convolutions_restored(compressed)
 
 
-def emptied(dense: nn.Module, chosen: str, plan: Plan, layouts: Mapping[str, Layout]) -> nn.Module:
+def emptied(
+    dense: nn.Module,
+    chosen: str,
+    plan: Plan,
+    layouts: Mapping[str, Layout],
+    described: Mapping[str, dict[str, int | str]] = {},
+) -> nn.Module:
     """Change parts of the `chosen` kinds as a plan says, with empty weights; low-rank layers in `layouts` are pivoted.
 
+    `described` are the `descriptions` of the network that was compressed.
     Raises `ValueError` for a part that it does not have, and for a rank that the part cannot have.
     """
     model = with_convolutions(dense, chosen, plan)
-    parts = {name: part for name in plan if (part := part_at(model, name, chosen))}
+    found = {name: part for name in plan if (part := part_at(model, name, chosen))}
+    parts = {name: replace(part, **described.get(name, {})) for name, part in found.items()}  # type: ignore[arg-type]
     within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
     for name, rank in plan.items():
         if name not in parts or name in within:
@@ -104,6 +131,13 @@ def emptied(dense: nn.Module, chosen: str, plan: Plan, layouts: Mapping[str, Lay
     forms = {name: Pivoted(layout=layouts[name]) if name in layouts else PLAIN for name in parts}
     put(model, {name: part.in_form(forms[name]) for name, part in parts.items()}, plan)
     return with_convolutions_restored(model)
+
+
+def descriptions(model: nn.Module) -> dict[str, dict[str, int | str]]:
+    """Fields of a network's parts that `emptied` needs beside the plan, by part."""
+    return {
+        name: fields for kinds in KINDS.values() for kind in kinds for name, fields in kind.described(model).items()
+    }
 
 
 def with_convolutions(dense: nn.Module, chosen: str, names: Iterable[str]) -> nn.Module:

@@ -37,7 +37,8 @@ class Part(ABC):
 
     It is in the module `owner`, which holds the linear `layers`; each of its `linears`, layers that the rewritten
     network calls, multiplies `rows` vectors per sample. All are decomposed and truncated at the same rank. `dense`
-    counts its weights without a rank.
+    counts its weights without a rank. `stages` are the parts before it, the nearest last, that leave it fewer of the
+    `tokens`.
     """
 
     name: str
@@ -46,9 +47,13 @@ class Part(ABC):
     linears: tuple[str, ...]
     dense: int
     rows: int = 1
+    stages: tuple[str, ...] = ()
+    tokens: int = 0
 
     is_unit: ClassVar[bool] = False
     """Whether a rank is the width of a unit of a block: `put` leaves plain layers, and biases absorb the mean."""
+    shortens: ClassVar[bool] = False
+    """Whether a rank is the number of tokens that the parts after it compute with."""
 
     @property
     @abstractmethod
@@ -64,13 +69,22 @@ class Part(ABC):
     def rank_of_ratio(self, ratio: float) -> int:
         """The largest rank that costs at most `ratio` of the dense part, but at least 1."""
 
+    def candidates(self, multiple: int, at_least: int, between: tuple[float, float]) -> list[int]:
+        """The ranks to choose from: multiples of `multiple` with ratios `between` two values."""
+        return candidate_ranks(*map(self.rank_of_ratio, between), multiple, at_least)
+
     @abstractmethod
     def num_weights(self, rank: int | None) -> int:
         """Number of weights at a rank, which is also that of multiply-accumulates per vector."""
 
     def flops(self, rank: int | None, plan: Mapping[str, int | None]) -> int:
         """FLOPs per sample at a rank, given the plan of the parts before it."""
-        return 2 * self.rows * self.num_weights(rank)
+        rows = self.rows * self.remaining(plan) // self.tokens if self.stages else self.rows
+        return 2 * rows * self.num_weights(rank)
+
+    def remaining(self, plan: Mapping[str, int | None]) -> int:
+        """The number of tokens that the parts before it leave."""
+        return next((left for stage in reversed(self.stages) if (left := plan.get(stage))), self.tokens)
 
     @property
     def alike(self) -> Any:
@@ -114,9 +128,9 @@ class Part(ABC):
         """The same part with its low-rank layers stored in a form, if it has any."""
         return self
 
-    def after(self, earlier: "Part") -> Self:
+    def after(self, earlier: "Part") -> "Part":
         """The same part in a narrowed network, with ratios of what the `earlier` one was."""
-        return self
+        return replace(self, rows=earlier.rows, stages=earlier.stages, tokens=earlier.tokens)
 
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
         """The tensors that hold a decomposition in a file."""
@@ -156,9 +170,21 @@ class Unit(Part):
     def rank_of_ratio(self, ratio: float) -> int:
         return min(self.width, max(1, math.floor(Fraction(str(ratio)) * self.dense_width)))
 
-    def after(self, earlier: Part) -> Self:
+    def after(self, earlier: Part) -> Part:
         assert isinstance(earlier, Unit)
-        return replace(self, dense_width=earlier.dense_width)
+        return replace(super().after(earlier), dense_width=earlier.dense_width)
+
+
+def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
+    """List the multiples of `multiple` between two ranks.
+
+    If there are fewer than `at_least`, `multiple` is halved again and again, until every rank is listed.
+    """
+    while True:
+        ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
+        if len(ranks) >= at_least or multiple == 1:
+            return ranks
+        multiple //= 2
 
 
 @dataclass(frozen=True)
@@ -183,6 +209,14 @@ class Kind(ABC):
     @abstractmethod
     def at(self, model: nn.Module, name: str) -> Part | None:
         """The part with a name, without computing; None if there is none of this kind."""
+
+    def described(self, model: nn.Module) -> dict[str, dict[str, int | str]]:
+        """Fields of parts in a compressed network, by name, that cannot be read off the original one's modules."""
+        return {}
+
+    def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:
+        """Relate the parts of this kind to all that were found; the others' `reasons` may be changed."""
+        return found
 
 
 SAME = 1e-5  # relative error in float64 of code that rounds to float32 in between

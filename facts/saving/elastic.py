@@ -26,10 +26,11 @@ from facts.result import CompressionResult, Costs, Method, Quality, Summary
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, MOST_SECONDS, Elastic, Manifest
 from facts.saving.save import save_compressed, write_card
 from facts.saving.structure import read_header
-from facts.search.base import AllocationProblem, MILPSearch, Profile
+from facts.search.base import AllocationProblem, Profile
 from facts.search.budget import Budget
 from facts.search.methods.cors import CoRS
 from facts.search.methods.cors_fisher import CoRSFisher
+from facts.search.programs import MILPSearch
 from facts.utils.files import replacing
 
 SHOWN = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # ratios of the model card's curve
@@ -50,6 +51,8 @@ def save_elastic(result: CompressionResult, folder: Path | str) -> None:
     problem, search = result.problem, result.search
     if problem is None or result.summary.quality.recovery:
         raise ValueError("save_elastic needs a result of facts.compress that is not recovered")
+    if any(part.shortens for part in problem.parts.values()):
+        raise ValueError('save_elastic has no folders for tokens yet: choose parts="units" or parts="layers"')
     if not isinstance(search, CoRS | CoRSFisher):
         raise ValueError(f"{type(search).__name__} gives no errors for other budgets: take search=cors_fisher or cors")
     calibration, folder = problem.calibration, Path(folder)
@@ -126,7 +129,7 @@ def cut(dense: CompressionResult, folder: Path, budget: Budget) -> CompressionRe
     latency = {}
     if share := problem.bounds.get("latency"):
         latency = {"dense": table.dense, "allowed": share * table.dense, "predicted": table.predicted(plan)}
-    form = content.form if plan.keys() - calibration.units.keys() else "plain"
+    form = content.form if calibration.single_layers else "plain"
     summary = Summary(
         Costs.of(problem, plan, model, latency),
         replace(dense.summary.method, form=form),

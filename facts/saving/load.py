@@ -75,7 +75,7 @@ def load_compressed(
             sketch = build_recipe(recipe)
     else:
         sketch = skeleton(model)
-    planned = emptied(sketch, manifest.summary.method.parts, manifest.plan, manifest.layouts)
+    planned = emptied(sketch, manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described)
     refuse_misfits(misfits(planned, tensors), sketch, weights)
     refuse_large_buffers(sketch, weights.stat().st_size)
     if sha256(weights) != manifest.fingerprint:
@@ -83,7 +83,7 @@ def load_compressed(
             f"{weights} is not the file that {MANIFEST} describes (different SHA-256): save or fetch both again"
         )
     model = build_recipe(recipe) if model is None else model
-    model = emptied(model, manifest.summary.method.parts, manifest.plan, manifest.layouts)
+    model = emptied(model, manifest.summary.method.parts, manifest.plan, manifest.layouts, manifest.described)
     convert(model, tensors, manifest.buffers)
     for parameter in model.parameters():  # safetensors refuses parts of a larger tensor, as in PyTorch's attention
         if type(parameter.data) is Tensor and parameter.untyped_storage().nbytes() > parameter.nbytes:

@@ -23,6 +23,8 @@ ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
 MOST_SECONDS = 600  # of the solver
 MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
 
+PartField = Literal["tokens", "protected", "size", "entry", "exit"]
+Described = Annotated[int, Field(ge=0, le=2**31)] | Annotated[str, Field(pattern=r"^[\w.]*$")]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 
@@ -40,7 +42,8 @@ class Manifest:
 
     `fingerprint` is the SHA-256 of the weight file, `versions` the libraries' versions. `base_model` holds, as far as
     known, the original's `name` and `repository`, and its weight file (`source`, `sha256`). `buffers` holds the types
-    of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers. `checksum` is the SHA-256 of this
+    of unsaved buffers that are not float32, `layouts` the layouts of pivoted layers, `described` the
+    `facts.parts.descriptions` of parts. `checksum` is the SHA-256 of this
     file without the checksum; older files have none.
     """
 
@@ -54,6 +57,7 @@ class Manifest:
     metrics: Metrics | None
     buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
     layouts: dict[str, Layout] = Field(default_factory=dict)
+    described: dict[str, dict[PartField, Described]] = Field(default_factory=dict)
     checksum: SHA256 | None = None
 
     @classmethod

@@ -14,7 +14,7 @@ from facts.models import OF_TRANSFORMERS, RECIPES, CausalLM, ImageTextModel, Rec
 from facts.models.builders import differing_options
 from facts.models.weights import fetched, sha256
 from facts.modules.networks import is_transformers
-from facts.parts import emptied
+from facts.parts import descriptions, emptied
 from facts.result import CompressionResult
 from facts.saving.manifest import first_fault
 from facts.saving.structure import layouts_of
@@ -61,7 +61,9 @@ def _timm_recipe(result: CompressionResult) -> TimmModel | None:
         with torch.device("meta"):
             arguments |= differing_options(model, build_recipe(TimmModel(tag=tag, arguments=arguments)))
             recipe = TimmModel(tag=tag, arguments=arguments, weights="random")
-            rebuilt = emptied(build_recipe(recipe), result.summary.method.parts, result.plan, layouts_of(model))
+            rebuilt = emptied(
+                build_recipe(recipe), result.summary.method.parts, result.plan, layouts_of(model), descriptions(model)
+            )
     except ValueError:  # the named network has other layers, or takes other options
         return None
     return recipe if _structure(rebuilt) == _structure(model) else None

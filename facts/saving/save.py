@@ -21,6 +21,8 @@ from facts.models.weights import sha256
 from facts.modules.linear_calls import copy_with
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import is_transformers
+from facts.modules.tokens import Changed
+from facts.parts import descriptions
 from facts.result import CompressionResult
 from facts.saving.manifest import DECOMPOSITIONS, ELASTIC, LOADER, MANIFEST, WEIGHTS, Elastic, Manifest, Metrics
 from facts.saving.recipes import provenance_of, recipe_of_result
@@ -69,6 +71,7 @@ def save_compressed(
         metrics=metrics,
         buffers=types_of_buffers(model),
         layouts=layouts_of(model),
+        described=descriptions(model),
     )
     _write_loader(folder, model, manifest)
     _describe(folder, manifest)
@@ -76,7 +79,7 @@ def save_compressed(
 
 def _write_loader(folder: Path, model: nn.Module, manifest: Manifest) -> None:
     """Write the text of `standalone.py` if it can load the network; otherwise remove an earlier save's."""
-    others = any(isinstance(module, LowRankLayer) for module in model.modules())
+    others = any(isinstance(module, LowRankLayer | Changed) for module in model.modules())
     if isinstance(model, VisionTransformer) and manifest.recipe and any(manifest.plan.values()) and not others:
         with replacing(folder / LOADER) as path:
             path.write_bytes(Path(__file__).with_name("standalone.py").read_bytes())
@@ -128,7 +131,7 @@ def _card(folder: Path, source: str) -> str:
     elastic = Elastic.read(folder) if (folder / ELASTIC).exists() else None
     summary, method, base = manifest.summary, manifest.summary.method, manifest.base_model or {}
     header = ModelCardData(library_name="facts", base_model=base.get("repository"), tags=["facts", "compression"])
-    parts = "units" if method.parts == "units" else f"{method.form} layers"
+    parts = method.parts.replace(",", " and ").replace("layers", f"{method.form} layers")
     made = {
         "original": base.get("name"),
         "its weights": base.get("source") and f"{base['source']}, SHA-256 {base.get('sha256', 'unknown')}",

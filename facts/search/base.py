@@ -24,9 +24,9 @@ from facts.decomposition.truncation import Decomposition
 from facts.estimators.base import Estimator
 from facts.parts import Part
 from facts.parts.base import Plan
-from facts.search.allocation import Allocation, allocate
+from facts.search.allocation import Allocation
 from facts.utils.cache import Cache
-from facts.utils.options import Positive, Ratio, options
+from facts.utils.options import Ratio, options
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class AllocationProblem:
         costs: dict[CostName, float] = {"flops": part.flops(rank, plan or {}), "params": part.num_weights(rank)}
         if "latency" in self.bounds:
             assert self.latency is not None
-            costs["latency"] = self.latency.seconds(name, rank)
+            costs["latency"] = self.latency.seconds(name, rank, plan or {})
         return tuple(costs[bound] for bound in self.bounds)
 
     def spent(self, plan: Mapping[str, int | None]) -> tuple[float, ...]:
@@ -144,7 +144,8 @@ class AllocationProblem:
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
         """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths."""
         largest = ranks(min(self.bounds.values()))
-        if "latency" in self.bounds and not self.fits(largest):
+        shortens = any(part.shortens for part in self.parts.values())  # then costs are products of ratios
+        if shortens or ("latency" in self.bounds and not self.fits(largest)):
             too_slow = bisect_left(range(1, 1000), True, key=lambda i: not self.fits(ranks(i / 1000)))
             largest = ranks(too_slow / 1000)
         return largest
@@ -159,8 +160,7 @@ class AllocationProblem:
         self, multiple: int, at_least: int, between: tuple[float, float] = (0.1, 0.9)
     ) -> dict[str, list[int]]:
         """The ranks to choose from for each layer: multiples of `multiple` with ratios `between` two values."""
-        lowest, highest = ({name: self.rank_of_ratio(name, ratio) for name in self.parts} for ratio in between)
-        return {name: candidate_ranks(lowest[name], highest[name], multiple, at_least) for name in self.parts}
+        return {name: part.candidates(multiple, at_least, between) for name, part in self.parts.items()}
 
 
 Profile = dict[str, dict[int | None, float]]
@@ -195,35 +195,6 @@ class Search(ABC):
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:
         """Choose a rank for each layer. The budget is below the dense cost; `compress` handles larger budgets."""
-
-
-@options
-class MILPSearch(Search):
-    """If no choice is proved optimal within `time_limit` seconds, the best one found is taken."""
-
-    time_limit: Positive = 60.0
-
-    def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
-        """Find the plan with the least total error within the budget; dense layers have their error at None, or 0."""
-        choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items()}
-        profiles = {
-            name: [(problem.cost(name, rank), errors[name].get(rank, 0.0)) for rank in ranks]
-            for name, ranks in choices.items()
-        }
-        solution = allocate(profiles, problem.budget, time_limit=self.time_limit)
-        return {name: choices[name][index] for name, index in solution.choices.items()}, solution
-
-
-def candidate_ranks(lowest: int, highest: int, multiple: int, at_least: int) -> list[int]:
-    """List the multiples of `multiple` between two ranks.
-
-    If there are fewer than `at_least`, `multiple` is halved again and again, until every rank is listed.
-    """
-    while True:
-        ranks = [rank for rank in range(multiple, highest + 1, multiple) if rank >= lowest]
-        if len(ranks) >= at_least or multiple == 1:
-            return ranks
-        multiple //= 2
 
 
 def ranks_between(ranks: Sequence[int], num_points: int) -> list[int]:

@@ -55,7 +55,7 @@ def _measured(
     calibration, decompositions = problem.calibration, problem.decompositions
     execution, linears = calibration.execution, calibration.linears
     totals = {
-        name: torch.zeros(len(decompositions[part.linears[0]].energies) + 1, dtype=torch.float64, device=problem.device)
+        name: torch.zeros(part.largest + 1, dtype=torch.float64, device=problem.device)
         for name, part in problem.parts.items()
     }
     waiting: dict[str, list[Tensor]] = defaultdict(list)  # slopes of a unit's heads in this batch

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from facts.calibration.data import Batch
-from facts.search.base import AllocationProblem, MILPSearch, Ratios, SearchResult
+from facts.search.base import AllocationProblem, Ratios, SearchResult
+from facts.search.programs import MILPSearch
 from facts.search.training import TrainedLayer, Training, task_loss
 from facts.utils.options import Count, Positive, Seed, options
 

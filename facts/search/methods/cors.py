@@ -10,8 +10,10 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
-from facts.search.base import AllocationProblem, MILPSearch, Ratios, SearchResult, candidate_ranks, ranks_between
+from facts.parts.base import candidate_ranks
+from facts.search.base import AllocationProblem, Ratios, SearchResult, ranks_between
 from facts.search.measured import Sensitivity
+from facts.search.programs import MILPSearch
 from facts.utils.options import Count, options
 
 Interpolation = Literal["windows", "cubic", "linear", "none"]

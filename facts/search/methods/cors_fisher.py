@@ -10,8 +10,9 @@ from torch import Tensor
 
 from facts.estimators.base import TwoSidedEstimator
 from facts.moments.losses import kl_divergence
-from facts.search.base import AllocationProblem, MILPSearch, Profile, SearchResult
+from facts.search.base import AllocationProblem, Profile, SearchResult
 from facts.search.fisher import Labels, exact_profiles, kronecker_profile
+from facts.search.programs import MILPSearch
 from facts.utils.options import Count, Seed, options
 
 # Profiles cover every rank; the plan is reported with errors at these ratios, for comparison with measured ones.

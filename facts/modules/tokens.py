@@ -1,0 +1,329 @@
+"""Blocks that merge tokens: fewer go on, each standing for several; attention counts each as often as that.
+
+Legend: N samples, T original tokens, n merged ones, D features, p protected tokens at the front, k directions.
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from facts.modules.lowrank import LowRankLayer
+from facts.modules.networks import without_autocast
+
+SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+MERGED = "facts_merged"  # attribute of a block's outputs
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One pass of merging: the positions that leave and those that take them `[N, r]`, and those that remain, in order.
+
+    Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
+    """
+
+    left: Tensor
+    into: Tensor
+    remaining: Tensor
+    num_protected: int
+
+    @classmethod
+    def nearest(cls, x: Tensor, sizes: Tensor, number: int, num_protected: int, directions: Tensor) -> Self:
+        """Choose `number` pairs, each token of the first kind with its nearest of the second.
+
+        The distance of tokens a and b of sizes s and t is the increase s t / (s + t) ‖R (a - b)‖², with `directions`
+        R `[k, D]`: Ward's rule (docs/methods.md). Equal distances are taken in the order of positions.
+        """
+        features = F.linear(x[:, num_protected:].float(), directions.float())
+        free = sizes[:, num_protected:]
+        (a, b), (s, t) = ((each[:, ::2], each[:, 1::2]) for each in (features, free))
+        squared = a.square().sum(-1)[..., None] + b.square().sum(-1)[:, None] - 2 * a @ b.mT
+        increase = squared * (s[..., None] * t[:, None] / (s[..., None] + t[:, None]))
+        nearest = increase.argmin(dim=-1)  # the first of equal ones
+        least = increase.gather(-1, nearest[..., None])[..., 0]
+        left = _order(least)[:, :number]
+        into = num_protected + 1 + 2 * nearest.gather(1, left)
+        left = num_protected + 2 * left
+        leaves = torch.zeros_like(sizes).scatter(1, left, 1)
+        remaining = _order(leaves)[:, : x.shape[1] - number]
+        return cls(left, into, remaining, num_protected)
+
+    def merged(self, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Means `[N, n - r, D]` of tokens, weighted by their sizes, and the sums of these."""
+        p, weighted = self.num_protected, x * sizes[..., None].to(x.dtype)
+        # Sums of a few rows by a product, since scattered additions come in any order on a GPU.
+        pairs = F.one_hot((self.into - p) // 2, (x.shape[1] - p) // 2).to(x.dtype).mT
+        added, more = torch.zeros_like(x), torch.zeros_like(sizes)
+        added[:, p + 1 :: 2] = pairs @ weighted.gather(1, _rows(self.left, x))
+        more[:, p + 1 :: 2] = (pairs.to(sizes) @ sizes.gather(1, self.left)[..., None])[..., 0]
+        sizes = (sizes + more).gather(1, self.remaining)
+        return (weighted + added).gather(1, _rows(self.remaining, x)) / sizes[..., None].to(x.dtype), sizes
+
+    def positions(self) -> Tensor:
+        """Where each token is afterwards `[N, n]`."""
+        num_samples, num_left = self.left.shape
+        is_kept = torch.ones(
+            num_samples, num_left + self.remaining.shape[1], dtype=torch.bool, device=self.left.device
+        ).scatter(1, self.left, False)
+        position = is_kept.cumsum(1) - 1
+        return position.scatter(1, self.left, position.gather(1, self.into))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Merged tokens `x [N, n, D]`, the number of originals of each, `sizes [N, n]`, and each original's `places`.
+
+    `places [N, T]` are positions among the merged tokens.
+    """
+
+    x: Tensor
+    sizes: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        """The merged tokens of a block's outputs; tokens from elsewhere stand for themselves."""
+        merged = getattr(x, MERGED, None)
+        if merged is not None:
+            return merged
+        places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+        return cls(x, torch.ones(x.shape[:2], dtype=torch.float32, device=x.device), places)
+
+    @torch.no_grad()
+    def pairs(self, number: int, num_protected: int, directions: Tensor) -> list[Pairs]:
+        """Choose what to merge, the least increase first, until `number` tokens remain: half of them in each pass."""
+        passes: list[Pairs] = []
+        tokens = self
+        with without_autocast(self.x.device):
+            while (excess := tokens.x.shape[1] - number) > 0:
+                most = (tokens.x.shape[1] - num_protected) // 2
+                passes.append(Pairs.nearest(tokens.x, tokens.sizes, min(excess, most), num_protected, directions))
+                tokens = tokens.merged(passes[-1:])
+        return passes
+
+    def merged(self, passes: Iterable[Pairs]) -> Self:
+        x, sizes, places = self.x, self.sizes, self.places
+        with without_autocast(x.device):
+            for pairs in passes:
+                x, sizes = pairs.merged(x, sizes)
+                places = pairs.positions().gather(1, places)
+        return type(self)(x, sizes, places)
+
+    def restored(self) -> Tensor:
+        """Give each original token its merged one `[N, T, D]`; the next block takes the merged ones from this."""
+        restored = self.x.gather(1, _rows(self.places, self.x))
+        setattr(restored, MERGED, self)
+        return restored
+
+
+def _order(values: Tensor) -> Tensor:
+    """Positions `[N, n]` by ascending values, equal ones by position; ONNX has no stable sort."""
+    earlier = torch.ones(values.shape[1], values.shape[1], dtype=torch.bool, device=values.device).tril(-1)
+    one, other = values[:, :, None], values[:, None]
+    return ((other < one) | ((other == one) & earlier)).sum(dim=-1).sort(dim=-1).indices
+
+
+def _rows(positions: Tensor, like: Tensor) -> Tensor:
+    return positions[..., None].expand(-1, -1, like.shape[-1])
+
+
+class ProportionalAttention(TorchFunctionMode):
+    """Within it, attention counts each key as often as its size `[N, n]`, by adding the logarithm to its scores."""
+
+    def __init__(self, sizes: Tensor):
+        super().__init__()
+        self.bias = sizes.log()[:, None, None, :]
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            query, key, value, *others = args
+            mask = others.pop(0) if others else kwargs.pop("attn_mask", None)
+            if mask is not None and mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+            bias = self.bias.to(query.dtype)
+            return func(query, key, value, bias if mask is None else bias + mask, *others, **kwargs)
+        if func in SOFTMAX and args[0].ndim == 4 and args[0].shape[-1] == self.bias.shape[-1]:
+            return func(args[0] + self.bias.to(args[0].dtype), *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+
+@dataclass
+class Passage:
+    """One call of a block: the tokens that entered, and the passes that its entry has merged them by."""
+
+    tokens: Tokens
+    passes: list[Pairs] = field(default_factory=list)
+
+
+class Merge(nn.Module):
+    """Choose tokens to merge until `kept` remain of the `original` ones; other image sizes keep the same share.
+
+    Without `directions`, a block goes on with what an earlier one has merged. If it merges `inside`, tokens are chosen
+    where its entry sees them, and its exit gives those that entered the block their merged one's outputs: the block
+    adds these to tokens that are not merged yet, and the sums are merged at its end.
+    """
+
+    def __init__(
+        self,
+        kept: int = 0,
+        original: int = 0,
+        num_protected: int = 0,
+        directions: Tensor | None = None,
+        inside: bool = False,
+    ):
+        super().__init__()
+        self.kept, self.original, self.num_protected, self.inside = kept, original, num_protected, inside
+        self.register_buffer("directions", directions)
+        self.passages: dict[int, Passage] = {}  # by thread
+
+    def forward(self, tokens: Tokens) -> list[Pairs]:
+        if self.directions is None:
+            return []
+        free, all_free = self.kept - self.num_protected, self.original - self.num_protected
+        here = tokens.places.shape[1] - self.num_protected
+        number = self.num_protected + max(1, (2 * here * free + all_free) // (2 * all_free))
+        return tokens.pairs(number, self.num_protected, self.directions)
+
+    def num_operations(self, tokens: Tokens, passes: list[Pairs]) -> int:
+        """Operations of the product with the metric, if it merges any."""
+        return 2 * tokens.x.numel() * len(self.directions) if passes else 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"passages": {}}
+
+    def extra_repr(self) -> str:
+        return "" if self.directions is None else f"kept={self.kept}, original={self.original}, inside={self.inside}"
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else get_ident()
+
+
+class TokenStream(LowRankLayer):
+    """The tokens that are to be merged, as outputs of a layer, so that a data pass sees their gradients.
+
+    Those of the first `num_protected` are left out of it. `moved` is by how much another forward function moves them.
+    """
+
+    bias = None
+    rank = num_weights = 0
+
+    def __init__(self, size: int, num_protected: int, inside: bool, like: Tensor):
+        super().__init__()
+        self.in_features = self.out_features = size
+        self.num_protected, self.inside = num_protected, inside
+        self.nothing = nn.Parameter(like.new_empty(0), requires_grad=False)  # has the device and type of a weight
+        self.moved: Tensor | None = None
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.nothing.new_empty(self.out_features, 0), self.nothing.new_empty(0, self.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x  # not a view: the gradient is that of all uses of these tokens
+
+
+class Changed(nn.Module):
+    """Base of modules with another behaviour before that of their own class; `tokens` are their block's."""
+
+    tokens: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new, type(self).__bases__, self.__dict__
+
+
+class MergedBlock(Changed):
+    """A block that merges tokens at its beginning or inside; its outputs give each original token its merged one's."""
+
+    tokens: Merge
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tokens, merge = Tokens.of(x), self.tokens
+        if not merge.inside:
+            tokens = tokens.merged(merge(tokens))
+        merge.passages[_thread()] = passage = Passage(tokens)
+        with ProportionalAttention(tokens.sizes):
+            outputs = super().forward(tokens.x, *args, **kwargs)
+        del merge.passages[_thread()]
+        first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        restored = Tokens(first, tokens.sizes, tokens.places).merged(passage.passes).restored()
+        return (restored, *others) if isinstance(outputs, tuple) else restored
+
+
+class MergingEntry(Changed):
+    """The first module after a block's attention, of merged tokens."""
+
+    def forward(self, x: Tensor) -> Any:
+        merge, passage = self.tokens, self.tokens.passages[_thread()]
+        tokens = Tokens(x, passage.tokens.sizes, passage.tokens.places)
+        passage.passes = merge(tokens)
+        return super().forward(tokens.merged(passage.passes).x)
+
+
+class RestoringExit(Changed):
+    """The last layer of a block, whose outputs go to all tokens that entered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        for pairs in reversed(self.tokens.passages[_thread()].passes):
+            outputs = outputs.gather(1, _rows(pairs.positions(), outputs))
+        return outputs
+
+
+class ObservedBlock(Changed):
+    """A block whose tokens pass through a `TokenStream`, at its beginning or where its entry sees them."""
+
+    tokens: TokenStream
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # so that the gradient at the entry is that of all uses
+        if not self.tokens.inside:
+            return super().forward(self.tokens(x), *args, **kwargs)
+        outputs, moved = super().forward(x, *args, **kwargs), self.tokens.moved
+        self.tokens.moved = None
+        if moved is None:
+            return outputs
+        return (outputs[0] + moved, *outputs[1:]) if isinstance(outputs, tuple) else outputs + moved
+
+
+class ObservedEntry(Changed):
+    """The first module after a block's attention; the block adds the difference if the stream moves its inputs."""
+
+    def forward(self, x: Tensor) -> Any:
+        streamed = self.tokens(x)
+        if streamed is not x:
+            self.tokens.moved = streamed - x
+        return super().forward(streamed)
+
+
+def change_block(block: nn.Module, behaviour: type[Changed], tokens: nn.Module) -> None:
+    """Let a block of any class behave in another way too; its `tokens` say how."""
+    _change(block, behaviour)
+    block.tokens = tokens
+
+
+def change_within(module: nn.Module, behaviour: type[Changed], tokens: nn.Module) -> None:
+    """Let a module in a block behave in another way; the `tokens` stay a module of the block."""
+    _change(module, behaviour)
+    module.__dict__["tokens"] = tokens
+
+
+def _change(module: nn.Module, behaviour: type[Changed]) -> None:
+    own = type(module).__bases__[1] if isinstance(module, Changed) else type(module)
+    module.__class__ = _combined(behaviour, own)
+
+
+@functools.cache
+def _combined(behaviour: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{behaviour.__name__}{own.__name__}", (behaviour, own), {})
+
+
+def _new(behaviour: type[nn.Module], own: type[nn.Module]) -> nn.Module:
+    return object.__new__(_combined(behaviour, own))

@@ -1,0 +1,418 @@
+"""Tokens: how many of them a block computes with, merged in the Fisher's metric (docs/methods.md).
+
+Legend: N samples, T tokens of a sample, p protected ones among them (class, distillation, register tokens, at the
+front), D features, k directions of the metric.
+"""
+
+import copy
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from facts.cost.probe import Call
+from facts.decomposition.truncation import Decomposition
+from facts.estimators.base import KroneckerFactors
+from facts.modules.lowrank import LinearLayer, LowRankLayer
+from facts.modules.tokens import (
+    Changed,
+    Merge,
+    MergedBlock,
+    MergingEntry,
+    ObservedBlock,
+    ObservedEntry,
+    RestoringExit,
+    Tokens,
+    TokenStream,
+    change_block,
+    change_within,
+)
+from facts.moments.batch import LayerBatch
+from facts.parts.base import SAME, Found, Kind, Part, module_at
+
+NUM_LEVELS = 16  # at which the loss of merging is measured
+NUM_COUNTS = 64  # of tokens to choose from
+SHARE_OF_DIRECTIONS = 4  # one in as many directions of the metric is kept
+FEWEST = 4  # tokens worth merging
+
+PLACES = (
+    "a block whose outputs depend on the places of its tokens, such as windows, convolutions, rotary positions, "
+    "relative biases or a mask"
+)
+COUNTS = "a block in which a token cannot count as several"
+PREFIX = ("cls", "class", "dist", "reg_token", "register", "prefix")  # in names of parameters that are tokens
+
+
+@dataclass(frozen=True)
+class Merging(Part):
+    """The tokens of a block; a rank is the number that it passes on, with the `protected` ones at the front.
+
+    They are merged between attention and MLP if the block's code has an `entry`, the module that sees them there, and
+    an `exit`, the last layer, whose outputs are added to them; the layers `behind` the entry compute with the merged
+    ones. Otherwise they are merged before the block. It is one of `length` blocks in a list, after those in `stages`.
+    `before` and `dense` count weights of the layers in front of the entry and behind it, if they are in no other part.
+    """
+
+    protected: int = 0
+    size: int = 0
+    entry: str = ""
+    exit: str = ""
+    behind: tuple[str, ...] = ()
+    length: int = 1
+    before: int = 0
+
+    shortens = True
+
+    @property
+    def largest(self) -> int:
+        return self.tokens
+
+    @property
+    def full_rank(self) -> int:
+        return self.tokens
+
+    @property
+    def fewest(self) -> int:
+        return self.protected + 1
+
+    @property
+    def num_directions(self) -> int:
+        return -(-self.size // SHARE_OF_DIRECTIONS)
+
+    def rank_of_ratio(self, ratio: float) -> int:
+        """The tokens left here if each block merges the same number, and a mean of `ratio` remain."""
+
+        def left(hundredths: int) -> list[int]:
+            return [max(self.fewest, self.tokens - hundredths * place // 100) for place in range(1, self.length + 1)]
+
+        most = ratio * self.tokens * self.length
+        enough = bisect_left(range(100 * self.tokens), True, key=lambda hundredths: sum(left(hundredths)) <= most)
+        return left(enough)[len(self.stages)]
+
+    def candidates(self, multiple: int, at_least: int, between: tuple[float, float]) -> list[int]:
+        step = max(1, (self.tokens - self.protected) // NUM_COUNTS)
+        return [*range(self.tokens - step, self.fewest, -step)][::-1]
+
+    def num_weights(self, rank: int | None) -> int:
+        return 0
+
+    def flops(self, rank: int | None, plan: Mapping[str, int | None]) -> int:
+        """Cost of the product with the metric and, if no other part has them, of the layers in the block."""
+        entering = self.remaining(plan)
+        merges = rank is not None and rank < entering
+        layers = self.before * entering + self.dense * (rank if merges else entering)
+        return 2 * (layers + entering * self.num_directions * self.size * merges)
+
+    def with_layers_of(self, model: nn.Module) -> Self:
+        """The same part with the weights of all linear layers in its block."""
+        layers = {
+            f"{self.owner}.{name}": each.weight.numel()
+            for name, each in model.get_submodule(self.owner).named_modules()
+            if isinstance(each, nn.Linear | LowRankLayer)
+        }
+        behind = sum(size for name, size in layers.items() if not self.entry or name in self.behind)
+        return replace(self, dense=behind, before=sum(layers.values()) - behind)
+
+    def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
+        """Leading directions of B: of two tokens, a merge loses the size-weighted (a - b)ᵀ B (a - b)."""
+        if factors.B is None:
+            raise ValueError("tokens are merged in the metric of output gradients, which this estimator lacks")
+        values, vectors = torch.linalg.eigh(factors.B.double())
+        values, vectors = values.flip(0)[: self.num_directions].clamp(min=0), vectors.flip(1)[:, : self.num_directions]
+        directions = (vectors * (values / values[0].clamp(min=torch.finfo(values.dtype).tiny)).sqrt()).mT.float()
+        return Decomposition(directions.mT, directions, values)
+
+    def truncated(self, linear: LinearLayer, decomposition: Decomposition, rank: int) -> LowRankLayer:
+        assert isinstance(linear, TokenStream)
+        return _MergedStream(linear, max(rank, self.fewest), decomposition.right)
+
+    def slopes(self, batch: LayerBatch, decomposition: Decomposition) -> Tensor:
+        """Changes of each sample's loss Σ_t g_t · Δx_t with each token that goes `[N, T]`, merged in several passes."""
+        count, directions = self.tokens - self.protected, decomposition.right.to(batch.x)
+        state, levels, losses = Tokens.of(batch.x), [count], [batch.x.new_zeros(batch.num_samples)]
+        step = max(1, count // NUM_LEVELS)
+        for number in (*range(count - step, 1, -step), 1):
+            state = state.merged(state.pairs(number, 0, directions))
+            levels.append(number)
+            losses.append((batch.g * (state.restored() - batch.x)).sum(dim=(1, 2)))
+        loss = torch.stack(losses, dim=1)  # [N, levels], from all tokens to one
+        known = torch.tensor(levels, device=loss.device)
+        wanted = torch.arange(count + 1, device=loss.device).clamp(min=1)
+        upper = torch.searchsorted(-known, -wanted, right=True).clamp(1, len(levels) - 1)
+        share = (known[upper - 1] - wanted) / (known[upper - 1] - known[upper])
+        at_each = torch.lerp(loss[:, upper - 1], loss[:, upper], share.to(loss))
+        at_each = torch.cat([at_each[:, :1].expand(-1, self.protected), at_each], dim=1)  # [N, T + 1]
+        return at_each[:, :-1] - at_each[:, 1:]
+
+    def put(self, model: nn.Module, rank: int, weights: Mapping[str, Decomposition] | None = None) -> None:
+        block, like = model.get_submodule(self.owner), next(model.parameters())
+        if weights is None:
+            directions = torch.zeros(self.num_directions, self.size, device=like.device)
+        else:
+            directions = weights[self.name].right.to(like.device, torch.float32).contiguous()
+        merge = Merge(rank, self.tokens, self.protected, directions, bool(self.entry))
+        change_block(block, MergedBlock, merge)
+        if self.entry:
+            change_within(block.get_submodule(self.entry), MergingEntry, merge)
+            change_within(block.get_submodule(self.exit), RestoringExit, merge)
+        for owner in _after(model, self.owner):
+            block = model.get_submodule(owner)
+            if not isinstance(block, Changed):
+                change_block(block, MergedBlock, Merge())
+
+    def rewrite(self, network: nn.Module, names: Collection[str]) -> None:
+        block = network.get_submodule(self.owner)
+        stream = TokenStream(self.size, self.protected, bool(self.entry), next(network.parameters()))
+        change_block(block, ObservedBlock, stream)
+        if self.entry:
+            change_within(block.get_submodule(self.entry), ObservedEntry, stream)
+
+    def after(self, earlier: Part) -> Part:
+        return earlier
+
+    def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
+        return {"right": decomposition.right, "energies": decomposition.energies}
+
+    def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
+        return {"right": (self.num_directions, self.size), "energies": (self.num_directions,)}
+
+    def restored(self, linear: LinearLayer, tensors: Mapping[str, Tensor]) -> Decomposition:
+        return Decomposition(tensors["right"].mT, tensors["right"], tensors["energies"])
+
+
+class _MergedStream(TokenStream):
+    """The tokens of a stream, merged and restored."""
+
+    def __init__(self, stream: TokenStream, number: int, directions: Tensor):
+        super().__init__(stream.in_features, stream.num_protected, stream.inside, stream.nothing)
+        self.number, self.directions = number, directions
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = Tokens.of(x.view_as(x))
+        return tokens.merged(tokens.pairs(self.number, self.num_protected, self.directions.to(x.device))).restored()
+
+
+class TokensOfBlocks(Kind):
+    """Blocks in a list whose outputs permute with their tokens, and in which a token can count as several."""
+
+    def layers_of(self, owner: str, module: nn.Module) -> list[str] | None:
+        return [] if any(True for _ in module.children()) else None
+
+    def find(self, model: nn.Module, owner: str, call: Call | None) -> Found:
+        name, block = f"{owner}.tokens", model.get_submodule(owner)
+        tokens = call and call[0] and call[0][0]
+        if not call or not _is_entry(model, owner) or not isinstance(tokens, Tensor) or hasattr(block, "tokens"):
+            return Found()
+        if tokens.ndim == 4 and tokens.is_floating_point():
+            return Found(reasons={name: PLACES})
+        if tokens.ndim != 3 or len(tokens) != 1 or tokens.shape[1] < FEWEST or not tokens.is_floating_point():
+            return Found()
+        count, size = tokens.shape[1:]
+        protected = num_protected(model, owner, count)
+        if count - protected < FEWEST or (mixes := _mixes(block, call, protected)) is False:
+            return Found()
+        if mixes is None or not _permutes(block, call, protected):
+            return Found(reasons={name: PLACES})
+        part = replace(_part(owner), tokens=count, protected=protected, size=size)
+        inside = _inside(block, call, part)
+        if inside and _counts(block, call, inside):
+            return Found((inside,))
+        return Found((part,)) if _counts(block, call, part) else Found(reasons={name: COUNTS})
+
+    def at(self, model: nn.Module, name: str) -> Part | None:
+        owner, _, last = name.rpartition(".")
+        return _part(owner) if last == "tokens" and module_at(model, owner) and _is_entry(model, owner) else None
+
+    def described(self, model: nn.Module) -> dict[str, dict[str, int | str]]:
+        found: dict[str, dict[str, int | str]] = {}
+        for owner, block in model.named_modules():
+            if isinstance(block, MergedBlock) and (directions := block.tokens.directions) is not None:
+                merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
+                places = {base: name for kind, name in names.items() for base in kind.__bases__}
+                found[f"{owner}.tokens"] = {
+                    "tokens": merge.original,
+                    "protected": merge.num_protected,
+                    "size": directions.shape[1],
+                    "entry": places.get(MergingEntry, ""),
+                    "exit": places.get(RestoringExit, ""),
+                }
+        return found
+
+    def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:
+        """Leave out blocks that hold others; say which blocks come before each part, also to layers within blocks."""
+        owners = [part.owner for part in found if part.shortens]
+        alone = len(owners) == len(found)
+        candidates = [*owners, *(name.removesuffix(".tokens") for name in reasons if name.endswith(".tokens"))]
+        outer = {each for each in candidates if any(other.startswith(f"{each}.") for other in candidates)}
+        for each in outer:
+            reasons.pop(f"{each}.tokens", None)
+        chains: dict[str, list[Part]] = {}
+        for part in found:
+            if part.shortens and part.owner not in outer:
+                chains.setdefault(part.owner.rpartition(".")[0], []).append(part)
+        stages = {
+            each.owner: tuple(other.name for other in chain[: place + 1])
+            for chain in chains.values()
+            for place, each in enumerate(chain)
+        }
+        result: list[Part] = []
+        for part in found:
+            if isinstance(part, Merging):
+                if part.owner in outer:
+                    continue
+                chain = chains[part.owner.rpartition(".")[0]]
+                part = replace(part, stages=stages[part.owner][:-1], length=len(chain))
+                result.append(part.with_layers_of(model) if alone else part)
+            else:
+                result.append(_within(part, stages, found))
+        return result
+
+
+def _within(part: Part, stages: Mapping[str, tuple[str, ...]], found: Iterable[Part]) -> Part:
+    """The same part, of whichever kind, with the stages that leave it tokens."""
+    layer = (part.owner, *part.layers)[-1]
+    for block in found:
+        if isinstance(block, Merging) and block.owner in stages and layer.startswith(f"{block.owner}."):
+            if part.rows < block.tokens:
+                return part
+            own = stages[block.owner]
+            return replace(
+                part, stages=own if not block.entry or layer in block.behind else own[:-1], tokens=block.tokens
+            )
+    return part
+
+
+def _part(owner: str) -> Merging:
+    return Merging(f"{owner}.tokens", owner, (), (f"{owner}.tokens",), 0)
+
+
+def _is_entry(model: nn.Module, owner: str) -> bool:
+    parent = owner.rpartition(".")[0]
+    return isinstance(model.get_submodule(parent), nn.ModuleList | nn.Sequential)
+
+
+def _after(model: nn.Module, owner: str) -> list[str]:
+    """The entries after one in its list."""
+    parent, _, own = owner.rpartition(".")
+    names = [name for name, _ in model.get_submodule(parent).named_children()]
+    return [f"{parent}.{name}" for name in names[names.index(own) + 1 :]]
+
+
+def num_protected(model: nn.Module, owner: str, count: int) -> int:
+    """The number of tokens at the front that do not come from the data: class, distillation and register tokens.
+
+    Taken from timm's `num_prefix_tokens`, the sizes in a transformers configuration, or parameters with such names.
+    """
+    places = owner.split(".")
+    around = [model.get_submodule(".".join(places[:depth])) for depth in range(len(places) - 1, -1, -1)]
+    for module in around:
+        if isinstance(prefix := getattr(module, "num_prefix_tokens", None), int):
+            return prefix
+        config = getattr(module, "config", None)
+        image, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
+        if isinstance(image, int) and isinstance(patch, int) and 0 <= count - (image // patch) ** 2 < FEWEST * 4:
+            return count - (image // patch) ** 2
+    return sum(
+        parameter.shape[-2] if parameter.ndim > 1 else 1
+        for module in around
+        for name, parameter in module.named_parameters(recurse=False)
+        if any(word in name for word in PREFIX) and parameter.ndim <= 3
+    )
+
+
+def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
+    (_, *others), kwargs = call
+    outputs = block(tokens, *others, **kwargs)
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+@torch.no_grad()
+def _checked(check: Any, block: nn.Module, call: Call) -> bool | None:
+    """Run a check in float64; None if the block cannot be run in that way."""
+    double = copy.deepcopy(block).double().eval()
+    call = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
+    try:
+        return bool(check(double, call, call[0][0]))
+    except Exception:  # from anyone's code
+        return None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
+
+
+def _mixes(block: nn.Module, call: Call, protected: int) -> bool | None:
+    """Whether a token's output depends on another token."""
+
+    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
+        other = tokens.clone()
+        other[:, -1] = -other[:, -1]
+        one, changed = _run(block, call, tokens), _run(block, call, other)
+        return one.shape == tokens.shape and not one[:, :-1].equal(changed[:, :-1])
+
+    return _checked(check, block, call)
+
+
+def _permutes(block: nn.Module, call: Call, protected: int) -> bool | None:
+    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
+        order = torch.randperm(tokens.shape[1] - protected, generator=torch.Generator().manual_seed(0)) + protected
+        order = torch.cat([torch.arange(protected), order]).to(tokens.device)
+        return _equal(_run(block, call, tokens)[:, order], _run(block, call, tokens[:, order]))
+
+    return _checked(check, block, call)
+
+
+def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
+    """The same part with the places where tokens can be merged inside its block, if its modules look like that.
+
+    The exit is the last linear layer, the entry the last module before it that is none and maps tokens to tokens.
+    """
+    names, seen = {module: name for name, module in block.named_modules()}, list[nn.Module]()
+
+    def note(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim == 3 and len(args[0]) == 1:
+            seen.append(module)
+
+    leaves = [module for module in names if isinstance(module, LinearLayer) or not any(True for _ in module.children())]
+    hooks = [module.register_forward_hook(note) for module in leaves]
+    with torch.no_grad():
+        _run(block, call, call[0][0])
+    for hook in hooks:
+        hook.remove()
+    linears = [place for place, module in enumerate(seen) if isinstance(module, LinearLayer)]
+    if not linears or len(set(map(id, seen))) < len(seen):
+        return None
+    last, sizes = linears[-1], [_size_of(module) for module in seen]
+    entries = [place for place in range(last) if place not in linears and sizes[place] == part.size]
+    if (sizes[last] is not None and seen[last].out_features != part.size) or not entries:
+        return None
+    behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > entries[-1])
+    return replace(part, entry=names[seen[entries[-1]]], exit=names[seen[last]], behind=behind)
+
+
+def _size_of(module: nn.Module) -> int | None:
+    """The number of features that a normalisation expects, None if it is no normalisation."""
+    weight = getattr(module, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 1 else None
+
+
+def _counts(block: nn.Module, call: Call, part: Merging) -> bool | None:
+    """Whether one token of size 2 has the effect of two equal ones, also if the block merges them itself."""
+
+    def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
+        twice = torch.cat([tokens, tokens[:, -1:]], dim=1)
+        expected, count = _run(block, call, twice), tokens.shape[1]
+        places = torch.arange(count + 1, device=tokens.device).clamp(max=count - 1)[None]
+        sizes = torch.ones_like(tokens[..., 0]).index_add(1, places[0, -1:], torch.ones_like(tokens[:, :1, 0]))
+        around = nn.ModuleList([block])
+        merging = replace(part, name="0.tokens", owner="0", tokens=count + 1)
+        eye = torch.eye(part.size, dtype=tokens.dtype, device=tokens.device)
+        merging.put(around, count, {"0.tokens": Decomposition(eye, eye, eye[0])})
+        given = Tokens(tokens, sizes, places).restored()
+        return _equal(expected, _run(block, call, given)) and _equal(expected, _run(block, call, twice))
+
+    return _checked(check, block, call)

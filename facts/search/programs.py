@@ -1,0 +1,262 @@
+"""Integer programs that choose all ranks at once and, for tokens, the dynamic program around them.
+
+A block costs as many times what its widths cost as it has tokens, so the two do not separate. At a price of a unit of
+cost, the least of errors and price over the tokens of each block is found exactly, each block choosing its widths; the
+price is found by bisection, and what it leaves of the budget goes into tokens and widths (docs/methods.md).
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from facts.calibration.distance import distance
+from facts.parts import Part
+from facts.parts.base import Plan
+from facts.search.allocation import Allocation, allocate
+from facts.search.base import AllocationProblem, Profile, Search
+from facts.utils.options import Positive, options
+
+NUM_HALVINGS = 40  # of the range of prices
+SHARES_BY_TOKENS = (1.0, 0.75, 0.5)  # of the logarithm of a ratio, in plans that are compared with the program's
+
+
+@options
+class MILPSearch(Search):
+    """If no choice is proved optimal within `time_limit` seconds, the best one found is taken."""
+
+    time_limit: Positive = 60.0
+
+    def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
+        """Find the plan with the least total error within the budget; dense layers have their error at None, or 0.
+
+        With tokens, a few plans are compared on the sensitivity data if there are any: prices reach only the convex
+        hull, and errors that were measured at the whole network add up to too little far from it.
+        """
+        program = TokenProgram(problem, errors)
+        if not program.chains:
+            return self._widths(problem, errors, {})
+        plans = []
+        for tokens in program.plans():
+            with suppress(ValueError):  # these tokens leave too little for the narrowest widths
+                plan, solution = self._widths(problem, errors, tokens)
+                error = program.error(plan)
+                if problem.fits(plan):
+                    plans.append((plan, replace(solution, error=solution.error + error, bound=solution.bound + error)))
+        if not plans:
+            raise ValueError("no plan of tokens and widths costs as little as the budget: allow more")
+        if problem.sensitivity is None:
+            return min(plans, key=lambda each: each[1].error)
+        return min(plans, key=lambda each: measured(problem, each[0]))
+
+    def _widths(self, problem: AllocationProblem, errors: Profile, tokens: Plan) -> tuple[Plan, Allocation]:
+        """Find the plan with the least total error among those with these `tokens`."""
+        spent = problem.spent(dict(tokens)) if tokens else (0,) * len(problem.bounds)
+        budget = tuple(most - used for most, used in zip(problem.budget, spent, strict=True))
+        choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items() if name not in tokens}
+        if not choices:
+            nothing = Allocation(choices={}, cost=spent, error=0.0, bound=0.0, gap=0.0, status="optimal")
+            return {name: tokens[name] for name in problem.parts}, nothing
+        profiles = {
+            name: [(problem.cost(name, rank, tokens), errors[name].get(rank, 0.0)) for rank in ranks]
+            for name, ranks in choices.items()
+        }
+        solution = allocate(profiles, budget, time_limit=self.time_limit)
+        chosen = {name: choices[name][index] for name, index in solution.choices.items()}
+        return {name: tokens[name] if name in tokens else chosen[name] for name in errors}, solution
+
+
+def measured(problem: AllocationProblem, plan: Plan) -> float:
+    """The mean error of the outputs with a plan on the sensitivity data."""
+    calibration = problem.calibration
+    changed = calibration.apply(plan, problem.decompositions)
+    found = distance(
+        calibration.model,
+        changed,
+        problem.sensitivity_batches(),
+        calibration.output_error,
+        calibration.execution.precision,
+    )
+    return math.inf if found is None else found.mean
+
+
+@dataclass(frozen=True)
+class TokenProgram:
+    """Token counts on offer and errors of all parts, for a problem in which some parts shorten others' inputs."""
+
+    problem: AllocationProblem
+    errors: Profile
+
+    @cached_property
+    def chains(self) -> list[list[Part]]:
+        """The parts that shorten, by lists of blocks, each in order."""
+        found: dict[str, list[Part]] = {}
+        for part in self.problem.parts.values():
+            if part.shortens:
+                found.setdefault((*part.stages, part.name)[0], []).append(part)
+        return list(found.values())
+
+    @cached_property
+    def within(self) -> dict[str, list[str]]:
+        """The parts whose tokens each shortening part decides, if those of the next block do not."""
+        inside: dict[str, list[str]] = {name: [] for name, part in self.problem.parts.items() if part.shortens}
+        for name, part in self.problem.parts.items():
+            if part.stages and not part.shortens:
+                inside[part.stages[-1]].append(name)
+        return inside
+
+    def cost(self, name: str, choice: int | None, plan: Plan) -> float:
+        """Cost of a part as a share of the budget: that of the first bound which tokens can meet."""
+        return self.problem.cost(name, choice, plan)[self.bound] / self.problem.budget[self.bound]
+
+    @cached_property
+    def bound(self) -> int:
+        return next(place for place, cost in enumerate(self.problem.bounds) if cost != "params")
+
+    @cached_property
+    def cumulative(self) -> dict[str, dict[int, float]]:
+        """By block, the error at each count on offer, in descending order: never less for fewer tokens."""
+        found = {}
+        for chain in self.chains:
+            counts = [chain[0].tokens, *reversed(chain[0].candidates(1, 1, (0, 1)))]
+            for part in chain:
+                known = {part.tokens: 0.0} | {rank: error for rank, error in self.errors[part.name].items() if rank}
+                ranks = sorted(known)
+                errors = np.interp(counts, ranks, [known[rank] for rank in ranks])
+                found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
+        return found
+
+    def tokens_at(self, price: float) -> Plan:
+        """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget."""
+        return {name: count for chain in self.chains for name, count in self._chain_at(chain, price).items()}
+
+    def _chain_at(self, chain: list[Part], price: float) -> Plan:
+        counts = [*self.cumulative[chain[0].name]]
+        start = np.full(len(counts), np.inf)
+        start[0] = 0.0  # all tokens enter the first block
+        origins = []
+        for part in chain:
+            errors = np.array([*self.cumulative[part.name].values()])
+            within = np.array([self._blocks[part.name][count](price) for count in counts])
+            total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
+            total[np.tril_indices(len(counts), -1)] = np.inf  # tokens do not come back
+            origins.append(total.argmin(axis=0))
+            start = total.min(axis=0)
+        at, plan = int(start.argmin()), Plan()
+        for part, origin in zip(reversed(chain), reversed(origins), strict=True):
+            before = int(origin[at])
+            plan[part.name] = None if before == at else counts[at]
+            at = before
+        return plan
+
+    @cached_property
+    def _own_costs(self) -> dict[str, np.ndarray]:
+        """By block, the cost of merging, and of layers in no other part, by the counts `[entering, going on]`."""
+        return {
+            part.name: np.array(
+                [
+                    [self.cost(part.name, left, dict.fromkeys(part.stages, entering)) for left in counts]
+                    for entering in counts
+                ]
+            )
+            for chain in self.chains
+            for part in chain
+            for counts in [[*self.cumulative[part.name]]]
+        }
+
+    @cached_property
+    def _blocks(self) -> dict[str, dict[int, Callable[[float], float]]]:
+        """By block and count, the least of errors plus priced cost of the parts within."""
+
+        def least(names: list[str], plan: Plan) -> Callable[[float], float]:
+            tables = [
+                (np.array([*choices.values()]), np.array([self.cost(name, rank, plan) for rank in choices]))
+                for name in names
+                for choices in [{None: 0.0, **self.errors[name]}]
+            ]
+            return lambda price: math.fsum(float((error + price * cost).min()) for error, cost in tables)
+
+        return {
+            block: {count: least(self.within[block], {block: count}) for count in errors}
+            for block, errors in self.cumulative.items()
+        }
+
+    def widths_at(self, price: float, tokens: Plan) -> Plan:
+        """The choice of every other part at a price."""
+        plan = dict(tokens)
+        for name, part in self.problem.parts.items():
+            if not part.shortens:
+                choices = {None: 0.0, **self.errors[name]}
+                plan[name] = min(choices, key=lambda rank: choices[rank] + price * self.cost(name, rank, tokens))
+        return plan
+
+    def around_the_budget(self) -> tuple[Plan, Plan]:
+        """The counts at the two prices between which the budget lies, the higher one first."""
+        low, high = 1e-9, 1e9
+        for _ in range(NUM_HALVINGS):
+            price = math.sqrt(low * high)
+            tokens = self.tokens_at(price)
+            if self.problem.fits(self.widths_at(price, tokens)):
+                high = price
+            else:
+                low = price
+        return self.tokens_at(high), self.tokens_at(low)
+
+    def plans(self) -> Iterator[Plan]:
+        """Counts of tokens to compare: the program's, and the same number merged in each block."""
+        if self.problem.bounds.keys() == {"params"}:  # of which tokens have none
+            yield {part.name: None for chain in self.chains for part in chain}
+            return
+        higher, lower = self.around_the_budget()
+        if not any(self.within.values()):
+            yield self.spent_on(higher)
+            yield self.largest_constant()
+            return
+        yield from (higher, lower)
+        ratio = self.problem.budget[self.bound] / self.problem.dense[self.bound]
+        for share in SHARES_BY_TOKENS:
+            yield self.constant(ratio**share)
+
+    def constant(self, ratio: float) -> Plan:
+        """The same number of tokens merged in each block, such that `ratio` of them remain on average."""
+        return {part.name: part.rank_of_ratio(ratio) for chain in self.chains for part in chain}
+
+    def largest_constant(self) -> Plan:
+        """The same with the largest ratio, in thousandths, that the budget allows."""
+        too_large = bisect_left(range(1, 1000), True, key=lambda i: not self.problem.fits(self.constant(i / 1000)))
+        return self.constant(max(1, too_large) / 1000)
+
+    def error(self, tokens: Plan) -> float:
+        """The error of counts of tokens, each block's beyond those of the blocks before it."""
+        total = 0.0
+        for chain in self.chains:
+            entering = chain[0].tokens
+            for part in chain:
+                if count := tokens[part.name]:
+                    counts, errors = zip(*reversed(self.cumulative[part.name].items()), strict=True)
+                    least, most = np.interp((entering, count), counts, errors)
+                    total += float(most - least)
+                    entering = count
+        return total
+
+    def spent_on(self, plan: Plan) -> Plan:
+        """Raise the counts of a plan one step at a time, first where the error falls most, while the budget holds."""
+        while True:
+            raised = [each for each in self._raised(plan) if self.problem.fits(each)]
+            best = min(raised, key=self.error, default=plan)
+            if not raised or self.error(best) >= self.error(plan):
+                return plan
+            plan = best
+
+    def _raised(self, plan: Plan) -> Iterator[Plan]:
+        for chain in self.chains:
+            entering = chain[0].tokens
+            for part in chain:
+                if count := plan[part.name]:
+                    higher = min(each for each in self.cumulative[part.name] if each > count)
+                    yield plan | {part.name: higher if higher < entering else None}
+                    entering = count
