@@ -232,7 +232,8 @@ class Summary:
         allowed, spent, budget = costs.bounds[cost], costs.spent.get(cost), costs.budget.get(cost)
         if cost == "latency" or not spent or not budget:  # files from elsewhere may lack the last two
             return f"allowed {allowed:.1%} of the {cost}"
-        kept = f"the compressed {self.method.parts.replace(',', ' and ')} keep {allowed * spent / budget:.1%} of their {cost}"
+        parts = self.method.parts.replace(",", " and ")
+        kept = f"the compressed {parts} keep {allowed * spent / budget:.1%} of their {cost}"
         if error is not None:
             return f"{kept}, the smallest found with an error of at most {error:g} on the held-out samples"
         return f"{kept}, of {allowed:.1%} allowed"

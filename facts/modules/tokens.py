@@ -317,13 +317,13 @@ def change_within(module: nn.Module, behaviour: type[Changed], tokens: nn.Module
 
 def _change(module: nn.Module, behaviour: type[Changed]) -> None:
     own = type(module).__bases__[1] if isinstance(module, Changed) else type(module)
-    module.__class__ = _combined(behaviour, own)
+    module.__class__ = _combined(behaviour, own)  # type: ignore[arg-type]
 
 
 @functools.cache
-def _combined(behaviour: type[nn.Module], own: type[nn.Module]) -> type[nn.Module]:
+def _combined(behaviour: type[Any], own: type[Any]) -> type[Any]:
     return type(f"{behaviour.__name__}{own.__name__}", (behaviour, own), {})
 
 
-def _new(behaviour: type[nn.Module], own: type[nn.Module]) -> nn.Module:
-    return object.__new__(_combined(behaviour, own))
+def _new(behaviour: type[Any], own: type[Any]) -> Any:
+    return object.__new__(_combined(behaviour, own))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from facts.modules.linear_calls import (
     with_linear_layers,
 )
 from facts.parts.attention import Attention
-from facts.parts.base import Found, Kind, Part, Plan, module_at
+from facts.parts.base import Description, Found, Kind, Part, Plan, module_at
 from facts.parts.hidden import Hidden
 from facts.parts.layers import Layers, Selection
 from facts.parts.tokens import TokensOfBlocks
@@ -107,7 +107,7 @@ def emptied(
     chosen: str,
     plan: Plan,
     layouts: Mapping[str, Layout],
-    described: Mapping[str, dict[str, int | str]] = {},
+    described: Mapping[str, Description] = {},
 ) -> nn.Module:
     """Change parts of the `chosen` kinds as a plan says, with empty weights; low-rank layers in `layouts` are pivoted.
 
@@ -133,7 +133,7 @@ def emptied(
     return with_convolutions_restored(model)
 
 
-def descriptions(model: nn.Module) -> dict[str, dict[str, int | str]]:
+def descriptions(model: nn.Module) -> dict[str, Description]:
     """Fields of a network's parts that `emptied` needs beside the plan, by part."""
     return {
         name: fields for kinds in KINDS.values() for kind in kinds for name, fields in kind.described(model).items()

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ from facts.moments.batch import LayerBatch
 Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
 
+
+PartField = Literal["tokens", "protected", "size", "entry", "exit"]
+Description = dict[PartField, int | str]
+"""Fields of a part in a compressed network that cannot be read off the original one's modules."""
 
 FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
 INTEGERS = ("order", "num_repaired")
@@ -71,7 +75,8 @@ class Part(ABC):
 
     def candidates(self, multiple: int, at_least: int, between: tuple[float, float]) -> list[int]:
         """The ranks to choose from: multiples of `multiple` with ratios `between` two values."""
-        return candidate_ranks(*map(self.rank_of_ratio, between), multiple, at_least)
+        lowest, highest = map(self.rank_of_ratio, between)
+        return candidate_ranks(lowest, highest, multiple, at_least)
 
     @abstractmethod
     def num_weights(self, rank: int | None) -> int:
@@ -128,7 +133,7 @@ class Part(ABC):
         """The same part with its low-rank layers stored in a form, if it has any."""
         return self
 
-    def after(self, earlier: "Part") -> "Part":
+    def after(self, earlier: Self) -> Self:
         """The same part in a narrowed network, with ratios of what the `earlier` one was."""
         return replace(self, rows=earlier.rows, stages=earlier.stages, tokens=earlier.tokens)
 
@@ -170,8 +175,7 @@ class Unit(Part):
     def rank_of_ratio(self, ratio: float) -> int:
         return min(self.width, max(1, math.floor(Fraction(str(ratio)) * self.dense_width)))
 
-    def after(self, earlier: Part) -> Part:
-        assert isinstance(earlier, Unit)
+    def after(self, earlier: Self) -> Self:
         return replace(super().after(earlier), dense_width=earlier.dense_width)
 
 
@@ -210,8 +214,8 @@ class Kind(ABC):
     def at(self, model: nn.Module, name: str) -> Part | None:
         """The part with a name, without computing; None if there is none of this kind."""
 
-    def described(self, model: nn.Module) -> dict[str, dict[str, int | str]]:
-        """Fields of parts in a compressed network, by name, that cannot be read off the original one's modules."""
+    def described(self, model: nn.Module) -> dict[str, Description]:
+        """Descriptions of the parts of this kind in a compressed network, by name."""
         return {}
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:

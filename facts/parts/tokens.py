@@ -32,7 +32,7 @@ from facts.modules.tokens import (
     change_within,
 )
 from facts.moments.batch import LayerBatch
-from facts.parts.base import SAME, Found, Kind, Part, module_at
+from facts.parts.base import SAME, Description, Found, Kind, Part, module_at
 
 NUM_LEVELS = 16  # at which the loss of merging is measured
 NUM_COUNTS = 64  # of tokens to choose from
@@ -43,6 +43,7 @@ PLACES = (
     "a block whose outputs depend on the places of its tokens, such as windows, convolutions, rotary positions, "
     "relative biases or a mask"
 )
+AXES = "a block whose samples are not along the first axis"
 COUNTS = "a block in which a token cannot count as several"
 PREFIX = ("cls", "class", "dist", "reg_token", "register", "prefix")  # in names of parameters that are tokens
 
@@ -103,9 +104,9 @@ class Merging(Part):
     def flops(self, rank: int | None, plan: Mapping[str, int | None]) -> int:
         """Cost of the product with the metric and, if no other part has them, of the layers in the block."""
         entering = self.remaining(plan)
-        merges = rank is not None and rank < entering
-        layers = self.before * entering + self.dense * (rank if merges else entering)
-        return 2 * (layers + entering * self.num_directions * self.size * merges)
+        going_on = entering if rank is None else min(rank, entering)
+        metric = entering * self.num_directions * self.size if going_on < entering else 0
+        return 2 * (self.before * entering + self.dense * going_on + metric)
 
     def with_layers_of(self, model: nn.Module) -> Self:
         """The same part with the weights of all linear layers in its block."""
@@ -171,7 +172,7 @@ class Merging(Part):
         if self.entry:
             change_within(block.get_submodule(self.entry), ObservedEntry, stream)
 
-    def after(self, earlier: Part) -> Part:
+    def after(self, earlier: Self) -> Self:
         return earlier
 
     def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
@@ -207,9 +208,11 @@ class TokensOfBlocks(Kind):
         tokens = call and call[0] and call[0][0]
         if not call or not _is_entry(model, owner) or not isinstance(tokens, Tensor) or hasattr(block, "tokens"):
             return Found()
-        if tokens.ndim == 4 and tokens.is_floating_point():
-            return Found(reasons={name: PLACES})
-        if tokens.ndim != 3 or len(tokens) != 1 or tokens.shape[1] < FEWEST or not tokens.is_floating_point():
+        if not tokens.is_floating_point() or tokens.ndim not in (3, 4):
+            return Found()
+        if tokens.ndim == 4 or len(tokens) != 1:
+            return Found(reasons={name: PLACES if tokens.ndim == 4 else AXES})
+        if tokens.shape[1] < FEWEST:
             return Found()
         count, size = tokens.shape[1:]
         protected = num_protected(model, owner, count)
@@ -227,8 +230,8 @@ class TokensOfBlocks(Kind):
         owner, _, last = name.rpartition(".")
         return _part(owner) if last == "tokens" and module_at(model, owner) and _is_entry(model, owner) else None
 
-    def described(self, model: nn.Module) -> dict[str, dict[str, int | str]]:
-        found: dict[str, dict[str, int | str]] = {}
+    def described(self, model: nn.Module) -> dict[str, Description]:
+        found: dict[str, Description] = {}
         for owner, block in model.named_modules():
             if isinstance(block, MergedBlock) and (directions := block.tokens.directions) is not None:
                 merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
@@ -369,7 +372,7 @@ def _permutes(block: nn.Module, call: Call, protected: int) -> bool | None:
 def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
     """The same part with the places where tokens can be merged inside its block, if its modules look like that.
 
-    The exit is the last linear layer, the entry the last module before it that is none and maps tokens to tokens.
+    The exit is the last linear layer, the entry the last normalisation before it.
     """
     names, seen = {module: name for name, module in block.named_modules()}, list[nn.Module]()
 
@@ -384,14 +387,13 @@ def _inside(block: nn.Module, call: Call, part: Merging) -> Merging | None:
     for hook in hooks:
         hook.remove()
     linears = [place for place, module in enumerate(seen) if isinstance(module, LinearLayer)]
-    if not linears or len(set(map(id, seen))) < len(seen):
+    norms = [
+        place for place, module in enumerate(seen) if _size_of(module) == part.size and place < max(linears, default=0)
+    ]
+    if not norms or any(seen.count(seen[place]) > 1 for place in (norms[-1], linears[-1])):
         return None
-    last, sizes = linears[-1], [_size_of(module) for module in seen]
-    entries = [place for place in range(last) if place not in linears and sizes[place] == part.size]
-    if (sizes[last] is not None and seen[last].out_features != part.size) or not entries:
-        return None
-    behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > entries[-1])
-    return replace(part, entry=names[seen[entries[-1]]], exit=names[seen[last]], behind=behind)
+    behind = tuple(f"{part.owner}.{names[seen[place]]}" for place in linears if place > norms[-1])
+    return replace(part, entry=names[seen[norms[-1]]], exit=names[seen[linears[-1]]], behind=behind)
 
 
 def _size_of(module: nn.Module) -> int | None:

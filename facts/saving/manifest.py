@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from facts.modules.forms import FormName, Layout
+from facts.parts.base import PartField
 from facts.result import Summary
 from facts.utils.version import __version__
 
@@ -23,7 +24,6 @@ ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
 MOST_SECONDS = 600  # of the solver
 MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
 
-PartField = Literal["tokens", "protected", "size", "entry", "exit"]
 Described = Annotated[int, Field(ge=0, le=2**31)] | Annotated[str, Field(pattern=r"^[\w.]*$")]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from facts.calibration.data import FirstSamples
 from facts.calibration.distance import distance
 from facts.parts import Part
 from facts.parts.base import Plan
@@ -22,7 +23,9 @@ from facts.search.base import AllocationProblem, Profile, Search
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
+LIMITS = (0.07, 0.1, 0.14, math.inf)  # of the tokens, merged in one block: profiles promise too much for large steps
 SHARES_BY_TOKENS = (1.0, 0.75, 0.5)  # of the logarithm of a ratio, in plans that are compared with the program's
+NUM_COMPARED = 256  # samples on which plans are compared
 
 
 @options
@@ -77,7 +80,7 @@ def measured(problem: AllocationProblem, plan: Plan) -> float:
     found = distance(
         calibration.model,
         changed,
-        problem.sensitivity_batches(),
+        FirstSamples(problem.sensitivity_batches(), NUM_COMPARED),
         calibration.output_error,
         calibration.execution.precision,
     )
@@ -130,20 +133,23 @@ class TokenProgram:
                 found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
         return found
 
-    def tokens_at(self, price: float) -> Plan:
-        """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget."""
-        return {name: count for chain in self.chains for name, count in self._chain_at(chain, price).items()}
+    def tokens_at(self, price: float, most: float = math.inf) -> Plan:
+        """The counts of all blocks with the least errors plus cost at a price, which costs a whole budget.
 
-    def _chain_at(self, chain: list[Part], price: float) -> Plan:
+        No block merges more than the fraction `most` of the tokens.
+        """
+        return {name: count for chain in self.chains for name, count in self._chain_at(chain, price, most).items()}
+
+    def _chain_at(self, chain: list[Part], price: float, most: float) -> Plan:
         counts = [*self.cumulative[chain[0].name]]
         start = np.full(len(counts), np.inf)
         start[0] = 0.0  # all tokens enter the first block
-        origins = []
+        origins, steps = [], np.subtract.outer(counts, counts)
         for part in chain:
             errors = np.array([*self.cumulative[part.name].values()])
             within = np.array([self._blocks[part.name][count](price) for count in counts])
             total = (start - errors)[:, None] + (errors + within)[None] + price * self._own_costs[part.name]
-            total[np.tril_indices(len(counts), -1)] = np.inf  # tokens do not come back
+            total[(steps < 0) | (steps > most * counts[0])] = np.inf  # tokens do not come back
             origins.append(total.argmin(axis=0))
             start = total.min(axis=0)
         at, plan = int(start.argmin()), Plan()
@@ -194,29 +200,30 @@ class TokenProgram:
                 plan[name] = min(choices, key=lambda rank: choices[rank] + price * self.cost(name, rank, tokens))
         return plan
 
-    def around_the_budget(self) -> tuple[Plan, Plan]:
-        """The counts at the two prices between which the budget lies, the higher one first."""
+    def within_budget(self, most: float = math.inf) -> Plan:
+        """The counts at the least price at which they and the widths at that price fit the budget."""
         low, high = 1e-9, 1e9
         for _ in range(NUM_HALVINGS):
             price = math.sqrt(low * high)
-            tokens = self.tokens_at(price)
+            tokens = self.tokens_at(price, most)
             if self.problem.fits(self.widths_at(price, tokens)):
                 high = price
             else:
                 low = price
-        return self.tokens_at(high), self.tokens_at(low)
+        return self.tokens_at(high, most)
 
     def plans(self) -> Iterator[Plan]:
-        """Counts of tokens to compare: the program's, and the same number merged in each block."""
+        """Counts of tokens to compare: the program's with several `LIMITS`, and the same number in each block."""
         if self.problem.bounds.keys() == {"params"}:  # of which tokens have none
             yield {part.name: None for chain in self.chains for part in chain}
             return
-        higher, lower = self.around_the_budget()
-        if not any(self.within.values()):
-            yield self.spent_on(higher)
+        has_widths = any(self.within.values())
+        for most in LIMITS:
+            tokens = self.within_budget(most)
+            yield tokens if has_widths else self.spent_on(tokens)
+        if not has_widths:
             yield self.largest_constant()
             return
-        yield from (higher, lower)
         ratio = self.problem.budget[self.bound] / self.problem.dense[self.bound]
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)

@@ -1,0 +1,300 @@
+"""Merging tokens: exactness, which blocks can, the search, and what becomes of the merged network."""
+
+import copy
+import itertools
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+import facts
+from facts.modules.tokens import Merge, MergedBlock, Pairs, Tokens, change_block
+from facts.moments.batch import LayerBatch
+from facts.search.programs import TokenProgram
+from tests.networks import image_batches
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+SMALL = {"img_size": 64, "depth": 3, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
+
+
+def vit(**options):
+    torch.manual_seed(0)
+    return spread(timm.create_model("vit_tiny_patch16_224", **SMALL | options))
+
+
+def spread(model):
+    """Weights large enough that tokens and blocks matter."""
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=0.2)
+    return model.double().eval()
+
+
+def batches(shape=(3, 64, 64)):
+    return [(x.double(), y) for x, y in image_batches([16, 16, 16], shape=shape)]
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    return facts.prepare(vit(), batches(), parts=("units", "tokens"))
+
+
+@pytest.fixture(scope="module")
+def result(prepared):
+    return facts.compress(prepared, ratio=0.6, budget=facts.Budget(rounds=()))
+
+
+def test_the_increase_is_wards():
+    """Σ ‖R (x - mean)‖² within groups grows by as much as the distance of the merged pair, in any order of merging."""
+    torch.manual_seed(0)
+    x, directions = torch.randn(1, 12, 6), torch.randn(4, 6)
+    tokens, spread_before = Tokens.of(x), 0.0
+    for number in (9, 7, 4, 2):
+        tokens = tokens.merged(tokens.pairs(number, 1, directions))
+        means = tokens.x[0][tokens.places[0]]
+        within = ((x[0] - means) @ directions.T).square().sum().item()
+        assert within > spread_before and tokens.x.shape[1] == number
+        assert torch.allclose(means[0], x[0, 0])  # the protected token
+        assert tokens.sizes.sum() == 12
+        spread_before = within
+    one = Tokens.of(x)
+    (pairs,) = one.pairs(11, 1, directions)
+    a, b = x[0, pairs.left[0, 0]], x[0, pairs.into[0, 0]]
+    means = one.merged([pairs]).x[0][one.merged([pairs]).places[0]]
+    expected = 0.5 * ((a - b) @ directions.T).square().sum()
+    assert torch.allclose(((x[0] - means) @ directions.T).square().sum(), expected, rtol=1e-5)
+
+
+def test_nearest_pairs_are_those_of_brute_force():
+    torch.manual_seed(1)
+    x, sizes, directions = torch.randn(3, 11, 5), torch.randint(1, 4, (3, 11)).float(), torch.randn(5, 5)
+    found = Pairs.nearest(x, sizes, 3, 1, directions)
+    for sample in range(3):
+        best = []
+        for a in range(1, 11, 2):
+            costs = []
+            for b in range(2, 11, 2):
+                s, t = sizes[sample, a].item(), sizes[sample, b].item()
+                gap = directions @ (x[sample, a] - x[sample, b])
+                costs.append((s * t / (s + t) * gap.square().sum().item(), b))
+            best.append((*min(costs), a))
+        chosen = sorted(best)[:3]
+        assert found.left[sample].tolist() == [a for _, _, a in chosen]
+        assert found.into[sample].tolist() == [b for _, b, _ in chosen]
+
+
+def test_equal_tokens_are_taken_in_the_order_of_positions():
+    pairs = Pairs.nearest(torch.ones(2, 9, 4), torch.ones(2, 9), 2, 1, torch.eye(4))
+    assert pairs.left.tolist() == [[1, 3]] * 2 and pairs.into.tolist() == [[2, 2]] * 2
+
+
+def test_without_merging_the_outputs_are_the_originals():
+    model, (x, _), *_ = vit(), *batches()
+    changed = copy.deepcopy(model)
+    for block in changed.blocks:
+        change_block(block, MergedBlock, Merge())
+    assert torch.allclose(changed(x), model(x), rtol=0, atol=1e-10)
+
+
+def test_merging_equal_tokens_changes_nothing_and_each_keeps_its_place():
+    """Without positions, images of pairs of equal columns: half of the tokens are copies."""
+    model = vit(num_classes=0, global_pool="", class_token=False)
+    model.pos_embed.data.zero_()
+    images = torch.randn(4, 3, 64, 32).double()
+    images = torch.cat([each for part in images.split(16, dim=-1) for each in (part, part)], dim=-1)
+    found = facts.prepare(model, [images], parts="tokens").parts
+    merged = copy.deepcopy(model)
+    for part in found.values():
+        part.put(merged, 8)
+        merged.get_submodule(part.owner).tokens.directions = torch.eye(48)
+    expected = model(images)
+    assert merged(images).shape == expected.shape
+    assert torch.allclose(merged(images), expected, rtol=0, atol=1e-10)
+
+
+NETWORKS = {
+    "timm": (lambda: vit(), 1, "norm2"),
+    "distilled": (lambda: spread(timm.create_model("deit_tiny_distilled_patch16_224", **SMALL)), 2, "norm2"),
+    "torchvision": (lambda: spread(torchvision.models.VisionTransformer(64, 16, 2, 2, 32, 64)), 1, "ln_2"),
+    "ViT": (lambda: spread(transformers.ViTModel(transformers.ViTConfig(**SIZES))), 1, "layernorm_after"),
+    "DINOv2": (lambda: spread(transformers.Dinov2Model(transformers.Dinov2Config(**SIZES))), 1, "norm2"),
+    "CLIP": (lambda: spread(transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SIZES))), 1, "layer_norm2"),
+    "SigLIP": (
+        lambda: spread(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**SIZES))),
+        0,
+        "layer_norm2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_blocks_with_global_attention_merge_inside(name):
+    build, protected, entry = NETWORKS[name]
+    size = 32 if name in ("ViT", "DINOv2", "CLIP", "SigLIP") else 64
+    model, data = build(), [x for x, _ in batches((3, size, size))]
+    prepared = facts.prepare(model, data, parts="tokens")
+    assert {(part.protected, part.entry) for part in prepared.parts.values()} == {(protected, entry)}
+    result = facts.compress(prepared, ratio=0.6, search="uniform")
+    costs = result.summary.costs
+    assert 0 < costs.spent["flops"] <= costs.budget["flops"] and all(result.plan.values())
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder on sequences."""
+
+    def __init__(self, norm_first, batch_first=True):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, norm_first=norm_first, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head, self.batch_first = nn.Linear(16, 4), batch_first
+
+    def forward(self, x):
+        x = self.encoder(x if self.batch_first else x.transpose(0, 1))
+        return self.head(x.mean(dim=1 if self.batch_first else 0))
+
+
+@pytest.mark.parametrize(("norm_first", "entry"), [(True, "norm2"), (False, "")])
+def test_where_norms_come_last_tokens_are_merged_before_the_block(norm_first, entry):
+    prepared = facts.prepare(spread(Encoder(norm_first)), batches((12, 16)), parts="tokens")
+    assert {part.entry for part in prepared.parts.values()} == {entry}
+    assert facts.compress(prepared, ratio=0.6).summary.quality.distance.mean < 1
+
+
+REASONS = {
+    "windows": (
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2,), num_heads=(2,)),
+        56,
+    ),
+    "rotary": (lambda: timm.create_model("eva02_tiny_patch14_224", img_size=56, depth=1), 56),
+    "biases": (lambda: timm.create_model("beit_base_patch16_224", img_size=64, depth=1, embed_dim=48, num_heads=3), 64),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_blocks_whose_tokens_have_places_are_left_alone(name):
+    build, size = REASONS[name]
+    model = spread(build())
+    prepared = facts.prepare(model, batches((3, size, size)), parts=("layers", "tokens"))
+    reasons = [reason for part, reason in prepared.skipped.items() if part.endswith(".tokens")]
+    assert reasons and all("places of its tokens" in reason for reason in reasons)
+    assert not any(part.shortens for part in prepared.parts.values())
+
+
+def test_samples_along_another_axis_have_their_own_reason():
+    prepared = facts.prepare(spread(Encoder(True, False)), batches((12, 16)), parts=("layers", "tokens"))
+    assert "samples are not along the first axis" in prepared.skipped["encoder.layers.0.tokens"]
+
+
+def test_slopes_are_the_gradients_times_the_moves(prepared):
+    part = prepared.parts["blocks.1.tokens"]
+    torch.manual_seed(0)
+    x, g = torch.randn(5, part.tokens - part.protected, 48), torch.randn(5, part.tokens - part.protected, 48)
+    decomposition = prepared.decompositions(prepared.suited(facts.estimators.FACTS()))["blocks.1.tokens"]
+    lost = part.slopes(LayerBatch(x, g), decomposition).flip(-1).cumsum(-1).flip(-1)  # at 0 .. T - 1 tokens
+    tokens = Tokens.of(x)
+    for left in range(len(x[0]) - 1, 0, -1):  # one at a time, as 16 levels of 16 tokens
+        tokens = tokens.merged(tokens.pairs(left, 0, decomposition.right.float()))
+        expected = (g * (tokens.restored() - x)).sum(dim=(1, 2))
+        assert torch.allclose(lost[:, part.protected + left], expected, atol=1e-4)
+
+
+def test_the_program_finds_the_plan_of_brute_force(prepared):
+    """Three blocks, five counts, and one width per part at a price: every plan is tried."""
+    tokens = facts.prepare(vit(), batches(), parts="tokens")
+    problem = facts.search.AllocationProblem(tokens, facts.estimators.PELA(), {}, {"flops": 0.6})
+    counts, curve = (15, 12, 8, 4), (0.1, 0.3, 1.0, 2.0)
+    weight = {name: factor for name, factor in zip(tokens.parts, (3.0, 1.0, 0.2), strict=True)}
+    errors = {name: {n: weight[name] * e for n, e in zip(counts, curve, strict=True)} for name in tokens.parts}
+    program = TokenProgram(problem, errors)
+    offered = [None, *program.cumulative["blocks.0.tokens"]][1:]
+
+    def total(plan, price):
+        return program.error(plan) + price * problem.spent(plan)[0] / problem.budget[0]
+
+    for price in (0.1, 1.0, 5.0):
+        found = program.tokens_at(price)
+        plans = (
+            {name: None if n == before else n for name, n, before in zip(tokens.parts, each, (17, *each), strict=False)}
+            for each in itertools.combinations_with_replacement(offered, 3)
+        )
+        assert total(found, price) == pytest.approx(min(total(plan, price) for plan in plans))
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("search", ["uniform", "cors_fisher"])
+def test_no_plan_exceeds_its_budget(prepared, search, ratio):
+    found = facts.compress(prepared, search=search, ratio=ratio, budget=facts.Budget(rounds=()))
+    assert 0 < found.summary.costs.spent["flops"] <= found.summary.costs.budget["flops"]
+
+
+def test_tokens_save_no_parameters(prepared):
+    found = facts.compress(prepared, cost="params", ratio=0.6, budget=facts.Budget(rounds=()))
+    assert found.summary.after.params < found.summary.before.params
+    assert not any(count for name, count in found.plan.items() if name.endswith("tokens"))
+
+
+def test_a_bounded_latency_is_measured(prepared):
+    assert facts.compress(prepared, cost="latency", ratio=0.9).summary.costs.latency["measured"] > 0
+
+
+def test_a_batch_equals_its_samples_and_threads_do_not_disturb_each_other(result):
+    ((x, _), *_), model = batches(), result.model
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.allclose(torch.cat([model(each[None]) for each in x]), expected, atol=1e-10)
+        with ThreadPoolExecutor(4) as pool:
+            assert all(found.equal(expected) for found in pool.map(model, [x] * 12))
+
+
+def test_it_is_saved_loaded_copied_and_exported(result, tmp_path):
+    ((x, _), *_), model = batches(), result.model
+    expected = model(x)
+    facts.save_compressed(result, tmp_path)
+    loaded = facts.load_compressed(tmp_path, vit())
+    assert loaded.plan == result.plan and loaded.model(x).equal(expected)
+    assert copy.deepcopy(model)(x).equal(expected) and pickle.loads(pickle.dumps(model))(x).equal(expected)
+    shapes = {"x": {0: torch.export.Dim("n")}}
+    assert torch.allclose(torch.export.export(model, (x,), dynamic_shapes=shapes).module()(x[:3]), expected[:3])
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x), expected)
+
+
+def test_it_can_be_trained_with_checkpointed_blocks(result):
+    (x, _), *_ = batches()
+    model, checkpointed = copy.deepcopy(result.model), copy.deepcopy(result.model)
+    checkpointed.set_grad_checkpointing(True)
+    for each in (model, checkpointed):
+        each.train()(x).sum().backward()
+    grads = [[parameter.grad for parameter in each.parameters()] for each in (model, checkpointed)]
+    assert all(torch.allclose(one, other) for one, other in zip(*grads, strict=True))
+
+
+def test_other_image_sizes_keep_the_share():
+    model = vit(dynamic_img_size=True)
+    small = facts.compress(model, batches(), parts="tokens", ratio=0.5, search="uniform").model
+    sizes = []
+    small.blocks[-1].mlp.fc1.register_forward_hook(lambda module, args, out: sizes.append(args[0].shape[1]))
+    for side in (64, 128):
+        small(torch.randn(2, 3, side, side).double())
+    assert sizes[1] - 1 == pytest.approx(4 * (sizes[0] - 1), abs=2)
+
+
+def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
+    with pytest.raises(ValueError, match="no folders for tokens"):
+        facts.save_elastic(result, tmp_path)
+    with pytest.raises(ValueError, match="parts must be of layers, units, tokens, got 'toker'"):
+        facts.prepare(vit(), batches(), parts="toker")
+    with pytest.raises(ValueError, match="which this estimator lacks"):
+        facts.compress(prepared, estimator="svd_llm", ratio=0.5)
+
+
+def test_the_summary_says_so(result):
+    assert "blocks with fewer tokens" in repr(result) and "the compressed units and tokens keep" in repr(result)
+    part = next(part for part in replace(result.problem).parts.values() if part.shortens)
+    assert result.summary.method.tokens[part.name] == 17
