@@ -156,10 +156,10 @@ class Calibration:
 
     @property
     def layers(self) -> dict[str, nn.Linear]:
-        """The linear layers, if they are the parts. Raises `ValueError` for units."""
-        if self.units:
+        """The linear layers, if they are the parts. Raises `ValueError` for units and tokens."""
+        if len(self.single_layers) < len(self.parts):
             raise ValueError(
-                'this works on single layers, but the network is prepared for parts="units": choose layers'
+                f'this works on single layers, but the network is prepared for parts="{self.kinds}": choose layers'
             )
         return self.linears  # type: ignore[return-value]
 
@@ -320,10 +320,10 @@ def prepare(
     the result is compared with the original (default: a tenth of `data`, at least 32 samples but at most a quarter;
     moments and searches do not see them). A layer whose name contains one of `excluded_names` is left alone
     unless `layers` names it; a pattern such as `vision_tower.*` takes those worth compressing. `parts` are what is
-    truncated: `layers`, or `units`, which are attention's products and hidden units (layers in no unit stay layers), or
-    another name in `facts.parts.KINDS`. Low-rank layers are stored in a `form` (default: `default_form`).
-    FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default: that of the
-    data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data.
+    truncated: `layers`, `units`, which are attention's products and hidden units (layers in no unit stay layers),
+    `tokens`, another name in `facts.parts.KINDS`, or several of them. Low-rank layers are stored in a `form` (default:
+    `default_form`). FLOPs are counted for `input_shape`, one image `[C, H, W]` or a shape with its batch axis (default:
+    that of the data). With `fit_bias`, biases absorb the mean truncation error, if there are biases and data.
 
     `outputs` says how outputs are read if there is no loss of your own: as logits of `classes`; as `features`, all
     tensors of the outputs; or as features, one or several tensors by name. By default they are classes if there

@@ -59,7 +59,7 @@ def compress(
     | `calibration` | loader or dataset of `(inputs, targets)`, mappings with `labels`, inputs, or tokens `[N, T]` |
     | `estimator` | what weighs the directions of each part: a name or an instance (default: `facts`) |
     | `search` | what chooses the ranks (default: `cors_fisher`; without data `uniform`) |
-    | `parts` | what is truncated: `units`, which are attention's products and hidden units, or `layers` (see below) |
+    | `parts` | `units`, which are attention's products and hidden units, `layers`, `tokens`, or several (see below) |
     | `form` | how a layer of rank k is stored: `plain` or `pivoted` (default; in half precision `plain`) |
     | `ratio` | the fraction of the cost that remains (default: one half, if nothing else is bounded) |
     | `cost` | what `ratio` bounds: `flops`, `params`, or `latency` of the whole network on one calibration batch |
@@ -71,7 +71,8 @@ def compress(
     | `layers` | names; a pattern, `"tower.*"`; `"all"`, with 1x1 convolutions; `"linear"` ones (default if any) |
 
     By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
-    form or layers (other than by a pattern) are named, and without data. In the plan, a 1x1 convolution is called
+    form or layers (other than by a pattern) are named, and without data. `("units", "tokens")` also merges tokens that
+    are alike, in blocks with global attention. In the plan, a 1x1 convolution is called
     `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
     `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
     the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,

@@ -63,7 +63,7 @@ def kinds_of(chosen: str) -> list[Kind]:
     """The kinds with names such as `units,tokens`. Raises `ValueError` for other names."""
     names = chosen.split(",")
     if wrong := ", ".join(repr(name) for name in names if name not in KINDS):
-        raise ValueError(f"parts must be of {', '.join(KINDS)}, got {wrong}")
+        raise ValueError(f"parts must be one of {', '.join(KINDS)}, or several, got {wrong}")
     return [kind for name in names for kind in KINDS[name]]
 
 
@@ -111,25 +111,30 @@ def emptied(
 ) -> nn.Module:
     """Change parts of the `chosen` kinds as a plan says, with empty weights; low-rank layers in `layouts` are pivoted.
 
-    `described` are the `descriptions` of the network that was compressed.
-    Raises `ValueError` for a part that it does not have, and for a rank that the part cannot have.
+    `described` are the `descriptions` of the network that was compressed. Raises `ValueError` for a part that it does
+    not have, and for a rank that the part cannot have.
     """
+    misfit = f"the plan does not fit this {type(dense).__name__}, load the network that was compressed"
     model = with_convolutions(dense, chosen, plan)
     found = {name: part for name in plan if (part := part_at(model, name, chosen))}
-    parts = {name: replace(part, **described.get(name, {})) for name, part in found.items()}  # type: ignore[arg-type]
+    parts = {
+        name: replace(part, **described[name]) if name in described else part  # type: ignore[misc]
+        for name, part in found.items()
+    }
     within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
     for name, rank in plan.items():
         if name not in parts or name in within:
             fault = "is missing, or no part to compress" if name not in parts else "is in another part of the plan"
-        elif rank is not None and rank > parts[name].largest:
+        elif rank is not None and not parts[name].least <= rank <= parts[name].largest:
             fault = f"has ranks up to {parts[name].largest}, not {rank}"
         else:
             continue
-        raise ValueError(
-            f"the plan does not fit this {type(dense).__name__}, load the network that was compressed: {name!r} {fault}"
-        )
+        raise ValueError(f"{misfit}: {name!r} {fault}")
     forms = {name: Pivoted(layout=layouts[name]) if name in layouts else PLAIN for name in parts}
-    put(model, {name: part.in_form(forms[name]) for name, part in parts.items()}, plan)
+    try:
+        put(model, {name: part.in_form(forms[name]) for name, part in parts.items()}, plan)
+    except AttributeError as error:  # a description names modules that are not there
+        raise ValueError(f"{misfit}: {error}") from error
     return with_convolutions_restored(model)
 
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,15 @@ Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
 
 
-PartField = Literal["tokens", "protected", "size", "entry", "exit"]
-Description = dict[PartField, int | str]
-"""Fields of a part in a compressed network that cannot be read off the original one's modules."""
+class Description(TypedDict):
+    """Fields of a part in a compressed network that cannot be read off the original one's modules."""
+
+    tokens: int
+    protected: int
+    size: int
+    entry: str
+    exit: str
+
 
 FIELDS, OPTIONAL = ("left", "right", "energies", "num_repaired"), ("mean", "order")
 INTEGERS = ("order", "num_repaired")
@@ -63,6 +69,11 @@ class Part(ABC):
     @abstractmethod
     def largest(self) -> int:
         """The largest possible rank."""
+
+    @property
+    def least(self) -> int:
+        """The smallest possible rank."""
+        return 1
 
     @property
     @abstractmethod

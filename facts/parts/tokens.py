@@ -77,7 +77,7 @@ class Merging(Part):
         return self.tokens
 
     @property
-    def fewest(self) -> int:
+    def least(self) -> int:
         return self.protected + 1
 
     @property
@@ -88,7 +88,7 @@ class Merging(Part):
         """The tokens left here if each block merges the same number, and a mean of `ratio` remain."""
 
         def left(hundredths: int) -> list[int]:
-            return [max(self.fewest, self.tokens - hundredths * place // 100) for place in range(1, self.length + 1)]
+            return [max(self.least, self.tokens - hundredths * place // 100) for place in range(1, self.length + 1)]
 
         most = ratio * self.tokens * self.length
         enough = bisect_left(range(100 * self.tokens), True, key=lambda hundredths: sum(left(hundredths)) <= most)
@@ -96,7 +96,7 @@ class Merging(Part):
 
     def candidates(self, multiple: int, at_least: int, between: tuple[float, float]) -> list[int]:
         step = max(1, (self.tokens - self.protected) // NUM_COUNTS)
-        return [*range(self.tokens - step, self.fewest, -step)][::-1]
+        return [*range(self.tokens - step, self.least, -step)][::-1]
 
     def num_weights(self, rank: int | None) -> int:
         return 0
@@ -129,7 +129,7 @@ class Merging(Part):
 
     def truncated(self, linear: LinearLayer, decomposition: Decomposition, rank: int) -> LowRankLayer:
         assert isinstance(linear, TokenStream)
-        return _MergedStream(linear, max(rank, self.fewest), decomposition.right)
+        return _MergedStream(linear, max(rank, self.least), decomposition.right)
 
     def slopes(self, batch: LayerBatch, decomposition: Decomposition) -> Tensor:
         """Changes of each sample's loss Σ_t g_t · Δx_t with each token that goes `[N, T]`, merged in several passes."""
@@ -236,13 +236,14 @@ class TokensOfBlocks(Kind):
             if isinstance(block, MergedBlock) and (directions := block.tokens.directions) is not None:
                 merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
                 places = {base: name for kind, name in names.items() for base in kind.__bases__}
-                found[f"{owner}.tokens"] = {
-                    "tokens": merge.original,
-                    "protected": merge.num_protected,
-                    "size": directions.shape[1],
-                    "entry": places.get(MergingEntry, ""),
-                    "exit": places.get(RestoringExit, ""),
-                }
+                entry, exit = places.get(MergingEntry, ""), places.get(RestoringExit, "")
+                found[f"{owner}.tokens"] = Description(
+                    tokens=merge.original,
+                    protected=merge.num_protected,
+                    size=directions.shape[1],
+                    entry=entry,
+                    exit=exit,
+                )
         return found
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:
@@ -280,12 +281,10 @@ def _within(part: Part, stages: Mapping[str, tuple[str, ...]], found: Iterable[P
     layer = (part.owner, *part.layers)[-1]
     for block in found:
         if isinstance(block, Merging) and block.owner in stages and layer.startswith(f"{block.owner}."):
-            if part.rows < block.tokens:
-                return part
-            own = stages[block.owner]
-            return replace(
-                part, stages=own if not block.entry or layer in block.behind else own[:-1], tokens=block.tokens
-            )
+            if part.rows < block.tokens:  # it does not see the tokens one by one
+                break
+            all_stages, is_behind = stages[block.owner], not block.entry or layer in block.behind
+            return replace(part, stages=all_stages if is_behind else all_stages[:-1], tokens=block.tokens)
     return part
 
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from facts.modules.forms import FormName, Layout
-from facts.parts.base import PartField
+from facts.parts.base import Description
 from facts.result import Summary
 from facts.utils.version import __version__
 
@@ -24,7 +24,6 @@ ELASTIC, DECOMPOSITIONS = "elastic.json", "elastic.safetensors"
 MOST_SECONDS = 600  # of the solver
 MOST_DESCRIBED = 2**24  # bytes of the description; a network of 10 billion parameters takes a few million
 
-Described = Annotated[int, Field(ge=0, le=2**31)] | Annotated[str, Field(pattern=r"^[\w.]*$")]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Error = Annotated[Finite, Field(ge=-1e30, le=1e30)]
 
@@ -57,7 +56,7 @@ class Manifest:
     metrics: Metrics | None
     buffers: dict[str, Literal["F64", "F16", "BF16"]] = Field(default_factory=dict)
     layouts: dict[str, Layout] = Field(default_factory=dict)
-    described: dict[str, dict[PartField, Described]] = Field(default_factory=dict)
+    described: dict[str, Description] = Field(default_factory=dict)
     checksum: SHA256 | None = None
 
     @classmethod

@@ -287,7 +287,7 @@ def test_what_works_on_layers_alone_refuses_units():
     calibration = prepared("vit")
     with pytest.raises(ValueError, match="this works on single layers"):
         facts.compress(calibration, ratio=0.5, search="svd_llm_v2")
-    with pytest.raises(ValueError, match="parts must be one of layers, units, got 'unit'"):
+    with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'unit'"):
         facts.prepare(make_vit(), image_batches([4], shape=(3, 16, 16)), parts="unit")
     with pytest.raises(ValueError, match="units are found by running the network: give calibration data"):
         facts.prepare(make_vit(), parts="units")

@@ -288,7 +288,7 @@ def test_other_image_sizes_keep_the_share():
 def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
     with pytest.raises(ValueError, match="no folders for tokens"):
         facts.save_elastic(result, tmp_path)
-    with pytest.raises(ValueError, match="parts must be of layers, units, tokens, got 'toker'"):
+    with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'toker'"):
         facts.prepare(vit(), batches(), parts="toker")
     with pytest.raises(ValueError, match="which this estimator lacks"):
         facts.compress(prepared, estimator="svd_llm", ratio=0.5)
