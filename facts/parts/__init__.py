@@ -118,8 +118,7 @@ def emptied(
     model = with_convolutions(dense, chosen, plan)
     found = {name: part for name in plan if (part := part_at(model, name, chosen))}
     parts = {
-        name: replace(part, **described[name]) if name in described else part  # type: ignore[misc]
-        for name, part in found.items()
+        name: replace(part, **vars(described[name])) if name in described else part for name, part in found.items()
     }
     within = {layer for part in parts.values() if part.is_unit for layer in part.layers}
     for name, rank in plan.items():

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ Plan = dict[str, int | None]
 """Rank of each part by name; None leaves it dense."""
 
 
-class Description(TypedDict):
+@dataclass(frozen=True)
+class Description:
     """Fields of a part in a compressed network that cannot be read off the original one's modules."""
 
     tokens: int

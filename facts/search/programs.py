@@ -23,8 +23,11 @@ from facts.search.base import AllocationProblem, Profile, Search
 from facts.utils.options import Positive, options
 
 NUM_HALVINGS = 40  # of the range of prices
-LIMITS = (0.07, 0.1, 0.14, math.inf)  # of the tokens, merged in one block: profiles promise too much for large steps
-SHARES_BY_TOKENS = (1.0, 0.75, 0.5)  # of the logarithm of a ratio, in plans that are compared with the program's
+# Profiles promise too much for large steps, and for widths against tokens: plans are made with limits on the share of
+# the tokens that a block merges, and with discounts on the errors of tokens; measurement decides.
+LIMITS = (0.07, 0.1, 0.14, math.inf)
+LIMITS_AND_DISCOUNTS = ((0.1, 0.5), (0.1, 0.25), (0.14, 0.5), (0.14, 0.25))
+SHARES_BY_TOKENS = (1.0, 0.75)  # of the logarithm of a ratio, with the same number of tokens merged in each block
 NUM_COMPARED = 256  # samples on which plans are compared
 
 
@@ -37,8 +40,7 @@ class MILPSearch(Search):
     def solve(self, problem: AllocationProblem, errors: Profile) -> tuple[Plan, Allocation]:
         """Find the plan with the least total error within the budget; dense layers have their error at None, or 0.
 
-        With tokens, a few plans are compared on the sensitivity data if there are any: prices reach only the convex
-        hull, and errors that were measured at the whole network add up to too little far from it.
+        With tokens, a few plans are compared on the sensitivity data, if there are any.
         """
         program = TokenProgram(problem, errors)
         if not program.chains:
@@ -89,10 +91,14 @@ def measured(problem: AllocationProblem, plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class TokenProgram:
-    """Token counts on offer and errors of all parts, for a problem in which some parts shorten others' inputs."""
+    """Token counts on offer and errors of all parts, for a problem in which some parts shorten others' inputs.
+
+    The errors of tokens are multiplied by `discount`.
+    """
 
     problem: AllocationProblem
     errors: Profile
+    discount: float = 1.0
 
     @cached_property
     def chains(self) -> list[list[Part]]:
@@ -130,7 +136,9 @@ class TokenProgram:
                 known = {part.tokens: 0.0} | {rank: error for rank, error in self.errors[part.name].items() if rank}
                 ranks = sorted(known)
                 errors = np.interp(counts, ranks, [known[rank] for rank in ranks])
-                found[part.name] = dict(zip(counts, np.maximum.accumulate(errors).tolist(), strict=True))
+                found[part.name] = dict(
+                    zip(counts, (self.discount * np.maximum.accumulate(errors)).tolist(), strict=True)
+                )
         return found
 
     def tokens_at(self, price: float, most: float = math.inf) -> Plan:
@@ -213,17 +221,16 @@ class TokenProgram:
         return self.tokens_at(high, most)
 
     def plans(self) -> Iterator[Plan]:
-        """Counts of tokens to compare: the program's with several `LIMITS`, and the same number in each block."""
+        """Counts of tokens to compare: the program's with several limits, and the same number in each block."""
         if self.problem.bounds.keys() == {"params"}:  # of which tokens have none
             yield {part.name: None for chain in self.chains for part in chain}
             return
-        has_widths = any(self.within.values())
-        for most in LIMITS:
-            tokens = self.within_budget(most)
-            yield tokens if has_widths else self.spent_on(tokens)
-        if not has_widths:
+        if not any(self.within.values()):
+            yield from (self.spent_on(self.within_budget(most)) for most in LIMITS)
             yield self.largest_constant()
             return
+        for most, discount in LIMITS_AND_DISCOUNTS:
+            yield replace(self, discount=discount).within_budget(most)
         ratio = self.problem.budget[self.bound] / self.problem.dense[self.bound]
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)
