@@ -55,15 +55,15 @@ def committed(path: str) -> pd.DataFrame:
 
 
 def test_the_table_of_photos_holds_the_numbers_of_the_file():
-    points = committed("results/photos/earlier/units.csv").set_index(["network", "method", "ratio"]).judged
-    networks = {"ViT-Tiny": "vit_tiny", "DeiT-Tiny": "deit_tiny"}
-    methods = {"units": "units", "layers": "layers, pivoted"}
+    points = committed("results/photos/tables/units.csv").query("metric == 'top1'")
+    points = points.set_index(["row", "column"]).ours
+    methods = {"units": "Units: FACTS + CoRS-Fisher", "layers": "Layers, pivoted: FACTS + CoRS-Fisher"}
     table = shown("photos").set_index("top-1")
     assert len(table) == 4
     for row, written in table.iterrows():
         network, method = row.split(", ")
-        found = [points[networks[network], "dense", 1.0]]
-        found += [points[networks[network], methods[method], float(ratio)] for ratio in written.index[1:]]
+        columns = [f"{network}, {100 * float(ratio):.0f} %" for ratio in written.index[1:]]
+        found = [points["Dense", columns[0]], *(points[methods[method], column] for column in columns)]
         assert list(written) == [f"{value:.1f}" for value in found]
 
 

@@ -31,9 +31,9 @@ def test_the_defaults_of_units_are_those_of_the_rule():
 
 
 def test_the_default_parts_keep_most_on_the_photos_that_choose():
-    points = committed("results/photos/earlier/units.csv")
-    chosen = points[points.method != "dense"].groupby("method").chosen.mean()
-    assert chosen["units"] > chosen["layers, pivoted"]
+    points = committed("results/photos/tables/units.csv").query("metric == 'chosen'")
+    chosen = points.groupby("row").ours.mean()
+    assert chosen["Units: FACTS + CoRS-Fisher"] > chosen["Layers, pivoted: FACTS + CoRS-Fisher"]
     assert default_parts([]) == "units"
 
 
