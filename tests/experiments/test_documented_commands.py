@@ -27,9 +27,10 @@ def documented() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
-def test_it_composes(command, composing, every_extra):
+def test_it_composes(command, composing, every_extra, monkeypatch):
     """And the first cell of a table of each task."""
     name, *overrides = command
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
     with composing():
         for job in jobs_of([each for each in overrides if each != "-m"], "-m" in overrides):
             config = compose(name, [*job, "hardware.device=cpu"], return_hydra_config=True)

@@ -46,14 +46,16 @@ def write_labels(root: Path, lines: list[str]) -> Path:
     return root
 
 
-def test_every_experiment_of_photos_composes_without_data(composing):
+def test_every_experiment_of_photos_composes_without_data(composing, monkeypatch):
     """One cell for each choice of network, task and method; the many rows of `baselines` compose in tests of `mini`."""
     with composing():
         config = compose("reproduce", ["profile=photos", "experiment=all"], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # restored afterwards
         HydraConfig.instance().set_config(config)
         found = list(chosen_experiments(config))
         cells = [Cell.of(cell.known_config) for cell in samples_of(each for each in found if each.name != "baselines")]
-    assert {"units", "unit_defaults", "beyond", "baselines", "encoders", "int8"} < {each.name for each in found}
+    names = {"units", "unit_defaults", "tokens", "beyond", "baselines", "encoders", "int8"}
+    assert names < {each.name for each in found}
     assert {cell.config.model.name for cell in cells} == {"deit_tiny", "vit_tiny"}
     assert all(isinstance(cell.task, Photos) for cell in cells)
 
