@@ -156,6 +156,11 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
     method, dense = type(search).__name__, dict.fromkeys(problem.parts)
+    shortening = [part.shortens for part in problem.parts.values()]
+    if any(shortening) and not search.chooses_tokens:
+        raise ValueError(f"{method} cannot choose tokens: take search=cors_fisher, cors or uniform")
+    if all(shortening) and "params" in problem.bounds:
+        raise ValueError('tokens save no parameters: bound flops or latency, or choose parts="units,tokens"')
     if problem.fits(dense):
         return SearchResult(dense)
     result = search.allocate(problem)

@@ -56,6 +56,9 @@ def find(selection: Selection, chosen: str, probe: Probe, form: Form = PLAIN) ->
     parts = [part.with_rows(selection.rows).in_form(form) for part in parts]
     for kind in kinds:
         parts = kind.linked(model, parts, reasons)
+    if chosen == "tokens" and not parts:
+        why = next((f"{name}: {reason}" for name, reason in reasons.items()), "it has no list of blocks with attention")
+        raise ValueError(f"no tokens of this {type(model).__name__} can be merged ({why}): choose other parts")
     return {part.name: part for part in parts}, reasons
 
 

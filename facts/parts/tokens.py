@@ -6,7 +6,7 @@ front), D features, k directions of the metric.
 
 import copy
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -216,7 +216,7 @@ class TokensOfBlocks(Kind):
             return Found()
         count, size = tokens.shape[1:]
         protected = num_protected(model, owner, count)
-        if count - protected < FEWEST or (mixes := _mixes(block, call, protected)) is False:
+        if count - protected < FEWEST or (mixes := _mixes(block, call)) is False:
             return Found()
         if mixes is None or not _permutes(block, call, protected):
             return Found(reasons={name: PLACES})
@@ -333,7 +333,7 @@ def _run(block: nn.Module, call: Call, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _checked(check: Any, block: nn.Module, call: Call) -> bool | None:
+def _checked(check: Callable[[nn.Module, Call, Tensor], bool], block: nn.Module, call: Call) -> bool | None:
     """Run a check in float64; None if the block cannot be run in that way."""
     double = copy.deepcopy(block).double().eval()
     call = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, call)
@@ -347,7 +347,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(torch.linalg.vector_norm(one - other) <= SAME * torch.linalg.vector_norm(one))
 
 
-def _mixes(block: nn.Module, call: Call, protected: int) -> bool | None:
+def _mixes(block: nn.Module, call: Call) -> bool | None:
     """Whether a token's output depends on another token."""
 
     def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
@@ -360,6 +360,8 @@ def _mixes(block: nn.Module, call: Call, protected: int) -> bool | None:
 
 
 def _permutes(block: nn.Module, call: Call, protected: int) -> bool | None:
+    """Whether outputs permute with the tokens after the protected ones."""
+
     def check(block: nn.Module, call: Call, tokens: Tensor) -> bool:
         order = torch.randperm(tokens.shape[1] - protected, generator=torch.Generator().manual_seed(0)) + protected
         order = torch.cat([torch.arange(protected), order]).to(tokens.device)

@@ -191,6 +191,8 @@ class Search(ABC):
     """A method that chooses ranks within a budget; by default it compares outputs on `num_samples` samples."""
 
     num_samples: ClassVar[int] = 512
+    chooses_tokens: ClassVar[bool] = False
+    """Whether it can plan parts whose ranks change the cost of others."""
 
     @abstractmethod
     def allocate(self, problem: AllocationProblem) -> SearchResult:

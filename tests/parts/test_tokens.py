@@ -290,6 +290,16 @@ def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
         facts.save_elastic(result, tmp_path)
     with pytest.raises(ValueError, match="parts must be one of layers, units, tokens, or several, got 'toker'"):
         facts.prepare(vit(), batches(), parts="toker")
+    with pytest.raises(ValueError, match="MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"):
+        facts.compress(prepared, search="memvit", ratio=0.5)
+    tokens = facts.prepare(vit(), batches(), parts="tokens")
+    with pytest.raises(ValueError, match="tokens save no parameters: bound flops or latency"):
+        facts.compress(tokens, cost="params", ratio=0.5)
+    build, size = REASONS["windows"]
+    with pytest.raises(
+        ValueError, match=r"no tokens of this SwinTransformer can be merged \(layers\.0\.blocks\.0\.tokens: a"
+    ):
+        facts.prepare(spread(build()), batches((3, size, size)), parts="tokens")
     with pytest.raises(ValueError, match="which this estimator lacks"):
         facts.compress(prepared, estimator="svd_llm", ratio=0.5)
 

@@ -30,6 +30,8 @@ class CoRS(MILPSearch):
     5.1: 20; its figure has the multiples of 8). `interpolation: none` offers only the measured ranks.
     """
 
+    chooses_tokens = True
+
     rank_multiple: Count = 8
     ratios: Ratios = (0.1, 0.3, 0.5, 0.7, 0.9)
     points_between: Count | None = None

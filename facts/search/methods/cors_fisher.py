@@ -28,6 +28,8 @@ class CoRSFisher(MILPSearch):
     once the decomposition exists, and needs an estimator of both sides.
     """
 
+    chooses_tokens = True
+
     rank_multiple: Count = 8
     profile: Literal["kronecker", "exact"] = "exact"
     labels: Labels = "sampled"

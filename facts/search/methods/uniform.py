@@ -13,6 +13,8 @@ class Uniform(Search):
     `rank_multiple` if layers are wide enough: rounded down, then up within the budget, first where most was lost.
     """
 
+    chooses_tokens = True
+
     rank_multiple: Count = 1
 
     def allocate(self, problem: AllocationProblem) -> SearchResult:
