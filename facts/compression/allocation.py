@@ -159,8 +159,8 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     shortening = [part.shortens for part in problem.parts.values()]
     if any(shortening) and not search.chooses_tokens:
         raise ValueError(f"{method} cannot choose tokens: take search=cors_fisher, cors or uniform")
-    if all(shortening) and "params" in problem.bounds:
-        raise ValueError('tokens save no parameters: bound flops or latency, or choose parts="units,tokens"')
+    if all(shortening) and problem.bounds.keys() != {"flops"}:
+        raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
     if problem.fits(dense):
         return SearchResult(dense)
     result = search.allocate(problem)

@@ -72,11 +72,11 @@ def compress(
 
     By default, units are truncated. Layers are truncated instead, as in published methods, if an estimator, a search, a
     form or layers (other than by a pattern) are named, and without data. `("units", "tokens")` also merges tokens that
-    are alike, in blocks with global attention. In the plan, a 1x1 convolution is called
-    `<name>.linear`. The result's `skipped` gives the reason for each layer that was not compressed.
-    `facts.SampledLabels(loss)` draws labels from the network: the true Fisher. Processes that have joined a group share
-    the data and get the same plan. Raises `ValueError` for arguments out of range, for data that do not suit the loss,
-    and for a budget that no plan of the search meets.
+    are alike, in blocks with global attention. In the plan, a 1x1 convolution is called `<name>.linear`. The result's
+    `skipped` gives the reason for each layer that was not compressed. `facts.SampledLabels(loss)` draws labels from the
+    network: the true Fisher. Processes that have joined a group share the data and get the same plan. Raises
+    `ValueError` for arguments out of range, for data that do not suit the loss, and for a budget that no plan of the
+    search meets.
     """
     given = model.model if isinstance(model, Calibration) else model
     refuse_unfit_network(given)

@@ -293,7 +293,7 @@ def test_what_does_not_go_together_is_refused(result, prepared, tmp_path):
     with pytest.raises(ValueError, match="MemViTSearch cannot choose tokens: take search=cors_fisher, cors or uniform"):
         facts.compress(prepared, search="memvit", ratio=0.5)
     tokens = facts.prepare(vit(), batches(), parts="tokens")
-    with pytest.raises(ValueError, match="tokens save no parameters: bound flops or latency"):
+    with pytest.raises(ValueError, match="tokens alone are chosen by FLOPs"):
         facts.compress(tokens, cost="params", ratio=0.5)
     build, size = REASONS["windows"]
     with pytest.raises(
