@@ -239,6 +239,7 @@ def test_tokens_save_no_parameters(prepared):
     assert not any(count for name, count in found.plan.items() if name.endswith("tokens"))
 
 
+@pytest.mark.system
 def test_a_bounded_latency_is_measured(prepared):
     assert facts.compress(prepared, cost="latency", ratio=0.9).summary.costs.latency["measured"] > 0
 
@@ -252,6 +253,7 @@ def test_a_batch_equals_its_samples_and_threads_do_not_disturb_each_other(result
             assert all(found.equal(expected) for found in pool.map(model, [x] * 12))
 
 
+@pytest.mark.system
 def test_it_is_saved_loaded_copied_and_exported(result, tmp_path):
     ((x, _), *_), model = batches(), result.model
     expected = model(x)
