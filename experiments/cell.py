@@ -56,7 +56,7 @@ class Cell:
         analysis, finetuning = (
             instantiate(node[profile]) if node else None for node in (config.analysis, config.finetuning)
         )
-        if analysis and analysis.reads_layers and (config.fit_bias or "layers" not in config.parts.split(",")):
+        if analysis and analysis.reads_layers and (config.fit_bias or config.parts != "layers"):
             raise ValueError(
                 "this analysis covers only layers and their inputs: choose parts=layers and fit_bias=false with it"
             )

@@ -90,7 +90,7 @@ def compress(
 
     target_folder(out)
     if elastic:
-        _refuse_one_network(search, recover, dtype)
+        _refuse_one_network(search, parts, recover, dtype)
     limits: dict[str, Any] = {"flops": flops, "params": params, "latency_ms": latency_ms, "error": error}
     rounds = () if elastic else None
     budget = facts.Budget(**limits, rounds=rounds).with_ratios(ratio)
@@ -136,10 +136,12 @@ def compress(
         write_metrics(out, metrics)
 
 
-def _refuse_one_network(search: str | None, *others: Any) -> None:
+def _refuse_one_network(search: str | None, parts: str | None, *others: Any) -> None:
     """Refuse options that make one network, not a folder for every budget."""
     if any(others):
         raise ValueError("--elastic serves every budget: leave out --recover and --dtype, or use them on cuts")
+    if parts and "tokens" in parts:
+        raise ValueError("--elastic has no folders for tokens yet: choose --parts units or layers with it")
     if search not in (None, "cors", "cors_fisher"):
         raise ValueError(f"{search} gives no errors for other budgets: use --search cors_fisher or cors with --elastic")
 

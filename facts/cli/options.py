@@ -18,8 +18,8 @@ PARTS = {
     "layers": "each linear layer on its own",
     "units": "attention's products and hidden units, which leaves narrower layers",
     "tokens": "tokens of blocks with global attention, merged where they are alike",
-    "units,tokens": "both",
-    "layers,tokens": "both",
+    "units,tokens": "units, and tokens too",
+    "layers,tokens": "layers, and tokens too",
 }
 FORMS = {
     "plain": "two factors",

@@ -16,6 +16,7 @@ from facts.cost.count import CostName
 from facts.cost.timing import TimingPolicy
 from facts.decomposition.truncation import Decomposition
 from facts.estimators import Estimator
+from facts.estimators.base import TAKE_TWO_SIDED, TwoSidedEstimator
 from facts.modules.forms import relative_error
 from facts.modules.lowrank import LowRankLayer
 from facts.modules.networks import without_autocast
@@ -51,6 +52,7 @@ def compress_prepared(
         table = calibration.latency_table(timing.num_turns)
         bounds = budget.bounds(calibration, table)
         whole = AllocationProblem(calibration, estimator, {}, bounds, latency=table, sensitivity=sensitivity)
+        _refuse_unfit_for_tokens(whole, search)
 
         def problem_at(current: Calibration, least: float) -> AllocationProblem:
             """Make the problem of the current network, with bounds of at least `least`."""
@@ -156,11 +158,6 @@ def allocate_ranks(problem: AllocationProblem, search: Search, timing: TimingPol
 def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
     """Run a search, unless the dense plan fits. Raises `ValueError` if the search's plan exceeds the budget."""
     method, dense = type(search).__name__, dict.fromkeys(problem.parts)
-    shortening = [part.shortens for part in problem.parts.values()]
-    if any(shortening) and not search.chooses_tokens:
-        raise ValueError(f"{method} cannot choose tokens: take search=cors_fisher, cors or uniform")
-    if all(shortening) and problem.bounds.keys() != {"flops"}:
-        raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
     if problem.fits(dense):
         return SearchResult(dense)
     result = search.allocate(problem)
@@ -174,6 +171,20 @@ def search_plan(problem: AllocationProblem, search: Search) -> SearchResult:
                 f"but at most {budget:.6g} may remain; allow more, or compress more layers"
             )
     return result
+
+
+def _refuse_unfit_for_tokens(problem: AllocationProblem, search: Search) -> None:
+    """Raise `ValueError`, before any data pass, for what cannot choose or merge tokens, if some parts are tokens."""
+    shortening = [part.shortens for part in problem.parts.values()]
+    if not any(shortening):
+        return
+    if not search.chooses_tokens:
+        raise ValueError(f"{type(search).__name__} cannot choose tokens: take search=cors_fisher, cors or uniform")
+    if not isinstance(problem.estimator, TwoSidedEstimator):
+        name = type(problem.estimator).__name__
+        raise ValueError(f"tokens are merged in the metric of output gradients, which {name} lacks: {TAKE_TWO_SIDED}")
+    if all(shortening) and problem.bounds.keys() != {"flops"}:
+        raise ValueError('tokens alone are chosen by FLOPs: for parameters or latency, choose parts="units,tokens"')
 
 
 def _refuse_unfit_plan(search: str, plan: Plan, parts: Mapping[str, Part]) -> None:

@@ -86,7 +86,10 @@ class LatencyTable:
         return self.dense - sum(self.seconds(name, None) for name in self.parts)
 
     def seconds(self, name: str, rank: int | None, plan: Mapping[str, int | None] | None = None) -> float:
-        """Seconds of one part, dense (None) or at a rank, in proportion to the tokens that the `plan` leaves it."""
+        """Seconds of one part, dense (None) or at a rank, in proportion to the tokens that the `plan` leaves it.
+
+        Parts that are not timed, which are tokens, take none.
+        """
         if name not in self.parts:
             return 0.0
         part = self.parts[name]

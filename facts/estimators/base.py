@@ -18,6 +18,7 @@ ROW_OF_LAYERS, ROW_OF_UNITS = (
     0.3,
 )  # from the paper, and chosen on photos (results/photos/earlier/unit_defaults.csv)
 PLAIN_SHARE_OF_UNITS = 0.5
+TAKE_TWO_SIDED = "take an estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd)"
 
 
 @dataclass(frozen=True)

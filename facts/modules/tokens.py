@@ -23,14 +23,16 @@ MERGED = "facts_merged"  # attribute of a block's outputs
 
 @dataclass(frozen=True)
 class Pairs:
-    """One pass of merging: the positions that leave and those that take them `[N, r]`, and those that remain, in order.
+    """One pass of merging n tokens: the positions that leave, and those that take them `[N, r]`.
 
+    `remaining [N, n - r]` are the positions that stay, in order, and `afterwards [N, n]` is where each token is then.
     Tokens are dealt out alternately after the first `num_protected`: the first kind leaves, the second takes.
     """
 
     left: Tensor
     into: Tensor
     remaining: Tensor
+    afterwards: Tensor
     num_protected: int
 
     @classmethod
@@ -50,9 +52,11 @@ class Pairs:
         left = _order(least)[:, :number]
         into = num_protected + 1 + 2 * nearest.gather(1, left)
         left = num_protected + 2 * left
-        leaves = torch.zeros_like(sizes).scatter(1, left, 1)
+        leaves = torch.zeros_like(sizes, dtype=torch.int64).scatter(1, left, 1)
         remaining = _order(leaves)[:, : x.shape[1] - number]
-        return cls(left, into, remaining, num_protected)
+        afterwards = (1 - leaves).cumsum(1) - 1
+        afterwards = afterwards.scatter(1, left, afterwards.gather(1, into))
+        return cls(left, into, remaining, afterwards, num_protected)
 
     def merged(self, x: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Means `[N, n - r, D]` of tokens, weighted by their sizes, and the sums of these."""
@@ -64,15 +68,6 @@ class Pairs:
         more[:, p + 1 :: 2] = (pairs.to(sizes) @ sizes.gather(1, self.left)[..., None])[..., 0]
         sizes = (sizes + more).gather(1, self.remaining)
         return (weighted + added).gather(1, _rows(self.remaining, x)) / sizes[..., None].to(x.dtype), sizes
-
-    def positions(self) -> Tensor:
-        """Where each token is afterwards `[N, n]`."""
-        num_samples, num_left = self.left.shape
-        is_kept = torch.ones(
-            num_samples, num_left + self.remaining.shape[1], dtype=torch.bool, device=self.left.device
-        ).scatter(1, self.left, False)
-        position = is_kept.cumsum(1) - 1
-        return position.scatter(1, self.left, position.gather(1, self.into))
 
 
 @dataclass(frozen=True)
@@ -108,11 +103,12 @@ class Tokens:
         return passes
 
     def merged(self, passes: Iterable[Pairs]) -> Self:
+        """Merge the pairs of each pass."""
         x, sizes, places = self.x, self.sizes, self.places
         with without_autocast(x.device):
             for pairs in passes:
                 x, sizes = pairs.merged(x, sizes)
-                places = pairs.positions().gather(1, places)
+                places = pairs.afterwards.gather(1, places)
         return type(self)(x, sizes, places)
 
     def restored(self) -> Tensor:
@@ -130,6 +126,7 @@ def _order(values: Tensor) -> Tensor:
 
 
 def _rows(positions: Tensor, like: Tensor) -> Tensor:
+    """Positions `[N, n]` repeated over the features of a tensor, as `gather` wants them: `[N, n, D]`."""
     return positions[..., None].expand(-1, -1, like.shape[-1])
 
 
@@ -184,6 +181,7 @@ class Merge(nn.Module):
         self.passages: dict[int, Passage] = {}  # by thread
 
     def forward(self, tokens: Tokens) -> list[Pairs]:
+        """Choose the passes; none without directions."""
         if self.directions is None:
             return []
         free, all_free = self.kept - self.num_protected, self.original - self.num_protected
@@ -203,6 +201,7 @@ class Merge(nn.Module):
 
 
 def _thread() -> int:
+    """What separates calls of one network in several threads; a compiler follows one."""
     return 0 if torch.compiler.is_compiling() else get_ident()
 
 
@@ -272,7 +271,7 @@ class RestoringExit(Changed):
     def forward(self, x: Tensor) -> Tensor:
         outputs = super().forward(x)
         for pairs in reversed(self.tokens.passages[_thread()].passes):
-            outputs = outputs.gather(1, _rows(pairs.positions(), outputs))
+            outputs = outputs.gather(1, _rows(pairs.afterwards, outputs))
         return outputs
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from facts.cost.probe import Call
 from facts.decomposition.truncation import Decomposition
-from facts.estimators.base import KroneckerFactors
+from facts.estimators.base import TAKE_TWO_SIDED, KroneckerFactors
 from facts.modules.lowrank import LinearLayer, LowRankLayer
 from facts.modules.tokens import (
     Changed,
@@ -95,6 +95,7 @@ class Merging(Part):
         return left(enough)[len(self.stages)]
 
     def candidates(self, multiple: int, at_least: int, between: tuple[float, float]) -> list[int]:
+        """Evenly spaced counts, in ascending order; what is wanted of ranks does not matter."""
         step = max(1, (self.tokens - self.protected) // NUM_COUNTS)
         return [*range(self.tokens - step, self.least, -step)][::-1]
 
@@ -113,7 +114,7 @@ class Merging(Part):
         layers = {
             f"{self.owner}.{name}": each.weight.numel()
             for name, each in model.get_submodule(self.owner).named_modules()
-            if isinstance(each, nn.Linear | LowRankLayer)
+            if isinstance(each, LinearLayer)
         }
         behind = sum(size for name, size in layers.items() if not self.entry or name in self.behind)
         return replace(self, dense=behind, before=sum(layers.values()) - behind)
@@ -121,7 +122,7 @@ class Merging(Part):
     def decompose(self, linear: nn.Module, factors: KroneckerFactors, row: float, col: float) -> Decomposition:
         """Leading directions of B: of two tokens, a merge loses the size-weighted (a - b)ᵀ B (a - b)."""
         if factors.B is None:
-            raise ValueError("tokens are merged in the metric of output gradients, which this estimator lacks")
+            raise ValueError(f"tokens are merged in the metric of output gradients: {TAKE_TWO_SIDED}")
         values, vectors = torch.linalg.eigh(factors.B.double())
         values, vectors = values.flip(0)[: self.num_directions].clamp(min=0), vectors.flip(1)[:, : self.num_directions]
         directions = (vectors * (values / values[0].clamp(min=torch.finfo(values.dtype).tiny)).sqrt()).mT.float()
@@ -175,15 +176,6 @@ class Merging(Part):
     def after(self, earlier: Self) -> Self:
         return earlier
 
-    def stored(self, decomposition: Decomposition) -> dict[str, Tensor]:
-        return {"right": decomposition.right, "energies": decomposition.energies}
-
-    def stored_shapes(self, linear: LinearLayer) -> dict[str, tuple[int, ...]]:
-        return {"right": (self.num_directions, self.size), "energies": (self.num_directions,)}
-
-    def restored(self, linear: LinearLayer, tensors: Mapping[str, Tensor]) -> Decomposition:
-        return Decomposition(tensors["right"].mT, tensors["right"], tensors["energies"])
-
 
 class _MergedStream(TokenStream):
     """The tokens of a stream, merged and restored."""
@@ -236,14 +228,9 @@ class TokensOfBlocks(Kind):
             if isinstance(block, MergedBlock) and (directions := block.tokens.directions) is not None:
                 merge, names = block.tokens, {type(each): name for name, each in block.named_modules()}
                 places = {base: name for kind, name in names.items() for base in kind.__bases__}
-                entry, exit = places.get(MergingEntry, ""), places.get(RestoringExit, "")
-                found[f"{owner}.tokens"] = Description(
-                    tokens=merge.original,
-                    protected=merge.num_protected,
-                    size=directions.shape[1],
-                    entry=entry,
-                    exit=exit,
-                )
+                inside = places.get(MergingEntry, ""), places.get(RestoringExit, "")
+                description = Description(merge.original, merge.num_protected, directions.shape[1], *inside)
+                found[f"{owner}.tokens"] = description
         return found
 
     def linked(self, model: nn.Module, found: list[Part], reasons: dict[str, str]) -> list[Part]:

@@ -142,7 +142,10 @@ class AllocationProblem:
         return {name: sorted({self.rank_of_ratio(name, ratio) for ratio in ratios}) for name in self.parts}
 
     def at_common_ratio(self, ranks: Callable[[float], dict[str, int]]) -> dict[str, int]:
-        """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths."""
+        """The `ranks` at the tightest bound's ratio or, if latency allows less, at the largest ratio in thousandths.
+
+        With tokens it is always the latter.
+        """
         largest = ranks(min(self.bounds.values()))
         shortens = any(part.shortens for part in self.parts.values())  # then costs are products of ratios
         if shortens or ("latency" in self.bounds and not self.fits(largest)):

@@ -6,9 +6,7 @@ price is found by bisection, and what it leaves of the budget goes into tokens a
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -45,22 +43,27 @@ class MILPSearch(Search):
         program = TokenProgram(problem, errors)
         if not program.chains:
             return self._widths(problem, errors, {})
-        plans = []
+        plans, reason = [], ValueError("even one token in each block costs more than the budget: allow more")
         for tokens in program.plans():
-            with suppress(ValueError):  # these tokens leave too little for the narrowest widths
+            try:
                 plan, solution = self._widths(problem, errors, tokens)
-                error = program.error(plan)
-                if problem.fits(plan):
-                    plans.append((plan, replace(solution, error=solution.error + error, bound=solution.bound + error)))
+            except ValueError as error:  # these tokens leave too little for the narrowest widths
+                reason = error
+                continue
+            if problem.fits(plan):
+                lost = program.error(plan)
+                plans.append((plan, replace(solution, error=solution.error + lost, bound=solution.bound + lost)))
         if not plans:
-            raise ValueError("no plan of tokens and widths costs as little as the budget: allow more")
+            raise reason
         if problem.sensitivity is None:
             return min(plans, key=lambda each: each[1].error)
         return min(plans, key=lambda each: measured(problem, each[0]))
 
-    def _widths(self, problem: AllocationProblem, errors: Profile, tokens: Plan) -> tuple[Plan, Allocation]:
+    def _widths(
+        self, problem: AllocationProblem, errors: Profile, tokens: Mapping[str, int | None]
+    ) -> tuple[Plan, Allocation]:
         """Find the plan with the least total error among those with these `tokens`."""
-        spent = problem.spent(dict(tokens)) if tokens else (0,) * len(problem.bounds)
+        spent = problem.spent(tokens) if tokens else (0,) * len(problem.bounds)
         budget = tuple(most - used for most, used in zip(problem.budget, spent, strict=True))
         choices = {name: list(dict.fromkeys([*ranks, None])) for name, ranks in errors.items() if name not in tokens}
         if not choices:
@@ -124,6 +127,7 @@ class TokenProgram:
 
     @cached_property
     def bound(self) -> int:
+        """The place of the first bound which tokens can meet."""
         return next(place for place, cost in enumerate(self.problem.bounds) if cost != "params")
 
     @cached_property
@@ -220,14 +224,14 @@ class TokenProgram:
                 low = price
         return self.tokens_at(high, most)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[Mapping[str, int | None]]:
         """Counts of tokens to compare: the program's with several limits, and the same number in each block."""
         if self.problem.bounds.keys() == {"params"}:  # of which tokens have none
             yield {part.name: None for chain in self.chains for part in chain}
             return
         if not any(self.within.values()):
             yield from (self.spent_on(self.within_budget(most)) for most in LIMITS)
-            yield self.largest_constant()
+            yield self.problem.at_common_ratio(self.constant)
             return
         for most, discount in LIMITS_AND_DISCOUNTS:
             yield replace(self, discount=discount).within_budget(most)
@@ -235,14 +239,9 @@ class TokenProgram:
         for share in SHARES_BY_TOKENS:
             yield self.constant(ratio**share)
 
-    def constant(self, ratio: float) -> Plan:
+    def constant(self, ratio: float) -> dict[str, int]:
         """The same number of tokens merged in each block, such that `ratio` of them remain on average."""
         return {part.name: part.rank_of_ratio(ratio) for chain in self.chains for part in chain}
-
-    def largest_constant(self) -> Plan:
-        """The same with the largest ratio, in thousandths, that the budget allows."""
-        too_large = bisect_left(range(1, 1000), True, key=lambda i: not self.problem.fits(self.constant(i / 1000)))
-        return self.constant(max(1, too_large) / 1000)
 
     def error(self, tokens: Plan) -> float:
         """The error of counts of tokens, each block's beyond those of the blocks before it."""

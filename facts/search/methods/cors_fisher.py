@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from facts.estimators.base import TwoSidedEstimator
+from facts.estimators.base import TAKE_TWO_SIDED, TwoSidedEstimator
 from facts.moments.losses import kl_divergence
 from facts.search.base import AllocationProblem, Profile, SearchResult
 from facts.search.fisher import Labels, exact_profiles, kronecker_profile
@@ -49,8 +49,8 @@ class CoRSFisher(MILPSearch):
             return exact_profiles(problem, self.labels, self.seed)
         if not isinstance(problem.estimator, TwoSidedEstimator):
             raise ValueError(
-                "profile=kronecker reads a Fisher matrix from the decomposition, and this estimator has none: take an "
-                "estimator of both sides (facts, kfac_expand, kfac_reduce, shampoo2, gfwsvd) or profile=exact"
+                "profile=kronecker reads a Fisher matrix from the decomposition, and this estimator has none: "
+                f"{TAKE_TWO_SIDED} or profile=exact"
             )
         return {name: kronecker_profile(problem, name) for name in problem.parts}
 
